@@ -1,0 +1,59 @@
+# Clearhead: two commands set everything up, `make demo` and `make test`; each creates .venv when it is missing.
+#
+#   make demo           runtime dependencies only, then something worth seeing
+#   make test           everything that CI checks
+#   make lint           ruff, mypy, the order of the rooms
+#   make bench          us beside the peers, in one run
+#   make test-gpu       equality of the fast paths on a CUDA device
+#
+# On a machine without a GPU, a CPU build of torch saves gigabytes:
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# One thread a process: two pytest workers on two cores, and sums in the same order on every machine.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+
+.PHONY: demo test lint format bench test-gpu clean
+
+demo: $(VENV)/.runtime
+	@$(BIN)/clearhead demo
+
+test: $(VENV)/.dev
+	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m bench.attention
+
+test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 0 -m gpu -rs tests/gpu $(ARGS)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Clearhead needs Python 3.11 or newer; try: make PYTHON=python3.12 …")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "Installing runtime dependencies into $(VENV) (torch is the large one) …"
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	@echo "Installing development tools into $(VENV) …"
+	$(PIP) --editable '.[dev]'
+	@touch $@

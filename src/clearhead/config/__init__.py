@@ -1,0 +1,6 @@
+"""What can be set: typed and bounded settings, strict loading, presets."""
+
+from clearhead.config.load import preset, preset_names
+from clearhead.config.model import ModelConfig, RopeScaling
+
+__all__ = ["ModelConfig", "RopeScaling", "preset", "preset_names"]

@@ -1,0 +1,110 @@
+"""Settings from YAML files, presets and `key=value` overrides, with errors that name the file, the line and the key."""
+
+import re
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clearhead.config.model import ModelConfig
+from clearhead.config.settings import nearest
+from clearhead.errors import ConfigError
+from clearhead.files import read_text
+
+PRESETS = resources.files("clearhead.config") / "presets"
+
+
+def preset_names() -> list[str]:
+    """The names of the architectures that come with the package, small and old first within each family."""
+    return sorted(Path(entry.name).stem for entry in PRESETS.iterdir() if entry.name.endswith(".yaml"))
+
+
+def preset(name: str, overrides: Iterable[str] = ()) -> ModelConfig:
+    """The architecture `name` (or a YAML file with one), changed by `key=value` overrides."""
+    return ModelConfig.build(apply(preset_data(name), overrides, section="model"), where=name)
+
+
+def preset_data(name: str) -> dict[str, Any]:
+    """The plain settings of a preset or a YAML file; a `preset:` key in it names the one it starts from."""
+    if name.endswith((".yaml", ".yml")):
+        data, where = read_yaml(read_text(Path(name)), name), name
+    elif name in preset_names():
+        data, where = read_yaml((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml"), name
+    else:
+        raise ConfigError(f"preset: no architecture {name!r}{nearest(name, preset_names())}")
+    if "preset" not in data:
+        return data
+    base = data.pop("preset")
+    if not isinstance(base, str) or base not in preset_names() or base == name:
+        raise ConfigError(f"{where}: preset: no architecture {base!r}{nearest(str(base), preset_names())}")
+    return preset_data(base) | data
+
+
+def apply(data: dict[str, Any], overrides: Iterable[str], section: str = "") -> dict[str, Any]:
+    """`data` with `key=value` and `group.key=value` put in; `section.` in front of a key may be left out."""
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        key = key.strip().removeprefix(f"{section}.") if section else key.strip()
+        if not equals or not key:
+            raise ConfigError(f"{override!r}: expected key=value, like width=256")
+        *groups, last = key.split(".")
+        data = target = dict(data)
+        for depth, group in enumerate(groups):
+            below = target.get(group)
+            if below is not None and not isinstance(below, Mapping):
+                raise ConfigError(f"{key}: {'.'.join(groups[: depth + 1])} is {below!r}, not a group of settings")
+            target[group] = target = dict(below or {})
+        target[last] = _parse(text, key)
+    return data
+
+
+def read_yaml(text: str, where: str) -> dict[str, Any]:
+    """The mapping in a YAML text; `where` names it in errors."""
+    data = _parse(text, where)
+    if data is None:
+        return {}
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise ConfigError(f"{where}: expected settings as `key: value` lines, found {type(data).__name__}")
+    return data
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark and "\n" in text else ""
+        problem = getattr(error, "problem", None) or "not valid YAML"
+        raise ConfigError(f"{where}{line}: {problem}; check the spelling and the indentation") from None
+    except (RecursionError, ValueError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ConfigError(f"{where}: {reason}; check the spelling and the indentation") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML without its traps: no key twice, no aliases (they can grow without bound), and 1e-5 is a number."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not supported", event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} stands twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in pairs if tag.rpartition(":")[2] in ("null", "bool", "int", "float")]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}  # dates and merge keys have no place in settings
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)

@@ -1,0 +1,93 @@
+"""The base of everything that can be set: frozen, typed, bounded, and strict about unknown keys.
+
+`Settings.build(data, where)` turns pydantic's findings into one line each, for people: the key, the value, what is
+allowed and, for an unknown key, the nearest right one.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from clearhead.errors import ConfigError
+
+
+class Settings(BaseModel):
+    """A group of settings. Unknown keys are errors, values keep their type ("8" is no number), nothing changes later."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="null")
+
+    @classmethod
+    def build(cls, data: Any, where: str = "") -> Self:
+        """Settings from plain data; `where` (a file, or a section of one) opens every error line."""
+        prefix = f"{where}: " if where else ""
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"{prefix}expected settings as `key: value`, found {_shown(data)}")
+        try:
+            return cls.model_validate(dict(data))
+        except ValidationError as error:
+            # A default that could not be worked out because another key was wrong is no news.
+            found = [e for e in error.errors() if e["type"] != "default_factory_not_called"]
+            raise ConfigError("\n".join(dict.fromkeys(prefix + _line(cls, e) for e in found))) from None
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """`; did you mean heads?`, or the list of what there is when nothing is near and the list is short."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; known: {', '.join(sorted(known))}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if not isinstance(value, Mapping) else "a group of settings"
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _line(cls: type[BaseModel], error: ErrorDetails) -> str:
+    """One finding of pydantic as one line that says what to do."""
+    location = [str(part) for part in error["loc"]]
+    key, value, context = ".".join(location), _shown(error["input"]), error.get("ctx", {})
+    match error["type"]:
+        case "extra_forbidden":
+            return f"{key}: unknown setting{nearest(location[-1], _fields(cls, location[:-1]))}"
+        case "missing":
+            return f"{key}: missing; add it"
+        case "literal_error":
+            return f"{key}: {value} is not allowed; use {context['expected'].replace(chr(39), '')}"
+        case "greater_than_equal":
+            return f"{key}: {value} is too small; use {context['ge']} or more"
+        case "greater_than":
+            return f"{key}: {value} is too small; use more than {context['gt']}"
+        case "less_than_equal":
+            return f"{key}: {value} is too large; use at most {context['le']:,}"
+        case "less_than":
+            return f"{key}: {value} is too large; use less than {context['lt']}"
+        case "int_type" | "int_from_float" | "int_parsing":
+            return f"{key}: {value} is not a whole number; write it like 8, without quotes"
+        case "float_type" | "float_parsing":
+            return f"{key}: {value} is not a number; write it like 0.1, without quotes"
+        case "finite_number":
+            return f"{key}: {value} is not a finite number; give an ordinary one, like 0.1"
+        case "bool_type" | "bool_parsing":
+            return f"{key}: {value} is neither true nor false; use one of them"
+        case "string_type":
+            return f"{key}: {value} is not a text; give a name"
+        case "value_error":  # a cross-check of ours: its sentence names the keys itself
+            return (f"{key}: " if key else "") + str(context["error"])
+        case _:
+            return f"{key}: {error['msg'][:1].lower() + error['msg'][1:]} (found {value})"
+
+
+def _fields(cls: type[BaseModel], path: list[str]) -> list[str]:
+    """The names of the settings in the group at `path` below `cls`."""
+    for name in path:
+        field = cls.model_fields.get(name)
+        parts = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
+        below = next((part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)), None)
+        if below is None:
+            return []
+        cls = below
+    return list(cls.model_fields)

@@ -1,0 +1,22 @@
+"""Ids to hidden states to logits: one Transformer core for every family."""
+
+from clearhead.model.attend import attend, attention, backend
+from clearhead.model.cache import Cache
+from clearhead.model.masks import Documents, Mask, Pattern
+from clearhead.model.network import Decoder, Encoder, EncoderDecoder, Memory, Network, build
+
+__all__ = [
+    "Cache",
+    "Decoder",
+    "Documents",
+    "Encoder",
+    "EncoderDecoder",
+    "Mask",
+    "Memory",
+    "Network",
+    "Pattern",
+    "attend",
+    "attention",
+    "backend",
+    "build",
+]

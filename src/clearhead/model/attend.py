@@ -1,0 +1,149 @@
+"""softmax(q kᵀ / √E) v, by the formula or by whichever backend is fastest for the mask, the dtype and the device.
+
+B rows · H heads · G key-value heads · T queries · S keys · E head width
+
+`attend()` takes the first backend of BACKENDS that does not refuse. The reference is never chosen by itself: it is the
+written-out formula that every other backend must equal.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead.model import kernels, sparse
+from clearhead.model.masks import Mask
+
+log = logging.getLogger("clearhead")
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, dropout: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """softmax(q kᵀ / √E) v, with the weights (section 3.2.1).
+
+    q (B, H, T, E); k and v (B, H, S, E); `allowed` broadcasts to (B, H, T, S), True where a query may look.
+    """
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, T, S)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -math.inf)
+        blind = ~allowed.any(dim=-1, keepdim=True)  # a row with nothing to see attends to nothing;
+        scores = scores.masked_fill(blind, 0)  # a NaN that came in elsewhere still shows
+    weights = scores.softmax(dim=-1)
+    if allowed is not None:
+        weights = weights.masked_fill(blind, 0)
+    if dropout:
+        weights = F.dropout(weights, dropout)
+    return weights @ v, weights
+
+
+def weights_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+    """The reference for any mask and for grouped heads: output (B, H, T, E) and weights (B, H, T, S)."""
+    return _reference(q, k, v, mask, 0.0)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, backend: str | None = None) -> Tensor:
+    """Attention of q (B, H, T, E) over k and v (B, G, S, E), G a divisor of H; returns (B, H, T, E).
+
+    `backend` forces one by name; where it cannot do what is asked, the choice falls back and the log says why.
+    Outputs at padded queries are finite and mean nothing.
+    """
+    mask = mask.within(mask.pattern, keys=k.shape[2])
+    wanted = backend or _forced
+    if wanted is not None:
+        if wanted not in BACKENDS:
+            raise ValueError(f"no attention backend {wanted!r}; there are {', '.join(BACKENDS)}")
+        reason = BACKENDS[wanted].refuses(q, k, mask, dropout)
+        if reason is None:
+            return BACKENDS[wanted].run(q, k, v, mask, dropout)
+        _say_once(f"attention backend {wanted} cannot be used here ({reason}); falling back")
+    chosen = BACKENDS[choose(q, k, mask, dropout)]
+    return chosen.run(q, k, v, mask, dropout)
+
+
+def choose(q: Tensor, k: Tensor, mask: Mask, dropout: float = 0.0) -> str:
+    """The name of the backend that `attend` would take."""
+    return next(
+        name for name, way in BACKENDS.items() if name != "reference" and way.refuses(q, k, mask, dropout) is None
+    )
+
+
+@contextmanager
+def backend(name: str | None) -> Iterator[None]:
+    """Every attention inside the `with` uses this backend (one thread at a time: for tests, benchmarks and the lab)."""
+    global _forced
+    before, _forced = _forced, name
+    try:
+        yield
+    finally:
+        _forced = before
+
+
+_forced: str | None = None
+_said: set[str] = set()
+
+
+def _say_once(message: str) -> None:
+    if message not in _said:
+        _said.add(message)
+        log.warning(message)
+
+
+# The two ways that take any mask, any dtype and any device.
+
+
+def _reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> tuple[Tensor, Tensor]:
+    groups = q.shape[1] // k.shape[1]
+    allowed = mask.dense(q.shape[2], k.shape[2], q.device)
+    return attention(q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), allowed, dropout)
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
+    square = mask.start is None and mask.documents is None and mask.pattern.kind == "full" and q.shape[2] == k.shape[2]
+    if mask.causal and square:  # padding is later than every real query, so causality hides it
+        return sparse.sdpa(q, k, v, None, dropout, causal=True)
+    return sparse.sdpa(q, k, v, mask.dense(q.shape[2], k.shape[2], q.device), dropout)
+
+
+def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
+    """A packed row with padding put back, only around attention: a row for each document."""
+    assert mask.documents is not None
+    ours, theirs = mask.documents
+    rows = replace(mask, documents=None, lengths=None if ours is theirs and mask.causal else theirs.lengths)
+    return ours.unpad(attend(ours.pad(q), theirs.pad(k), theirs.pad(v), rows, dropout))
+
+
+# What each way refuses, in words for the log; None means that it can do it.
+
+
+def _sparse_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | None:
+    if mask.pattern.kind == "full":
+        return "the mask is not sparse"
+    if mask.documents is not None:
+        return "the row is packed"
+    if mask.start is not None or q.shape[2] != k.shape[2]:
+        return "queries and keys are not the same positions"
+    return None
+
+
+class Backend(NamedTuple):
+    """One way to compute attention, and when it cannot."""
+
+    run: Callable[[Tensor, Tensor, Tensor, Mask, float], Tensor]
+    refuses: Callable[[Tensor, Tensor, Mask, float], str | None]
+
+
+BACKENDS = {
+    "reference": Backend(lambda *args: _reference(*args)[0], lambda *_: None),
+    "varlen": Backend(kernels.varlen, kernels.varlen_refuses),
+    "padded": Backend(_padded, lambda q, k, mask, dropout: None if mask.documents else "the row is not packed"),
+    "flex": Backend(kernels.flex, kernels.flex_refuses),
+    "sparse": Backend(sparse.attend_sparse, _sparse_refuses),
+    "sdpa": Backend(_sdpa, lambda *_: None),
+}
+

@@ -1,0 +1,81 @@
+"""Multi-head attention: self or cross, grouped or not, rotary or not, cached or not.
+
+B rows · T queries · S keys · D width · H heads · G key-value heads · E head width
+"""
+
+from torch import Tensor, nn
+
+from clearhead.config import ModelConfig
+from clearhead.model.attend import attend
+from clearhead.model.cache import LayerCache
+from clearhead.model.masks import FULL, Mask, Pattern
+from clearhead.model.positions import rotate
+
+Rotation = tuple[Tensor, Tensor]
+
+
+class Attention(nn.Module):
+    """Section 3.2.2: project to heads, attend in each, join, project back.
+
+    G = H is multi-head attention, G = 1 the single-key-value kind, anything between grouped-query attention.
+    """
+
+    def __init__(self, config: ModelConfig, pattern: Pattern = FULL, cross: bool = False):
+        super().__init__()
+        self.heads, self.kv_heads, self.pattern, self.is_cross = config.heads, config.kv_heads, pattern, cross
+        self.dropout = config.attention_dropout
+        inner, shared = config.heads * config.head_width, config.kv_heads * config.head_width
+        self.query = nn.Linear(config.width, inner, bias=config.bias)
+        self.key = nn.Linear(config.width, shared, bias=config.bias)
+        self.value = nn.Linear(config.width, shared, bias=config.bias)
+        self.output = nn.Linear(inner, config.width, bias=config.bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Mask,
+        memory: Tensor | None = None,
+        rotation: Rotation | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """x (B, T, D) looks at itself and what the cache holds or, in cross-attention, at `memory` (B, S, D)."""
+        q = self.queries(x, rotation)
+        if self.is_cross:
+            k, v = self._of_source(memory, cache)
+        else:
+            k, v = self.keys_and_values(x, rotation)
+            if cache is not None:
+                k, v = cache.extend(k, v)
+        return self.join(self.look(q, k, v, mask))
+
+    def _of_source(self, memory: Tensor | None, cache: LayerCache | None) -> tuple[Tensor, Tensor]:
+        """The keys and values of the source, computed once where there is a cache."""
+        if cache is not None and cache.source is not None:
+            return cache.source
+        assert memory is not None, "cross-attention needs an encoded source"
+        both = self.keys_and_values(memory)
+        if cache is not None:
+            cache.source = both
+        return both
+
+    def queries(self, x: Tensor, rotation: Rotation | None = None) -> Tensor:
+        """(B, T, D) to (B, H, T, E)."""
+        return _split(self.query(x), self.heads, rotation)
+
+    def keys_and_values(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
+        """(B, S, D) to (B, G, S, E) twice; keys turn with their positions, values do not."""
+        return _split(self.key(x), self.kv_heads, rotation), _split(self.value(x), self.kv_heads)
+
+    def look(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        """What each head brings home: (B, H, T, E)."""
+        return attend(q, k, v, mask.within(self.pattern, k.shape[2]), self.dropout if self.training else 0.0)
+
+    def join(self, heads: Tensor) -> Tensor:
+        """(B, H, T, E) to (B, T, D)."""
+        return self.output(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def _split(x: Tensor, heads: int, rotation: Rotation | None = None) -> Tensor:
+    """(B, T, H·E) to (B, H, T, E), as a view that every backend can reshape for free."""
+    x = x.unflatten(-1, (heads, -1))  # (B, T, H, E)
+    return (x if rotation is None else rotate(x, rotation)).transpose(1, 2)

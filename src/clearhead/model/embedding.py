@@ -1,0 +1,40 @@
+"""Token ids to vectors: token, position and segment embeddings, summed.   B rows · T tokens · D width"""
+
+import math
+
+from torch import Tensor, nn
+
+from clearhead.config import ModelConfig
+from clearhead.model.norms import norm
+from clearhead.model.positions import sinusoids
+
+
+class Embedding(nn.Module):
+    """The vector each token enters the first layer with (sections 3.4 and 3.5; BERT adds segments and a norm)."""
+
+    def __init__(self, config: ModelConfig, vocabulary: int):
+        super().__init__()
+        self.scale = math.sqrt(config.width) if config.scale_embedding else 1.0
+        self.sinusoid = config.sinusoid  # None unless positions are sinusoidal
+        self.tokens = nn.Embedding(vocabulary, config.width)
+        self.positions = nn.Embedding(config.max_positions, config.width) if config.position == "learned" else None
+        self.segments = nn.Embedding(config.segments, config.width) if config.segments else None
+        self.norm = norm(config) if config.embedding_norm else None
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, ids: Tensor, positions: Tensor, segments: Tensor | None = None, real: Tensor | None = None
+    ) -> Tensor:
+        """ids (B, T) and positions (B or 1, T) to (B, T, D); no segments given means segment 0 everywhere."""
+        x = self.tokens(ids)
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.positions is not None:
+            x = x + self.positions(positions)
+        if self.sinusoid is not None:
+            x = x + sinusoids(positions, x.shape[-1], self.sinusoid).type_as(x)
+        if self.segments is not None:
+            x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
+        if self.norm is not None:
+            x = self.norm(x, real)
+        return self.dropout(x)  # type: ignore[no-any-return]

@@ -1,0 +1,36 @@
+"""The feed-forward sublayer: each token by itself through a wider layer and back.   D width · F feed-forward width"""
+
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead.config import ModelConfig
+
+ACTIVATIONS = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "swiglu": F.silu,  # times a second projection, the gate's partner
+}
+
+
+class FeedForward(nn.Module):
+    """down(activation(up(x))), section 3.3; with SwiGLU, down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.activation = ACTIVATIONS[config.activation]
+        gated = config.activation == "swiglu"
+        self.gate = nn.Linear(config.width, config.ff_width, bias=config.bias) if gated else None
+        self.up = nn.Linear(config.width, config.ff_width, bias=config.bias)
+        self.down = nn.Linear(config.ff_width, config.width, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) to (B, T, D)."""
+        if self.gate is None:
+            hidden = self.activation(self.up(x))
+        else:
+            hidden = self.activation(self.gate(x)) * self.up(x)  # (B, T, F)
+        return self.down(hidden)  # type: ignore[no-any-return]

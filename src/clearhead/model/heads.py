@@ -1,0 +1,79 @@
+"""What is read off the hidden states: words, next sentence, classes, tags, answer spans.   B rows · T tokens · D width · V words"""
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.config import ModelConfig
+from clearhead.model.feedforward import ACTIVATIONS
+from clearhead.model.masks import Documents
+from clearhead.model.norms import norm
+
+
+class WordHead(nn.Linear):
+    """A score for every word of the vocabulary: (B, T, D) to (B, T, V). Section 3.4 shares its matrix with the embedding."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config.width, config.target_vocab, bias=config.output_bias)
+
+
+class MaskedWordHead(WordHead):
+    """BERT's: one more layer (linear, activation, norm) before the scores."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.transform = nn.Linear(config.width, config.width)
+        self.activation = ACTIVATIONS[config.activation]
+        self.norm = norm(config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(self.norm(self.activation(self.transform(hidden))))
+
+
+class LabelHead(nn.Linear):
+    """A score for every label, from a pooled (B, D) or from every token (B, T, D), behind dropout."""
+
+    def __init__(self, config: ModelConfig, labels: int):
+        super().__init__(config.width, labels)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return super().forward(self.dropout(hidden))
+
+
+class Pooler(nn.Linear):
+    """BERT's summary of a row: tanh of a layer over its first token."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config.width, config.width)
+
+    def forward(self, first: Tensor) -> Tensor:
+        return super().forward(first).tanh()
+
+
+class Heads(nn.Module):
+    """The heads that `config.outputs` names; one that is not there is None."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.first = config.family == "encoder"  # an encoder sums a row up in its first token, a decoder in its last
+        outputs = config.outputs
+        self.pooler = Pooler(config) if config.pooler else None
+        words = MaskedWordHead if config.family == "encoder" else WordHead
+        self.words = words(config) if "words" in outputs else None
+        self.next_sentence = nn.Linear(config.width, 2) if "next-sentence" in outputs else None
+        self.classes = LabelHead(config, config.labels) if "classes" in outputs else None
+        self.tags = LabelHead(config, config.labels) if "tags" in outputs else None
+        self.span = nn.Linear(config.width, 2) if "span" in outputs else None  # scores of being first and last
+
+    def pool(self, hidden: Tensor, lengths: Tensor | None = None, documents: Documents | None = None) -> Tensor:
+        """One vector for each row (or document) of hidden (B, T, D): (B, D), what next_sentence and classes read."""
+        if documents is not None:
+            starts = documents.starts.long()
+            x = hidden[0, starts[:-1] if self.first else starts[1:] - 1]
+        elif self.first:
+            x = hidden[:, 0]
+        elif lengths is None:
+            x = hidden[:, -1]
+        else:
+            x = hidden[torch.arange(len(hidden), device=hidden.device), (lengths - 1).clamp(min=0)]
+        return x if self.pooler is None else self.pooler(x)

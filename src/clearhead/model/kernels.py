@@ -1,0 +1,104 @@
+"""GPU kernels of torch: FlexAttention for windows, variable-length flash attention for packed rows.
+
+Both are looked at before they are used: a dtype, a head width or a dropout they do not know is refused in words.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.model.masks import Mask
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def flex_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | None:
+    """Why FlexAttention cannot be used; None if it can."""
+    width = q.shape[-1]
+    reasons = {
+        "it needs a CUDA device": q.device.type != "cuda",
+        "it is here for windows": mask.pattern.kind != "window",
+        "the row is packed": mask.documents is not None,
+        "queries and keys are not the same positions": mask.start is not None or q.shape[2] != k.shape[2],
+        "padding has to be hidden": mask.needs_lengths,
+        "it has no dropout": dropout > 0,
+        "its head width is a power of two from 16 to 256": not 16 <= width <= 256 or width & (width - 1) != 0,
+        "it has no float64": q.dtype == torch.float64,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
+    """A window by FlexAttention: whole blocks of 128 × 128 out of sight are never computed."""
+    tokens, size = q.shape[2], mask.pattern.size
+    blocks = _window_blocks(tokens, size, mask.causal, q.device)
+    return _compiled_flex()(q, k, v, block_mask=blocks, enable_gqa=q.shape[1] != k.shape[1])  # type: ignore[no-any-return]
+
+
+@cache
+def _compiled_flex() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)  # uncompiled, it would fill a table of all pairs
+
+
+@lru_cache(maxsize=64)
+def _window_blocks(tokens: int, size: int, causal: bool, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (j <= i) & (i - j < size) if causal else (i - j).abs() < size
+
+    return create_block_mask(visible, None, None, tokens, tokens, device=device)
+
+
+@cache
+def _varlen_options() -> frozenset[str]:
+    """What this torch's varlen_attn can be told: releases differ."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return frozenset()
+    return frozenset(inspect.signature(varlen_attn).parameters)
+
+
+def varlen_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | None:
+    """Why variable-length flash attention cannot be used; None if it can."""
+    reasons = {
+        "the row is not packed": mask.documents is None,
+        "it needs a CUDA device": q.device.type != "cuda",
+        "it needs bf16 or fp16": q.dtype not in HALF,
+        "it has no dropout": dropout > 0,
+        "its head width is a multiple of 8 up to 256": q.shape[-1] > 256 or q.shape[-1] % 8 != 0,
+        "it knows full and window alone": mask.pattern.kind not in ("full", "window"),
+        "this torch's varlen_attn has no window": mask.pattern.kind == "window"
+        and "window_size" not in _varlen_options(),
+        "this torch has no varlen_attn": not _varlen_options(),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def varlen(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
+    """A packed row (1, H, N, E) by flash attention over document boundaries; no padding anywhere."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    assert mask.documents is not None
+    ours, theirs = mask.documents
+    options: dict[str, Any] = {}
+    if "window_size" in _varlen_options():
+        back = mask.pattern.size - 1 if mask.pattern.kind == "window" else -1
+        options["window_size"] = (back, 0 if mask.causal else back)
+    else:
+        options["is_causal"] = mask.causal
+    if q.shape[1] != k.shape[1]:
+        if "enable_gqa" in _varlen_options():
+            options["enable_gqa"] = True
+        else:
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    tokens_first = [x[0].transpose(0, 1) for x in (q, k, v)]  # (N, H, E)
+    out = varlen_attn(*tokens_first, ours.starts, theirs.starts, ours.longest, theirs.longest, **options)
+    return out.transpose(0, 1)[None]  # type: ignore[union-attr]

@@ -1,0 +1,52 @@
+"""One Transformer layer: self-attention, cross-attention where there is a source, feed-forward.   B rows · T tokens · D width"""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from clearhead.config import ModelConfig
+from clearhead.model.attention import Attention, Rotation
+from clearhead.model.cache import LayerCache
+from clearhead.model.feedforward import FeedForward
+from clearhead.model.masks import Mask, Pattern
+from clearhead.model.norms import norm
+
+
+class Layer(nn.Module):
+    """Two or three sublayers, each with its residual, its norm and its dropout.
+
+    post-norm, as the 2017 paper:   x = norm(x + dropout(sublayer(x)))
+    pre-norm, as GPT-2 and later:   x = x + dropout(sublayer(norm(x)))
+    """
+
+    def __init__(self, config: ModelConfig, pattern: Pattern, cross: bool):
+        super().__init__()
+        self.pre = config.norm_position == "pre"
+        self.attention = Attention(config, pattern)
+        self.attention_norm = norm(config)
+        self.cross_attention = Attention(config, cross=True) if cross else None
+        self.cross_norm = norm(config) if cross else None
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = norm(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Mask,
+        rotation: Rotation | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Mask | None = None,
+        cache: LayerCache | None = None,
+        real: Tensor | None = None,
+    ) -> Tensor:
+        """(B, T, D) to (B, T, D)."""
+        x = self._add(x, self.attention_norm, real, lambda h: self.attention(h, mask, None, rotation, cache))
+        if (cross := self.cross_attention) is not None and self.cross_norm is not None:
+            x = self._add(x, self.cross_norm, real, lambda h: cross(h, memory_mask, memory, None, cache))
+        return self._add(x, self.feed_forward_norm, real, self.feed_forward)
+
+    def _add(self, x: Tensor, norm: nn.Module, real: Tensor | None, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.pre:
+            return x + self.dropout(sublayer(norm(x, real)))  # type: ignore[no-any-return]
+        return norm(x + self.dropout(sublayer(x)), real)  # type: ignore[no-any-return]

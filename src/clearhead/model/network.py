@@ -1,0 +1,167 @@
+"""The three families, composed of two stacks and what is read off them.   B rows · T tokens · S source tokens · V words"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.config import ModelConfig
+from clearhead.model.cache import Cache
+from clearhead.model.heads import Heads
+from clearhead.model.initialise import initialise
+from clearhead.model.masks import Documents, Mask
+from clearhead.model.stack import Stack
+
+
+class Network(nn.Module):
+    """What the families share: one or two stacks, heads, and word scores from hidden states."""
+
+    encoder: Stack
+    decoder: Stack
+
+    def __init__(self, config: ModelConfig, **stacks: Stack):
+        super().__init__()
+        self.config = config
+        for name, stack in stacks.items():
+            self.add_module(name, stack)
+        self.heads = Heads(config)
+        if config.tie != "none" and self.heads.words is not None:
+            self.heads.words.weight = stack.embedding.tokens.weight  # of the last stack, the one that writes
+
+    def words(self, hidden: Tensor) -> Tensor:
+        """The score of every word at every position: (B, T, D) to (B, T, V)."""
+        if self.heads.words is None:
+            raise ValueError(f"this model gives {', '.join(self.config.outputs) or 'hidden states'}, no words")
+        return self.heads.words(hidden)  # type: ignore[no-any-return]
+
+
+class Encoder(Network):
+    """Reads both ways (BERT): a hidden state for every token, for filling gaps, classes, tags, spans."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config, encoder=Stack(config, causal=False))
+
+    def encode(
+        self,
+        ids: Tensor,
+        lengths: Tensor | None = None,
+        documents: Documents | None = None,
+        segments: Tensor | None = None,
+    ) -> Tensor:
+        """ids (B, T) to hidden states (B, T, D)."""
+        return self.encoder(ids, lengths, documents, segments)  # type: ignore[no-any-return]
+
+    def forward(
+        self,
+        ids: Tensor,
+        lengths: Tensor | None = None,
+        documents: Documents | None = None,
+        segments: Tensor | None = None,
+    ) -> Tensor:
+        """The score of every word at every position: (B, T, V)."""
+        return self.words(self.encode(ids, lengths, documents, segments))
+
+
+class Decoder(Network):
+    """Looks back only (GPT, Llama): at every position, the score of every next word."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config, decoder=Stack(config, causal=True))
+
+    def decode(
+        self,
+        ids: Tensor,
+        lengths: Tensor | None = None,
+        documents: Documents | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """ids (B, T) to hidden states (B, T, D); with a cache, ids are what comes after the tokens it holds."""
+        return self.decoder(ids, lengths, documents, cache=cache)  # type: ignore[no-any-return]
+
+    def forward(
+        self,
+        ids: Tensor,
+        lengths: Tensor | None = None,
+        documents: Documents | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """The score of every next word at every position: (B, T, V)."""
+        return self.words(self.decode(ids, lengths, documents, cache))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """An encoded source, and which of its positions are real."""
+
+    hidden: Tensor  # (B, S, D), or (1, N, D) packed
+    lengths: Tensor | None = None
+    documents: Documents | None = None
+
+
+class EncoderDecoder(Network):
+    """Reads a source and writes a target (the 2017 translator)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(
+            config, encoder=Stack(config, causal=False), decoder=Stack(config, causal=True, cross=True)
+        )
+        if config.tie == "all":
+            self.encoder.embedding.tokens.weight = self.decoder.embedding.tokens.weight
+
+    def encode(self, source: Tensor, lengths: Tensor | None = None, documents: Documents | None = None) -> Memory:
+        """Source ids (B, S), read both ways."""
+        return Memory(self.encoder(source, lengths, documents), lengths, documents)
+
+    def decode(
+        self,
+        target: Tensor,
+        memory: Memory | None,
+        lengths: Tensor | None = None,
+        documents: Documents | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Target ids (B, T) to hidden states (B, T, D), looking at the source.
+
+        With a cache, the source is needed at the first step only; later steps may give None.
+        """
+        if memory is None:
+            if cache is None or cache.layers[0].source is None:
+                raise ValueError("decode needs the encoded source, or a cache that has already seen it")
+            hidden, memory_mask = None, Mask(lengths=cache.source_lengths)
+        else:
+            if (documents is None) != (memory.documents is None):
+                raise ValueError("pack source and target both, or neither")
+            pair = (documents, memory.documents) if documents and memory.documents else None
+            hidden, memory_mask = memory.hidden, Mask(lengths=memory.lengths, documents=pair)
+            if cache is not None:
+                cache.source_lengths = memory.lengths
+        return self.decoder(  # type: ignore[no-any-return]
+            target, lengths, documents, memory=hidden, memory_mask=memory_mask, cache=cache
+        )
+
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_lengths: Tensor | None = None,
+        target_lengths: Tensor | None = None,
+        source_documents: Documents | None = None,
+        target_documents: Documents | None = None,
+    ) -> Tensor:
+        """The score of every next target word at every position: (B, T, V)."""
+        memory = self.encode(source, source_lengths, source_documents)
+        return self.words(self.decode(target, memory, target_lengths, target_documents))
+
+
+FAMILIES: dict[str, type[Network]] = {"encoder-decoder": EncoderDecoder, "encoder": Encoder, "decoder": Decoder}
+
+
+def build(config: ModelConfig, device: torch.device | str | None = None) -> Network:
+    """The network that a config describes, with fresh weights; on the device `meta` it has shapes and no numbers."""
+    with torch.device(device or torch.get_default_device()):
+        network = FAMILIES[config.family](config)
+    if torch.device(device or torch.get_default_device()).type != "meta":
+        initialise(network, config)
+    return network

@@ -1,0 +1,67 @@
+"""Normalisation: LayerNorm, RMSNorm, and BatchNorm over the positions that are not padding.   B rows · T tokens · D width
+
+All three are called the same way, `norm(x, real)`; only BatchNorm needs to know which positions are real.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.config import ModelConfig
+
+
+class LayerNorm(nn.LayerNorm):
+    """Mean 0 and variance 1 over the features of each token by itself."""
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+class RMSNorm(nn.RMSNorm):
+    """Root mean square 1 over the features of each token; no mean is taken off, nothing is added."""
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
+class BatchNorm(nn.Module):
+    """Mean 0 and variance 1 of each feature over all real tokens of the batch, as the notes compare with LayerNorm.
+
+    While training, a row depends on its batch mates; in evaluation the running statistics make it independent again.
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, width: int, eps: float, bias: bool = True, momentum: float = 0.1):
+        super().__init__()
+        self.eps, self.momentum = eps, momentum
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("variance", torch.ones(width))
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """x (B, T, D); `real` (B, T) is True where a token is no padding, None where all are."""
+        mean, variance = self.mean, self.variance
+        if self.training:
+            keep = x.new_ones(x.shape[:2]) if real is None else real.to(x.dtype)
+            count = keep.sum().clamp(min=1)
+            mean = torch.einsum("btd,bt->d", x, keep) / count
+            variance = torch.einsum("btd,bt->d", (x - mean).square(), keep) / count
+            with torch.no_grad():  # as torch.nn.BatchNorm1d: the running variance is the unbiased one
+                unbiased = variance * count / (count - 1).clamp(min=1)
+                self.mean.lerp_(mean.to(self.mean.dtype), self.momentum)
+                self.variance.lerp_(unbiased.to(self.variance.dtype), self.momentum)
+        x = (x - mean) * torch.rsqrt(variance + self.eps) * self.weight
+        return x if self.bias is None else x + self.bias
+
+
+def norm(config: ModelConfig) -> LayerNorm | RMSNorm | BatchNorm:
+    """The normalisation that `config.norm` names."""
+    match config.norm:
+        case "layer":
+            return LayerNorm(config.width, eps=config.norm_eps, bias=config.bias)
+        case "rms":
+            return RMSNorm(config.width, eps=config.norm_eps)
+        case "batch":
+            return BatchNorm(config.width, eps=config.norm_eps, bias=config.bias)

@@ -1,0 +1,125 @@
+"""Sparse attention that does less work, not only hides positions: plain torch, on any device, with gradients.
+
+B rows · H heads · G key-value heads · T tokens · E head width · l size of the pattern
+
+Each function rearranges queries and keys so that plain attention over small pieces is the pattern. Queries and keys
+stand at the same positions. Where the mask is causal, padding behind the last token is later than every real query
+and needs no hiding; otherwise it is hidden by length.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead.model.masks import Mask
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, dropout: float = 0.0, causal: bool = False) -> Tensor:
+    """torch's fused attention for grouped heads; a query that may look at nothing gets zeros, in every kernel.
+
+    q (B, H, T, E); k and v (B, G, S, E); `allowed` broadcasts to (B, 1, T, S).
+    """
+    heads, groups, shape = q.shape[1], k.shape[1], q.shape
+    if allowed is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, dropout_p=dropout, is_causal=causal and shape[2] > 1, enable_gqa=heads != groups
+        )
+    if heads != groups and shape[2] == 1 and allowed.shape[1] == 1:  # one query: its group is the query axis
+        q = q.reshape(shape[0], groups, heads // groups, shape[3])
+    elif heads != groups:  # the kernel that takes a mask takes no groups
+        k, v = (x.repeat_interleave(heads // groups, dim=1) for x in (k, v))
+    blind = ~allowed.any(dim=-1, keepdim=True)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed | blind, dropout_p=dropout)
+    return out.masked_fill(blind, 0).view(shape)
+
+
+def attend_sparse(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
+    """Attention of q (B, H, T, E) over k and v (B, G, T, E) by the mask's pattern."""
+    way = {"window": window, "column": column, "block": block, "summary": summary}[mask.pattern.kind]
+    return way(q, k, v, mask, dropout)
+
+
+def window(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
+    """Block by block of queries, over the few blocks of keys that the window reaches."""
+    tokens, size = q.shape[2], mask.pattern.size
+    step = max(64, size // 2)
+    reach = -(-(size - 1) // step)  # blocks to each side that hold a visible key
+    ahead = 0 if mask.causal else reach
+    # Splitting and joining, not slicing: the gradient of n slices would be n tensors of full length.
+    queries, keys, values = (x.split(step, dim=2) for x in (q, k, v))
+    outputs = []
+    for n, piece in enumerate(queries):
+        first, last = max(0, n - reach), min(len(keys), n + ahead + 1)
+        i = torch.arange(n * step, n * step + piece.shape[2], device=q.device)[None]
+        j = torch.arange(first * step, min(last * step, tokens), device=q.device)
+        near = torch.cat(keys[first:last], dim=2), torch.cat(values[first:last], dim=2)
+        outputs.append(sdpa(piece, *near, _between(mask, i, j), dropout))
+    return torch.cat(outputs, dim=2)
+
+
+def column(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
+    """Every l-th position is a sequence of its own: reshaped to (T/l, l), each column is plain attention."""
+    size, tokens, heads = mask.pattern.size, q.shape[2], q.shape[1]
+    # (B, H, T, E) to (B, l·H, T/l, E): the l columns stand beside the heads, and stay views of (B, T, H, E).
+    folded = [_fill(x, size).transpose(1, 2).unflatten(1, (-1, size)).flatten(2, 3).transpose(1, 2) for x in (q, k, v)]
+    hide = _padding(q, mask, size)  # (B, T/l, l)
+    if hide is not None:
+        hide = hide.transpose(1, 2).repeat_interleave(heads, dim=1)[:, :, None]  # (B, l·H, 1, T/l)
+    out = sdpa(*folded, hide, dropout, causal=mask.causal)  # type: ignore[call-arg,misc]
+    return out.transpose(1, 2).unflatten(2, (size, heads)).flatten(1, 2).transpose(1, 2)[:, :, :tokens]
+
+
+def block(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
+    """Every block of l positions is a row of its own."""
+    size, tokens = mask.pattern.size, q.shape[2]
+    # (B, H, T, E) to (B·T/l, H, l, E)
+    folded = [_fill(x, size).transpose(1, 2).unflatten(1, (-1, size)).flatten(0, 1).transpose(1, 2) for x in (q, k, v)]
+    hide = _padding(q, mask, size)  # (B, T/l, l)
+    if hide is not None:
+        hide = hide.flatten(0, 1)[:, None, None]  # (B·T/l, 1, 1, l)
+    out = sdpa(*folded, hide, dropout, causal=mask.causal)  # type: ignore[call-arg,misc]
+    return out.transpose(1, 2).unflatten(0, (q.shape[0], -1)).flatten(1, 2).transpose(1, 2)[:, :, :tokens]
+
+
+def summary(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, chunk: int = 2048) -> Tensor:
+    """The last positions of every block are gathered; all queries look at those alone, a chunk of queries at a time."""
+    size, tokens = mask.pattern.size, q.shape[2]
+    places = torch.arange(tokens, device=q.device)
+    j = places[places % size >= size - mask.pattern.summary]  # (S,) where the gathered keys stood
+    k, v = k[:, :, j], v[:, :, j]
+    outputs = []
+    for first in range(0, tokens, chunk):
+        last = min(first + chunk, tokens)
+        seen = len(j) if not mask.causal else _summaries_before(last, size, mask.pattern.summary)
+        if seen == 0:
+            outputs.append(torch.zeros_like(q[:, :, first:last]))
+            continue
+        allowed = _between(mask, places[None, first:last], j[:seen])
+        outputs.append(sdpa(q[:, :, first:last], k[:, :, :seen], v[:, :, :seen], allowed, dropout))
+    return torch.cat(outputs, dim=2)
+
+
+def _summaries_before(position: int, size: int, count: int) -> int:
+    """How many summary positions are smaller than `position`."""
+    return position // size * count + max(0, position % size - (size - count))
+
+
+def _between(mask: Mask, i: Tensor, j: Tensor) -> Tensor | None:
+    """What queries at i may see of keys at j, leaving out padding that causality hides anyway."""
+    return mask.between(i, j) if mask.needs_lengths else Mask(mask.causal, mask.pattern).between(i, j)
+
+
+def _fill(x: Tensor, size: int) -> Tensor:
+    """(B, H, T, E) with zeros behind, so that `size` divides T."""
+    lacking = -x.shape[2] % size
+    return F.pad(x, (0, 0, 0, lacking)) if lacking else x
+
+
+def _padding(q: Tensor, mask: Mask, size: int) -> Tensor | None:
+    """Which keys are real, (B, T/size, size), where that has to be asked."""
+    tokens = q.shape[2]
+    if mask.causal or (mask.lengths is None and tokens % size == 0):
+        return None
+    lengths = mask.lengths if mask.lengths is not None else torch.full((q.shape[0],), tokens, device=q.device)
+    places = torch.arange(tokens + -tokens % size, device=q.device)
+    return (places < lengths[:, None]).unflatten(1, (-1, size))

@@ -1,0 +1,70 @@
+"""A stack of layers with its embedding: the encoder or the decoder of a model.   B rows · T tokens · D width"""
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.config import ModelConfig
+from clearhead.model.cache import Cache
+from clearhead.model.embedding import Embedding
+from clearhead.model.layer import Layer
+from clearhead.model.masks import Documents, Mask, patterns
+from clearhead.model.norms import norm
+from clearhead.model.positions import rotations
+
+
+class Stack(nn.Module):
+    """Ids to hidden states. The encoder sees both ways; the decoder looks back only, and at the source if there is one."""
+
+    def __init__(self, config: ModelConfig, causal: bool, cross: bool = False):
+        super().__init__()
+        self.config, self.causal = config, causal
+        layers = config.decoder_layers if causal else config.encoder_layers
+        self.embedding = Embedding(config, config.target_vocab if causal else config.source_vocab)
+        self.layers = nn.ModuleList(Layer(config, pattern, cross) for pattern in patterns(config, layers))
+        self.norm = norm(config) if config.norm_position == "pre" else None  # what post-norm layers end with anyway
+
+    def forward(
+        self,
+        ids: Tensor,
+        lengths: Tensor | None = None,
+        documents: Documents | None = None,
+        segments: Tensor | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Mask | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """ids (B, T) to hidden states (B, T, D).
+
+        Either `lengths` (B,) says how many tokens of each row are real, or `documents` what the one packed row holds.
+        """
+        positions, mask = self._layout(ids, lengths, documents, cache)
+        rotation = rotations(self.config, positions) if self.config.position == "rotary" else None
+        real = None
+        if lengths is not None and self.config.norm == "batch":
+            real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]  # (B, T)
+        x = self.embedding(ids, positions, segments, real)
+        for number, layer in enumerate(self.layers):
+            x = layer(x, mask, rotation, memory, memory_mask, cache.layers[number] if cache else None, real)
+        if cache is not None:
+            cache.advance(ids.shape[1], lengths)
+        return x if self.norm is None else self.norm(x, real)
+
+    def _layout(
+        self, ids: Tensor, lengths: Tensor | None, documents: Documents | None, cache: Cache | None
+    ) -> tuple[Tensor, Mask]:
+        """The position of every token, (B or 1, T), and what it may look at."""
+        tokens = ids.shape[1]
+        longest = documents.longest if documents else tokens
+        if longest > self.config.max_positions and cache is None:
+            raise ValueError(f"a sequence of {longest} tokens is longer than max_positions {self.config.max_positions}")
+        if documents is not None:
+            if lengths is not None or cache is not None:
+                raise ValueError("a packed row has neither padding nor a cache")
+            if ids.shape != (1, documents.total):
+                raise ValueError(f"the documents have {documents.total} tokens together, ids are {tuple(ids.shape)}")
+            return documents.positions[None], Mask(self.causal, documents=(documents, documents))
+        if cache is not None:
+            if len(cache) != len(ids):
+                raise ValueError(f"the cache has {len(cache)} rows, ids have {len(ids)}")
+            return cache.begin(tokens, lengths)
+        return torch.arange(tokens, device=ids.device)[None], Mask(self.causal, lengths=lengths)
