@@ -1,6 +1,6 @@
 """Ids to hidden states to logits: one Transformer core for every family."""
 
-from clearhead.model.attend import attend, attention, backend
+from clearhead.model.backends import attend, backend
 from clearhead.model.cache import Cache
 from clearhead.model.masks import Documents, Mask, Pattern
 from clearhead.model.network import Decoder, Encoder, EncoderDecoder, Memory, Network, build
@@ -16,7 +16,6 @@ __all__ = [
     "Network",
     "Pattern",
     "attend",
-    "attention",
     "backend",
     "build",
 ]

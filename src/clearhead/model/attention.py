@@ -6,7 +6,7 @@ B rows · T queries · S keys · D width · H heads · G key-value heads · E he
 from torch import Tensor, nn
 
 from clearhead.config import ModelConfig
-from clearhead.model.attend import attend
+from clearhead.model.backends import attend
 from clearhead.model.cache import LayerCache
 from clearhead.model.masks import FULL, Mask, Pattern
 from clearhead.model.positions import rotate

@@ -9,45 +9,52 @@ from clearhead.model.masks import Documents
 from clearhead.model.norms import norm
 
 
-class WordHead(nn.Linear):
+class WordHead(nn.Module):
     """A score for every word of the vocabulary: (B, T, D) to (B, T, V). Section 3.4 shares its matrix with the embedding."""
 
     def __init__(self, config: ModelConfig):
-        super().__init__(config.width, config.target_vocab, bias=config.output_bias)
+        super().__init__()
+        self.transform = MaskedTransform(config) if config.family == "encoder" else None
+        self.scores = nn.Linear(config.width, config.target_vocab, bias=config.output_bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.scores(hidden if self.transform is None else self.transform(hidden))  # type: ignore[no-any-return]
 
 
-class MaskedWordHead(WordHead):
-    """BERT's: one more layer (linear, activation, norm) before the scores."""
+class MaskedTransform(nn.Module):
+    """The layer that BERT puts before the scores: linear, activation, norm."""
 
     def __init__(self, config: ModelConfig):
-        super().__init__(config)
-        self.transform = nn.Linear(config.width, config.width)
+        super().__init__()
+        self.linear = nn.Linear(config.width, config.width, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
         self.norm = norm(config)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return super().forward(self.norm(self.activation(self.transform(hidden))))
+        return self.norm(self.activation(self.linear(hidden)))  # type: ignore[no-any-return]
 
 
-class LabelHead(nn.Linear):
+class LabelHead(nn.Module):
     """A score for every label, from a pooled (B, D) or from every token (B, T, D), behind dropout."""
 
     def __init__(self, config: ModelConfig, labels: int):
-        super().__init__(config.width, labels)
+        super().__init__()
         self.dropout = nn.Dropout(config.dropout)
+        self.scores = nn.Linear(config.width, labels)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return super().forward(self.dropout(hidden))
+        return self.scores(self.dropout(hidden))  # type: ignore[no-any-return]
 
 
-class Pooler(nn.Linear):
+class Pooler(nn.Module):
     """BERT's summary of a row: tanh of a layer over its first token."""
 
     def __init__(self, config: ModelConfig):
-        super().__init__(config.width, config.width)
+        super().__init__()
+        self.linear = nn.Linear(config.width, config.width)
 
     def forward(self, first: Tensor) -> Tensor:
-        return super().forward(first).tanh()
+        return self.linear(first).tanh()  # type: ignore[no-any-return]
 
 
 class Heads(nn.Module):
@@ -58,8 +65,7 @@ class Heads(nn.Module):
         self.first = config.family == "encoder"  # an encoder sums a row up in its first token, a decoder in its last
         outputs = config.outputs
         self.pooler = Pooler(config) if config.pooler else None
-        words = MaskedWordHead if config.family == "encoder" else WordHead
-        self.words = words(config) if "words" in outputs else None
+        self.words = WordHead(config) if "words" in outputs else None
         self.next_sentence = nn.Linear(config.width, 2) if "next-sentence" in outputs else None
         self.classes = LabelHead(config, config.labels) if "classes" in outputs else None
         self.tags = LabelHead(config, config.labels) if "tags" in outputs else None

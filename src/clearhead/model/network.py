@@ -28,7 +28,7 @@ class Network(nn.Module):
             self.add_module(name, stack)
         self.heads = Heads(config)
         if config.tie != "none" and self.heads.words is not None:
-            self.heads.words.weight = stack.embedding.tokens.weight  # of the last stack, the one that writes
+            self.heads.words.scores.weight = stack.embedding.tokens.weight  # of the last stack, the one that writes
 
     def words(self, hidden: Tensor) -> Tensor:
         """The score of every word at every position: (B, T, D) to (B, T, V)."""

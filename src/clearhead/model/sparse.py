@@ -85,15 +85,16 @@ def summary(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, c
     """The last positions of every block are gathered; all queries look at those alone, a chunk of queries at a time."""
     size, tokens = mask.pattern.size, q.shape[2]
     places = torch.arange(tokens, device=q.device)
-    j = places[places % size >= size - mask.pattern.summary]  # (S,) where the gathered keys stood
-    k, v = k[:, :, j], v[:, :, j]
+    gathered = _summaries_before(tokens, size, mask.pattern.summary)
+    if gathered:
+        j = places[places % size >= size - mask.pattern.summary]  # (S,) where the gathered keys stood
+        k, v = k[:, :, j], v[:, :, j]
+    else:  # the row ends before its first summary: the mask hides every key, and zeros come out
+        j, gathered = places, tokens
     outputs = []
     for first in range(0, tokens, chunk):
         last = min(first + chunk, tokens)
-        seen = len(j) if not mask.causal else _summaries_before(last, size, mask.pattern.summary)
-        if seen == 0:
-            outputs.append(torch.zeros_like(q[:, :, first:last]))
-            continue
+        seen = max(1, _summaries_before(last, size, mask.pattern.summary)) if mask.causal else gathered
         allowed = _between(mask, places[None, first:last], j[:seen])
         outputs.append(sdpa(q[:, :, first:last], k[:, :, :seen], v[:, :, :seen], allowed, dropout))
     return torch.cat(outputs, dim=2)

@@ -1,0 +1,123 @@
+"""Linear layers with small weights: int8 for each output channel, or int4 in groups.   M rows · K inputs · N outputs
+
+With int8, the activations are rounded too, each row by its own largest value: a row's result never depends on the
+rows beside it. With int4 only the weights are small.
+"""
+
+import logging
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+log = logging.getLogger("clearhead")
+
+
+class QuantisedLinear(nn.Module):
+    """y = x Wᵀ + b with W stored in 8 bits (one scale for each output) or in 4 (a scale and a lowest value for each group).
+
+    Eight bits run on integer matrix units. Where those are missing, and always for four bits in fp32, the weights are
+    spread out to floating point for the product: the same function, slower.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    lowest: Tensor | None
+
+    def __init__(self, linear: nn.Linear, bits: int = 8, group: int = 32):
+        super().__init__()
+        if bits not in (4, 8):
+            raise ValueError(f"bits: {bits} is not supported; use 8 or 4")
+        self.outputs, self.inputs = linear.weight.shape
+        if bits == 4 and (group not in (32, 64, 128, 256) or self.inputs % group):
+            raise ValueError(f"group: {group} must be 32, 64, 128 or 256 and divide the {self.inputs} inputs")
+        self.bits, self.group = bits, group
+        weight = linear.weight.detach().float()
+        if bits == 8:
+            quantised, scale = quantise_rows(weight)
+            lowest = None
+        else:
+            quantised, scale, lowest = _quantise_groups(weight, group)
+        self.register_buffer("weight", quantised)  # (N, K) int8, or (N, K/2) uint8 with two values a byte
+        self.register_buffer("scale", scale)  # (N, 1), or (N, K/group)
+        self.register_buffer("lowest", lowest)
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone(), requires_grad=False)
+        self._packed: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, K) to (…, N)."""
+        rows = x.reshape(-1, self.inputs)
+        if self.bits == 8 and _has_integer_product(rows, self.outputs):
+            out = self._integer_product(rows)
+        elif self.bits == 4 and rows.dtype == torch.bfloat16 and rows.device.type == "cpu" and self.outputs % 16 == 0:
+            out = self._packed_product(rows)
+        else:
+            out = F.linear(rows, self.spread().to(rows.dtype))
+        out = out if self.bias is None else out + self.bias
+        return out.to(x.dtype).reshape(*x.shape[:-1], self.outputs)
+
+    def spread(self) -> Tensor:
+        """The weights in fp32, as close to the original as the bits allow: (N, K)."""
+        if self.lowest is None:
+            return self.weight.float() * self.scale
+        pairs = torch.stack([self.weight & 15, self.weight >> 4], dim=-1).flatten(1)  # (N, K), values 0 to 15
+        groups = pairs.unflatten(1, (-1, self.group)).float()  # (N, K/group, group)
+        return (groups * self.scale[..., None] + self.lowest[..., None]).flatten(1)
+
+    def _integer_product(self, rows: Tensor) -> Tensor:
+        numbers, scale = quantise_rows(rows.float())  # (M, K), (M, 1)
+        if rows.device.type == "cuda" and len(rows) <= 16:  # CUDA's product wants more than 16 rows
+            numbers = F.pad(numbers, (0, 0, 0, 17 - len(rows)))
+        sums = torch._int_mm(numbers, self.weight.t())[: len(rows)]  # (M, N) int32, exact
+        return sums.float() * scale * self.scale.t()
+
+    def _packed_product(self, rows: Tensor) -> Tensor:
+        if self._packed is None:  # the kernel's own order of the same numbers; it counts from -8 upwards
+            assert self.lowest is not None
+            values = torch.stack([self.weight & 15, self.weight >> 4], dim=-1).flatten(1).to(torch.int32)
+            both = torch.stack([self.scale, self.lowest + 8 * self.scale], dim=-1).transpose(0, 1)  # (K/group, N, 2)
+            packed = torch._convert_weight_to_int4pack_for_cpu(values, 1)
+            self._packed = packed, both.to(torch.bfloat16).contiguous()
+        return torch._weight_int4pack_mm_for_cpu(rows.contiguous(), self._packed[0], self.group, self._packed[1])
+
+    def extra_repr(self) -> str:
+        return f"{self.inputs}, {self.outputs}, bits={self.bits}"
+
+
+def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x (M, K) as int8 from -127 to 127, with the scale (M, 1) of each row: x ≈ numbers · scale."""
+    scale = x.abs().amax(dim=1, keepdim=True).clamp(min=1e-30) / 127
+    return (x / scale).round().to(torch.int8), scale
+
+
+def _quantise_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(N, K) as two 4-bit values a byte (N, K/2), with scale and lowest value (N, K/group) of each group."""
+    groups = weight.unflatten(1, (-1, group))  # (N, K/group, group)
+    lowest, highest = groups.amin(dim=2), groups.amax(dim=2)
+    scale = ((highest - lowest) / 15).clamp(min=1e-30)
+    values = ((groups - lowest[..., None]) / scale[..., None]).round().clamp(0, 15).to(torch.uint8).flatten(1)
+    return values[:, 0::2] | (values[:, 1::2] << 4), scale, lowest
+
+
+def _has_integer_product(rows: Tensor, outputs: int) -> bool:
+    """Whether torch has an int8 matrix product for this device and shape."""
+    if rows.device.type == "cpu":
+        return True
+    return rows.device.type == "cuda" and rows.shape[1] % 8 == 0 and outputs % 8 == 0
+
+
+def quantise(module: nn.Module, bits: int = 8, group: int = 32) -> nn.Module:
+    """Replace every linear layer below `module` by its small form, in place. For inference: the small form has no gradient.
+
+    An output matrix tied to the embedding gets a small copy; the embedding stays as it is. A layer whose width no
+    group divides keeps its full weights, and the log says so.
+    """
+    for name, child in list(module.named_children()):
+        if not isinstance(child, nn.Linear):
+            quantise(child, bits, group)
+        elif bits == 4 and child.in_features % group:
+            log.warning("%s keeps its weights: its %d inputs are no multiple of %d", name, child.in_features, group)
+        else:
+            setattr(module, name, QuantisedLinear(child, bits, group))
+    return module
+

@@ -1,0 +1,142 @@
+"""Attention backends: each equals the written-out formula, in every dtype it has, forward and backward."""
+
+import logging
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from clearhead.model import Documents, Mask, Pattern, attend
+from clearhead.model.backends import attention, choose
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+patterns = st.one_of(
+    st.just(Pattern()),
+    st.builds(Pattern, st.just("window"), st.integers(1, 90)),
+    st.builds(Pattern, st.just("column"), st.integers(1, 70)),
+    st.builds(Pattern, st.just("block"), st.integers(1, 70)),
+    st.integers(1, 70).flatmap(lambda size: st.builds(Pattern, st.just("summary"), st.just(size), st.integers(1, size))),
+)
+
+
+def inputs(rows: int, heads: int, groups: int, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v in the layout that the model gives them, (B, T, H, E) turned."""
+    return tuple(
+        torch.randn(rows, tokens, count, 8).to(dtype).transpose(1, 2).requires_grad_() for count in (heads, groups, groups)
+    )  # type: ignore[return-value]
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, mask: Mask, real: Tensor, name: str | None) -> None:
+    """Output and gradients by the backend equal those of the reference in fp32 (or float64), at the real queries."""
+    dtype = q.dtype
+    exact = [x.detach().to(torch.promote_types(dtype, torch.float32)).requires_grad_() for x in (q, k, v)]
+    expected = attend(*exact, mask, backend="reference")
+    found = attend(q, k, v, mask, backend=name)
+    assert found.dtype == dtype
+    assert found.isfinite().all()
+    choice = torch.randn_like(expected) * real[:, None, :, None]
+    (expected * choice).sum().backward()
+    (found * choice.to(dtype)).sum().backward()
+    close = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    keep = real[:, None].expand(found.shape[:3])
+    torch.testing.assert_close(found[keep].to(expected.dtype), expected[keep], **close)
+    for ours, theirs in zip((q, k, v), exact, strict=True):
+        scale = max(1.0, theirs.grad.abs().max().item())
+        torch.testing.assert_close(ours.grad.to(theirs.dtype) / scale, theirs.grad / scale, **close)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", ["sdpa", "sparse", None])
+@given(pattern=patterns, causal=st.booleans(), tokens=st.integers(1, 200), padded=st.booleans(), data=st.data())
+def test_backends_equal_the_reference(
+    name: str | None, dtype: torch.dtype, pattern: Pattern, causal: bool, tokens: int, padded: bool, data: st.DataObject
+) -> None:
+    rows, groups = data.draw(st.integers(1, 2)), data.draw(st.sampled_from([1, 2]))
+    lengths = torch.tensor([data.draw(st.integers(0, tokens)) for _ in range(rows)]) if padded else None
+    real = torch.arange(tokens) < (torch.full((rows, 1), tokens) if lengths is None else lengths[:, None])
+    q, k, v = inputs(rows, groups * data.draw(st.sampled_from([1, 3])), groups, tokens, dtype)
+    check(q, k, v, Mask(causal, pattern, lengths), real, name)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@given(pattern=patterns, causal=st.booleans(), lengths=st.lists(st.integers(1, 60), min_size=1, max_size=4))
+def test_packed_rows_equal_the_reference(
+    dtype: torch.dtype, pattern: Pattern, causal: bool, lengths: list[int]
+) -> None:
+    documents = Documents.of(lengths)
+    q, k, v = inputs(1, 4, 2, documents.total, dtype)
+    real = torch.ones(1, documents.total, dtype=torch.bool)
+    check(q, k, v, Mask(causal, pattern, documents=(documents, documents)), real, None)
+
+
+@given(pattern=patterns, start=st.integers(0, 40), tokens=st.integers(1, 9))
+def test_queries_after_a_cache_equal_the_last_queries_of_a_whole_row(pattern: Pattern, start: int, tokens: int) -> None:
+    q, k, v = inputs(2, 4, 2, start + tokens, torch.float64)
+    whole = attend(q, k, v, Mask(True, pattern))
+    late = attend(q[:, :, start:], k, v, Mask(True, pattern, start=torch.tensor([start, start])))
+    torch.testing.assert_close(late, whole[:, :, start:], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["reference", "sdpa", "sparse", None])
+def test_a_query_that_may_look_at_nothing_gets_zeros(name: str | None) -> None:
+    q, k, v = inputs(2, 2, 2, 12, torch.float32)
+    out = attend(q, k, v, Mask(lengths=torch.tensor([0, 12])), backend=name)
+    assert out[0].abs().max() == 0
+    assert out[1].abs().min() > 0
+    early = attend(q, k, v, Mask(True, Pattern("summary", 6, 2)), backend=name)  # the first summary stands at 4
+    assert early[:, :, :4].abs().max() == 0
+    assert early[:, :, 4:].abs().min() > 0
+    early.sum().backward()
+    assert all(x.grad.isfinite().all() for x in (q, k, v))
+
+
+def test_a_nan_that_came_in_still_shows() -> None:
+    q, k, v = (x.detach().clone() for x in inputs(1, 1, 1, 4, torch.float32))
+    k[0, 0, 0, 0] = math.nan
+    assert attend(q, k, v, Mask(causal=True), backend="reference").isnan().all()
+    for name in ("sdpa", "sparse"):  # torch's fused kernel lets single rows pass; it must not hide them all
+        assert attend(q, k, v, Mask(True, Pattern("column", 1)), backend=name).isnan().any()
+
+
+def test_the_reference_is_the_formula() -> None:
+    """By hand: two keys with scores log 3 apart get weights 3/4 and 1/4."""
+    q = torch.tensor([[[[2.0, 0.0, 0.0, 0.0]]]])  # √E = 2
+    k = torch.tensor([[[[math.log(3), 0, 0, 0], [0, 1, 1, 1]]]])
+    v = torch.tensor([[[[8.0, 0, 0, 0], [0, 4.0, 0, 0]]]])
+    out, weights = attention(q, k, v)
+    torch.testing.assert_close(weights, torch.tensor([[[[0.75, 0.25]]]]))
+    torch.testing.assert_close(out, torch.tensor([[[[6.0, 1.0, 0, 0]]]]))
+    hidden, _ = attention(q, k, v, torch.tensor([[[[False, True]]]]))
+    torch.testing.assert_close(hidden, torch.tensor([[[[0.0, 4.0, 0, 0]]]]))
+
+
+def test_attention_dropout_drops_weights_and_keeps_the_mean() -> None:
+    q, k = torch.zeros(1, 1, 2000, 8), torch.zeros(1, 1, 50, 8)
+    v = torch.ones(1, 1, 50, 8)
+    for name in ("reference", "sdpa"):
+        out = attend(q, k, v, Mask(), dropout=0.5, backend=name)
+        assert 0.95 < out.mean() < 1.05
+        assert out.std() > 0.05
+
+
+def test_the_choice_follows_the_mask() -> None:
+    q, k, _ = inputs(1, 2, 2, 100, torch.float32)
+    documents = Documents.of([60, 40])
+    assert choose(q, k, Mask(causal=True)) == "sdpa"
+    assert choose(q, k, Mask(True, Pattern("window", 9))) == "sparse"
+    assert choose(q, k, Mask(documents=(documents, documents))) == "padded"
+    assert choose(q[:, :, :1], k, Mask(True, Pattern("window", 9), start=torch.tensor([99]))) == "sdpa"
+
+
+def test_a_forced_backend_that_cannot_falls_back_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    q, k, v = inputs(1, 2, 2, 10, torch.float32)
+    with caplog.at_level(logging.WARNING, logger="clearhead"):
+        out = attend(q, k, v, Mask(causal=True), backend="varlen")
+    torch.testing.assert_close(out, attend(q, k, v, Mask(causal=True)))
+    assert "varlen cannot be used here" in caplog.text
+    with pytest.raises(ValueError, match="no attention backend 'fast'"):
+        attend(q, k, v, Mask(), backend="fast")

@@ -1,0 +1,224 @@
+"""The parts of the model one by one: positions, norms, feed-forward, embeddings, dropout, beginnings."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from clearhead.config import ModelConfig, RopeScaling, preset
+from clearhead.model import Cache, Documents, build
+from clearhead.model.norms import BatchNorm
+from clearhead.model.positions import rotate, rotations, sinusoids, stretched
+
+
+def test_sinusoids_are_the_papers_formula() -> None:
+    """Section 3.5, written out once more in float64 with a loop."""
+    width, positions = 6, torch.tensor([[0, 1, 7, 500]])
+    found, halves = sinusoids(positions, width), sinusoids(positions, width, "halves")
+    for place, p in enumerate(positions[0].tolist()):
+        for i in range(width // 2):
+            angle = p / 10_000 ** (2 * i / width)
+            assert found[0, place, 2 * i].item() == pytest.approx(math.sin(angle), abs=5e-5)
+            assert found[0, place, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=5e-5)
+            assert halves[0, place, i].item() == found[0, place, 2 * i].item()
+            assert halves[0, place, width // 2 + i].item() == found[0, place, 2 * i + 1].item()
+
+
+def test_rotated_products_depend_on_distance_alone() -> None:
+    config = preset("tiny-llama")
+    q, k = torch.randn(1, 1, 1, 32), torch.randn(1, 1, 1, 32)
+
+    def product(i: int, j: int) -> float:
+        turned = [
+            rotate(x, rotations(config, torch.tensor([[place]]))).double() for x, place in ((q, i), (k, j))
+        ]
+        return float((turned[0] * turned[1]).sum())
+
+    assert product(5, 2) == pytest.approx(product(105, 102), abs=1e-4)
+    assert product(5, 2) != pytest.approx(product(5, 3), abs=1e-2)
+    assert product(0, 0) == pytest.approx(float((q * k).sum()), abs=1e-5)
+
+
+def test_llama3_scaling_keeps_fast_turns_and_slows_slow_ones() -> None:
+    scaling = RopeScaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_positions=8192)
+    wavelengths = torch.tensor([100.0, 2047.0, 4096.0, 8193.0, 100_000.0])
+    ratio = stretched(2 * math.pi / wavelengths, scaling) / (2 * math.pi / wavelengths)
+    between = (8192 / 4096 - 1) / 3  # smoothing factor of Llama 3's own formula
+    expected = torch.tensor([1.0, 1.0, between + (1 - between) / 8, 1 / 8, 1 / 8])
+    torch.testing.assert_close(ratio, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_batch_norm_over_real_positions_equals_torchs_on_those_alone() -> None:
+    ours, theirs = BatchNorm(5, eps=1e-5), nn.BatchNorm1d(5)
+    real = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]).bool()
+    for _ in range(3):  # running statistics too
+        x = torch.randn(2, 4, 5) * 3 + 1
+        torch.testing.assert_close(ours(x, real)[real], theirs(x[real]))
+    x = torch.randn(2, 4, 5)
+    torch.testing.assert_close(ours.eval()(x, real)[real], theirs.eval()(x[real]))
+    torch.testing.assert_close(ours.variance, theirs.running_var)
+
+
+def test_layer_and_rms_norm_are_their_formulas() -> None:
+    x = torch.randn(2, 3, 128)
+    layer = build(preset("tiny-gpt")).decoder.norm
+    expected = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, unbiased=False) + 1e-5).sqrt()
+    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
+    rms = build(preset("tiny-llama")).decoder.norm
+    torch.testing.assert_close(rms(x), x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt(), rtol=1e-4, atol=1e-5)
+    assert not hasattr(rms, "bias")
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [
+        ("relu", F.relu),
+        ("gelu", lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))),
+        ("gelu_tanh", lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
+        ("silu", lambda x: x * torch.sigmoid(x)),
+    ],
+)
+def test_feed_forward_is_its_formula(activation: str, function: object) -> None:
+    feed = build(preset("tiny-gpt", [f"activation={activation}"])).decoder.layers[0].feed_forward
+    x = torch.randn(3, 128)
+    expected = function(x @ feed.up.weight.T + feed.up.bias) @ feed.down.weight.T + feed.down.bias  # type: ignore[operator]
+    torch.testing.assert_close(feed(x), expected)
+
+
+def test_swiglu_is_its_formula() -> None:
+    feed = build(preset("tiny-llama")).decoder.layers[0].feed_forward
+    x = torch.randn(3, 128)
+    gate = x @ feed.gate.weight.T
+    torch.testing.assert_close(feed(x), (gate * torch.sigmoid(gate) * (x @ feed.up.weight.T)) @ feed.down.weight.T)
+
+
+@pytest.mark.parametrize(("tie", "matrices"), [("none", 3), ("output", 2), ("all", 1)])
+def test_tying_leaves_one_two_or_three_matrices(tie: str, matrices: int) -> None:
+    network = build(preset("tiny-translator", [f"tie={tie}"]))
+    three = (
+        network.encoder.embedding.tokens.weight,
+        network.decoder.embedding.tokens.weight,
+        network.heads.words.scores.weight,
+    )
+    assert len({weight.data_ptr() for weight in three}) == matrices
+    if tie == "output":
+        assert three[1] is three[2]
+
+
+def test_separate_vocabularies_have_their_own_sizes() -> None:
+    data = ["vocab_size=null", "source_vocab_size=11", "target_vocab_size=13", "tie=output"]
+    network = build(preset("tiny-translator", data))
+    assert network(torch.tensor([[10]]), torch.tensor([[12]])).shape == (1, 1, 13)
+
+
+def test_the_embedding_is_scaled_by_the_root_of_the_width() -> None:
+    on, off = (build(preset("tiny-translator", [f"scale_embedding={flag}", "dropout=0"])) for flag in ("true", "false"))
+    off.load_state_dict(on.state_dict())
+    ids, place = torch.tensor([[3]]), torch.tensor([[0]])
+    added = sinusoids(place, 128)
+    scaled, plain = (network.encoder.embedding(ids, place) - added for network in (on, off))
+    torch.testing.assert_close(scaled, plain * math.sqrt(128))
+
+
+def test_dropout_falls_on_the_embedding_sum_and_on_every_sublayer_output() -> None:
+    """Section 5.4. With dropout near 1, a post-norm layer is left with norm(x), and the embedding with zeros."""
+    network = build(preset("tiny-translator", ["dropout=0.999999", "vocab_size=50"])).train()
+    seen = {}
+    for name in ("encoder.embedding", "encoder.layers.0.attention_norm", "decoder.layers.1.cross_norm"):
+        network.get_submodule(name).register_forward_hook(
+            lambda module, args, out, name=name: seen.update({name: (args[0], out)})
+        )
+    network(torch.randint(50, (2, 6)), torch.randint(50, (2, 6)))
+    assert (seen["encoder.embedding"][1] == 0).float().mean() > 0.99
+    assert (seen["encoder.layers.0.attention_norm"][0] == 0).float().mean() > 0.99
+    before = seen["decoder.layers.1.cross_norm"][0]
+    torch.testing.assert_close(before.std(dim=-1), torch.zeros_like(before[..., 0]), rtol=0, atol=1e-3)
+
+
+def test_segments_and_heads_of_an_encoder() -> None:
+    outputs = ["outputs=[words, next-sentence, classes, tags, span]", "labels=5"]
+    network = build(preset("tiny-encoder", outputs)).eval()
+    ids, lengths = torch.randint(4000, (2, 7)), torch.tensor([7, 4])
+    first, second = torch.zeros(2, 7, dtype=torch.long), torch.ones(2, 7, dtype=torch.long)
+    hidden = network.encode(ids, lengths, segments=first)
+    torch.testing.assert_close(hidden, network.encode(ids, lengths))
+    assert not torch.allclose(hidden, network.encode(ids, lengths, segments=second))
+    heads, pooled = network.heads, network.heads.pool(hidden)
+    assert network.words(hidden).shape == (2, 7, 4000)
+    assert heads.next_sentence(pooled).shape == (2, 2)
+    assert heads.classes(pooled).shape == (2, 5)
+    assert heads.tags(hidden).shape == (2, 7, 5)
+    assert heads.span(hidden).shape == (2, 7, 2)
+
+
+def test_a_decoder_pools_its_last_real_token_and_a_packed_row_each_document() -> None:
+    heads = build(preset("tiny-gpt", ["outputs=classes", "labels=3"])).heads
+    hidden = torch.randn(2, 5, 128)
+    assert torch.equal(heads.pool(hidden, torch.tensor([5, 2])), torch.stack([hidden[0, 4], hidden[1, 1]]))
+    packed = heads.pool(hidden[:1], documents=Documents.of([2, 3]))
+    assert torch.equal(packed, hidden[0, [1, 4]])
+
+
+def test_a_model_without_words_says_so() -> None:
+    network = build(preset("tiny-encoder", ["outputs=tags", "labels=3"]))
+    with pytest.raises(ValueError, match="gives tags, no words"):
+        network(torch.tensor([[1, 2]]))
+
+
+def test_too_long_a_sequence_is_refused_before_anything_is_computed() -> None:
+    network = build(preset("tiny-gpt", ["max_positions=8"]))
+    with pytest.raises(ValueError, match="9 tokens is longer than max_positions 8"):
+        network(torch.zeros(1, 9, dtype=torch.long))
+    with pytest.raises(ValueError, match="longer than max_positions"):
+        Cache(network.config, rows=1, capacity=9)
+    cache = Cache(network.config, rows=1, capacity=4)
+    network(torch.zeros(1, 3, dtype=torch.long), cache=cache)
+    with pytest.raises(ValueError, match="holds 4 tokens a row, 5 are needed"):
+        network(torch.zeros(1, 2, dtype=torch.long), cache=cache)
+    assert cache.lengths.tolist() == [3], "a refused step leaves the cache as it was"
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "deviation"),
+    [
+        ("tiny-translator", "decoder.embedding.tokens", 128**-0.5),
+        ("tiny-translator", "encoder.layers.0.attention.query", math.sqrt(2 / (128 + 128))),
+        ("tiny-translator", "encoder.layers.0.feed_forward.up", math.sqrt(2 / (128 + 512))),
+        ("tiny-encoder", "encoder.embedding.tokens", 0.02 * 0.8796),  # a normal cut at two deviations is narrower
+        ("tiny-gpt", "decoder.embedding.tokens", 0.02),
+        ("tiny-gpt", "decoder.embedding.positions", 0.01),
+        ("tiny-gpt", "decoder.layers.1.attention.output", 0.02 / math.sqrt(4)),
+        ("tiny-gpt", "decoder.layers.1.feed_forward.down", 0.02 / math.sqrt(4)),
+        ("tiny-gpt", "decoder.layers.1.feed_forward.up", 0.02),
+        ("tiny-llama", "decoder.layers.1.feed_forward.down", 0.02),
+    ],
+)
+def test_weights_begin_as_each_family_publishes(name: str, part: str, deviation: float) -> None:
+    network = build(preset(name))
+    module = network.get_submodule(part)
+    assert module.weight.std().item() == pytest.approx(deviation, rel=0.03)
+    if getattr(module, "bias", None) is not None:
+        assert module.bias.abs().max() == 0
+    if name == "tiny-encoder":
+        assert module.weight.abs().max() <= 0.04
+
+
+def test_the_same_seed_builds_the_same_weights() -> None:
+    states = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        states.append(build(preset("tiny-llama")).state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_a_meta_network_can_be_filled_later() -> None:
+    """No table is hidden in a buffer: what the state dict holds is all there is."""
+    for name in ("tiny-translator", "tiny-encoder", "tiny-gpt", "tiny-llama"):
+        config: ModelConfig = preset(name)
+        full, empty = build(config).eval(), build(config, "meta").eval()
+        empty.load_state_dict(full.state_dict(), assign=True)
+        ids = torch.randint(4000, (1, 5))
+        inputs = (ids, ids) if config.family == "encoder-decoder" else (ids,)
+        assert torch.equal(full(*inputs), empty(*inputs))

@@ -1,0 +1,140 @@
+"""What must hold for every config of every family: hypothesis draws the configs, float64 makes equal mean equal."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clearhead.config import ModelConfig
+from clearhead.inside import watch
+from clearhead.model import Cache, Documents, EncoderDecoder, backend
+from tests.strategies import configs, logits, network_of, tokens
+
+EXACT = {"rtol": 1e-9, "atol": 1e-9}
+DECODERS = ("encoder-decoder", "decoder")
+
+
+@given(configs(DECODERS), st.integers(2, 14), st.data())
+def test_a_later_token_never_changes_an_earlier_output(config: ModelConfig, length: int, data: st.DataObject) -> None:
+    network, ids = network_of(config), tokens(2, length)
+    place = data.draw(st.integers(1, length - 1))
+    changed = ids.clone()
+    changed[:, place:] = (ids[:, place:] + 1) % config.target_vocab
+    before, after = logits(network, ids), logits(network, changed)
+    torch.testing.assert_close(before[:, :place], after[:, :place], **EXACT)
+    assert not torch.allclose(before[:, place:], after[:, place:]), "the change had no effect at all"
+
+
+@given(configs(), st.lists(st.integers(1, 12), min_size=2, max_size=4), st.integers(0, 3))
+def test_padding_and_batch_mates_never_change_a_row(config: ModelConfig, lengths: list[int], extra: int) -> None:
+    network, longest = network_of(config), max(lengths) + extra
+    ids = tokens(len(lengths), longest)
+    together = logits(network, ids, lengths=torch.tensor(lengths))
+    for row, length in enumerate(lengths):
+        alone = logits(network, ids[row : row + 1, :length])
+        torch.testing.assert_close(together[row, :length], alone[0], **EXACT)
+
+
+@given(configs(("encoder-decoder",)), st.lists(st.integers(0, 9), min_size=2, max_size=4))
+def test_source_padding_never_changes_a_translation(config: ModelConfig, lengths: list[int]) -> None:
+    network = network_of(config)
+    source, target = tokens(len(lengths), max(lengths) + 2), tokens(len(lengths), 4)
+    together = network(source, target, source_lengths=torch.tensor(lengths))
+    assert together.isfinite().all(), "an empty source is nothing to look at, not a NaN"
+    for row, length in enumerate(lengths):
+        if length:
+            alone = network(source[row : row + 1, :length], target[row : row + 1])
+            torch.testing.assert_close(together[row], alone[0], **EXACT)
+
+
+@given(configs(), st.lists(st.integers(1, 9), min_size=1, max_size=5), st.data())
+def test_packed_equals_unpacked(config: ModelConfig, lengths: list[int], data: st.DataObject) -> None:
+    network = network_of(config)
+    rows = [tokens(1, length) for length in lengths]
+    packed, documents = torch.cat(rows, dim=1), Documents.of(lengths)
+    if isinstance(network, EncoderDecoder):
+        sizes = [data.draw(st.integers(1, 7)) for _ in lengths]
+        sources = [tokens(1, size) for size in sizes]
+        together = network(
+            torch.cat(sources, dim=1), packed, source_documents=Documents.of(sizes), target_documents=documents
+        )
+        alone = [network(source, row) for source, row in zip(sources, rows, strict=True)]
+    else:
+        together = network(packed, documents=documents)
+        alone = [network(row) for row in rows]
+    torch.testing.assert_close(together, torch.cat(alone, dim=1), **EXACT)
+
+
+@given(configs(DECODERS), st.integers(1, 12), st.data())
+def test_cached_equals_uncached_token_by_token_and_in_chunks(
+    config: ModelConfig, length: int, data: st.DataObject
+) -> None:
+    network, ids = network_of(config), tokens(3, length)
+    whole = logits(network, ids)
+    cache, pieces, at = Cache(config, rows=3, capacity=length, dtype=torch.float64), [], 0
+    memory = network.encode(torch.arange(5)[None].expand(3, -1)) if isinstance(network, EncoderDecoder) else None
+    while at < length:
+        step = data.draw(st.integers(1, length - at))
+        if isinstance(network, EncoderDecoder):
+            hidden = network.decode(ids[:, at : at + step], memory if at == 0 else None, cache=cache)
+        else:
+            hidden = network.decode(ids[:, at : at + step], cache=cache)
+        pieces.append(network.words(hidden))
+        at += step
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, **EXACT)
+
+
+@given(configs(("decoder",)), st.data())
+def test_rows_of_a_cache_grow_at_their_own_pace(config: ModelConfig, data: st.DataObject) -> None:
+    """Ragged prompts, ragged chunks, and rows reordered, repeated and dropped between the steps."""
+    network, rows = network_of(config), 3
+    cache = Cache(config, rows, capacity=20, dtype=torch.float64)
+    texts: list[list[int]] = [[] for _ in range(rows)]
+    for _ in range(data.draw(st.integers(1, 4))):
+        counts = [data.draw(st.integers(0 if text else 1, 5)) for text in texts]
+        ids = tokens(len(texts), max(*counts, 1))
+        out = network(ids, torch.tensor(counts), cache=cache)
+        for row, count in enumerate(counts):
+            texts[row] = texts[row] + ids[row, :count].tolist()
+            if count:
+                alone = network(torch.tensor([texts[row]]))[0, -count:]
+                torch.testing.assert_close(out[row, :count], alone, **EXACT)
+        keep = data.draw(st.lists(st.integers(0, len(texts) - 1), min_size=2, max_size=4))
+        cache.select(torch.tensor(keep))
+        texts = [texts[row] for row in keep]
+    assert cache.lengths.tolist() == [len(text) for text in texts]
+
+
+@given(configs(), st.lists(st.integers(1, 12), min_size=1, max_size=3))
+def test_every_backend_equals_the_reference_in_a_whole_network(config: ModelConfig, lengths: list[int]) -> None:
+    network, ids, sizes = network_of(config), tokens(len(lengths), max(lengths)), torch.tensor(lengths)
+    real = torch.arange(max(lengths)) < sizes[:, None]
+    with backend("reference"):
+        expected = logits(network, ids, lengths=sizes)
+    for name in (None, "sdpa", "sparse"):
+        with backend(name):
+            found = logits(network, ids, lengths=sizes)
+        torch.testing.assert_close(found[real], expected[real], **EXACT)
+
+
+@given(configs(), st.integers(1, 9))
+def test_the_updates_of_the_heads_sum_to_the_output(config: ModelConfig, length: int) -> None:
+    network = network_of(config)
+    with torch.no_grad(), watch(network) as looks:
+        logits(network, tokens(2, length), lengths=torch.tensor([length, max(1, length - 2)]))
+    stacks = config.encoder_layers + config.decoder_layers * (2 if config.family == "encoder-decoder" else 1)
+    assert len(looks) == stacks
+    for name, look in looks.items():
+        real = slice(0, max(1, length - 2)) if "encoder" not in name else slice(None)
+        total = look.updates.sum(dim=1) + (0 if look.bias is None else look.bias)
+        torch.testing.assert_close(total[:, real], look.output[:, real], **EXACT)
+
+
+@given(configs(), st.integers(1, 9))
+def test_gradients_are_finite_under_padding(config: ModelConfig, length: int) -> None:
+    network, ids = network_of(config).train(), tokens(2, length + 3)
+    out = logits(network, ids, lengths=torch.tensor([length, 1]))
+    real = torch.arange(length + 3) < torch.tensor([[length], [1]])
+    out[real].square().sum().backward()
+    gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+    assert gradients
+    assert all(gradient.isfinite().all() for gradient in gradients)

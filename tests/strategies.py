@@ -1,0 +1,90 @@
+"""Random small models of every family, for property tests."""
+
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from clearhead.config import ModelConfig
+from clearhead.model import Network, build
+
+VOCABULARY = 23
+
+
+@st.composite
+def configs(
+    draw: st.DrawFn, families: tuple[str, ...] = ("encoder-decoder", "encoder", "decoder"), norms: tuple[str, ...] = ()
+) -> ModelConfig:
+    """A valid config of one of the families: every field that changes what the network computes is drawn."""
+    family = draw(st.sampled_from(families))
+    kv_heads, group = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2, 3]))
+    head_width = draw(st.sampled_from([2, 4, 6]))
+    norm = draw(st.sampled_from(norms or ("layer", "rms", "batch")))
+    position = draw(st.sampled_from(["sinusoidal", "learned", "rotary", "none"]))
+    settings: dict[str, Any] = {
+        "family": family,
+        "width": draw(st.sampled_from([8, 12])),
+        "heads": kv_heads * group,
+        "kv_heads": kv_heads,
+        "head_width": head_width,
+        "ff_width": draw(st.sampled_from([8, 17])),
+        "activation": draw(st.sampled_from(["relu", "gelu", "gelu_tanh", "silu", "swiglu"])),
+        "norm": norm,
+        "norm_position": draw(st.sampled_from(["pre", "post"])),
+        "position": position,
+        "max_positions": 64,
+        "bias": draw(st.booleans()),
+        "scale_embedding": draw(st.booleans()),
+        "embedding_norm": draw(st.booleans()),
+        "output_bias": draw(st.booleans()),
+        "init": draw(st.sampled_from(["xavier", "truncated", "normal", "scaled"])),
+        "vocab_size": VOCABULARY,
+    }
+    if position == "sinusoidal":
+        settings["sinusoid"] = draw(st.sampled_from(["interleaved", "halves"]))
+    if position == "rotary" and draw(st.booleans()):
+        settings["rope_scaling"] = {"factor": 4.0, "original_positions": 16}
+    layers = draw(st.integers(1, 4))
+    if family != "decoder":
+        settings["encoder_layers"] = layers
+    if family != "encoder":
+        settings["decoder_layers"] = layers
+    ties = ["none", "output", "all"] if family == "encoder-decoder" else ["none", "output"]
+    settings["tie"] = draw(st.sampled_from(ties))
+    if family == "encoder":
+        settings["segments"] = draw(st.sampled_from([0, 2]))
+    kinds = draw(st.lists(st.sampled_from(["full", "window", "strided", "fixed"]), min_size=1, max_size=layers))
+    settings["attention"] = kinds
+    if "window" in kinds:
+        settings["window"] = draw(st.integers(1, 6))
+    if {"strided", "fixed"} & set(kinds):
+        settings["stride"] = draw(st.integers(1, 6))
+    if "fixed" in kinds:
+        settings["summary"] = draw(st.integers(1, settings["stride"]))
+    return ModelConfig.build(settings)
+
+
+def network_of(config: ModelConfig, dtype: torch.dtype = torch.float64) -> Network:
+    """A network in float64, where equal means equal: random everywhere, so that no bias is 0 and no norm 1 by luck."""
+    network = build(config).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        for name, buffer in network.named_buffers():  # running statistics of a batch norm that has seen something
+            buffer.copy_(torch.rand_like(buffer) + 0.5 if "variance" in name else torch.randn_like(buffer))
+    return network
+
+
+def tokens(*shape: int) -> Tensor:
+    """Random ids."""
+    return torch.randint(VOCABULARY, shape)
+
+
+def logits(network: Network, ids: Tensor, **options: Any) -> Tensor:
+    """Word scores of any family; a translator gets the same fixed source for every row."""
+    if network.config.family != "encoder-decoder":
+        return network(ids, **options)
+    source = torch.arange(5)[None].expand(len(ids), -1)
+    target = {"target_" + name: value for name, value in options.items()}
+    return network(source, ids, **target)
