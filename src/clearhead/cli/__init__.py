@@ -12,8 +12,7 @@ from clearhead.errors import UserError
 
 app = typer.Typer(
     name="clearhead",
-    help="The Transformer: translator, BERT, GPT and Llama in one small, fast package.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -21,28 +20,39 @@ app = typer.Typer(
 app.command("presets")(presets.presets)
 app.command("demo")(demo.demo)
 
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"clearhead {__version__}")
-        raise typer.Exit
+WrongUse: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, wherever this typer keeps it
 
 
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
-    pass
+    """The Transformer: translator, BERT, GPT and Llama in one small, fast package."""
+    if version:
+        typer.echo(f"clearhead {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def main() -> None:
     """The console script: a user's mistake is one line on stderr and exit code 2; a closed pipe is no error."""
     try:
-        app()
+        app(standalone_mode=False)
+        sys.stdout.flush()
     except UserError as error:
-        for line in str(error).splitlines():
-            print(f"clearhead: {line}", file=sys.stderr)
-        sys.exit(2)
-    except BrokenPipeError:
+        _complain(str(error))
+    except WrongUse as error:
+        _complain(f"{error.format_message()} See clearhead --help")  # type: ignore[attr-defined]
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    except (BrokenPipeError, SystemExit) as stop:
+        if isinstance(stop, SystemExit) and not isinstance(stop.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush to
-        sys.exit(0)
+
+
+def _complain(message: str) -> None:
+    for line in message.splitlines():
+        print(f"clearhead: {line}", file=sys.stderr)
+    sys.exit(2)

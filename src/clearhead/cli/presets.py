@@ -19,7 +19,7 @@ def presets(
     name: Annotated[str | None, typer.Argument(help="A preset, or a YAML file with model settings.")] = None,
     changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")] = None,
     context: Annotated[
-        int | None, typer.Option(min=1, max=1 << 24, help="Tokens of context for cache and FLOPs [the model's own].")
+        int | None, typer.Option(min=1, max=1 << 24, help="Tokens of context for cache and FLOPs (default: all).")
     ] = None,
     dtype: Annotated[str, typer.Option(help="Number format of weights and cache: float32, bfloat16, float16.")] = (
         "float32"

@@ -95,6 +95,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a plain name", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} stands twice", key.start_mark)
             seen.add(key.value)

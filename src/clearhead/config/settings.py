@@ -30,6 +30,7 @@ class Settings(BaseModel):
         except ValidationError as error:
             # A default that could not be worked out because another key was wrong is no news.
             found = [e for e in error.errors() if e["type"] != "default_factory_not_called"]
+            found.sort(key=lambda e: e["type"] != "extra_forbidden")  # a misspelt key explains a missing one
             raise ConfigError("\n".join(dict.fromkeys(prefix + _line(cls, e) for e in found))) from None
 
 
@@ -58,13 +59,13 @@ def _line(cls: type[BaseModel], error: ErrorDetails) -> str:
         case "literal_error":
             return f"{key}: {value} is not allowed; use {context['expected'].replace(chr(39), '')}"
         case "greater_than_equal":
-            return f"{key}: {value} is too small; use {context['ge']} or more"
+            return f"{key}: {value} is too small; use {context['ge']:g} or more"
         case "greater_than":
-            return f"{key}: {value} is too small; use more than {context['gt']}"
+            return f"{key}: {value} is too small; use more than {context['gt']:g}"
         case "less_than_equal":
             return f"{key}: {value} is too large; use at most {context['le']:,}"
         case "less_than":
-            return f"{key}: {value} is too large; use less than {context['lt']}"
+            return f"{key}: {value} is too large; use less than {context['lt']:g}"
         case "int_type" | "int_from_float" | "int_parsing":
             return f"{key}: {value} is not a whole number; write it like 8, without quotes"
         case "float_type" | "float_parsing":

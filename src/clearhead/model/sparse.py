@@ -7,6 +7,8 @@ stand at the same positions. Where the mask is causal, padding behind the last t
 and needs no hiding; otherwise it is hidden by length.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,10 +16,19 @@ from torch.nn import functional as F
 from clearhead.model.masks import Mask
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, dropout: float = 0.0, causal: bool = False) -> Tensor:
+def sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    allowed: Tensor | None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    all_see: bool = False,
+) -> Tensor:
     """torch's fused attention for grouped heads; a query that may look at nothing gets zeros, in every kernel.
 
-    q (B, H, T, E); k and v (B, G, S, E); `allowed` broadcasts to (B, 1, T, S).
+    q (B, H, T, E); k and v (B, G, S, E); `allowed` broadcasts to (B, 1, T, S). With `all_see` the caller knows that no
+    query is left without a key.
     """
     heads, groups, shape = q.shape[1], k.shape[1], q.shape
     if allowed is None:
@@ -28,6 +39,8 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, dropout: float
         q = q.reshape(shape[0], groups, heads // groups, shape[3])
     elif heads != groups:  # the kernel that takes a mask takes no groups
         k, v = (x.repeat_interleave(heads // groups, dim=1) for x in (k, v))
+    if all_see:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, dropout_p=dropout).view(shape)
     blind = ~allowed.any(dim=-1, keepdim=True)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed | blind, dropout_p=dropout)
     return out.masked_fill(blind, 0).view(shape)
@@ -47,14 +60,20 @@ def window(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) ->
     ahead = 0 if mask.causal else reach
     # Splitting and joining, not slicing: the gradient of n slices would be n tensors of full length.
     queries, keys, values = (x.split(step, dim=2) for x in (q, k, v))
-    outputs = []
-    for n, piece in enumerate(queries):
-        first, last = max(0, n - reach), min(len(keys), n + ahead + 1)
-        i = torch.arange(n * step, n * step + piece.shape[2], device=q.device)[None]
-        j = torch.arange(first * step, min(last * step, tokens), device=q.device)
-        near = torch.cat(keys[first:last], dim=2), torch.cat(values[first:last], dim=2)
-        outputs.append(sdpa(piece, *near, _between(mask, i, j), dropout))
-    return torch.cat(outputs, dim=2)
+    tables: dict[tuple[int, int, int], Tensor | None] = {}  # most blocks see their neighbourhood the same way
+
+    def blocks() -> Iterator[Tensor]:
+        for n, piece in enumerate(queries):
+            first, last = max(0, n - reach), min(len(keys), n + ahead + 1)
+            near = torch.cat(keys[first:last], dim=2), torch.cat(values[first:last], dim=2)
+            case = (n - first, piece.shape[2], near[0].shape[2])
+            if case not in tables or mask.needs_lengths:
+                i = torch.arange(n * step, n * step + piece.shape[2], device=q.device)[None]
+                j = torch.arange(first * step, min(last * step, tokens), device=q.device)
+                tables[case] = _between(mask, i, j)
+            yield sdpa(piece, *near, tables[case], dropout, all_see=not mask.needs_lengths)
+
+    return _join(blocks(), q)
 
 
 def column(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
@@ -91,13 +110,26 @@ def summary(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, c
         k, v = k[:, :, j], v[:, :, j]
     else:  # the row ends before its first summary: the mask hides every key, and zeros come out
         j, gathered = places, tokens
-    outputs = []
-    for first in range(0, tokens, chunk):
-        last = min(first + chunk, tokens)
-        seen = max(1, _summaries_before(last, size, mask.pattern.summary)) if mask.causal else gathered
-        allowed = _between(mask, places[None, first:last], j[:seen])
-        outputs.append(sdpa(q[:, :, first:last], k[:, :, :seen], v[:, :, :seen], allowed, dropout))
-    return torch.cat(outputs, dim=2)
+
+    def chunks() -> Iterator[Tensor]:
+        for number, queries in enumerate(q.split(chunk, dim=2)):
+            first, last = number * chunk, number * chunk + queries.shape[2]
+            seen = max(1, _summaries_before(last, size, mask.pattern.summary)) if mask.causal else gathered
+            allowed = _between(mask, places[None, first:last], j[:seen])
+            yield sdpa(queries, k[:, :, :seen], v[:, :, :seen], allowed, dropout)
+
+    return _join(chunks(), q)
+
+
+def _join(pieces: Iterator[Tensor], q: Tensor) -> Tensor:
+    """The pieces one after the other, shaped like q; without gradients each is put in place at once, not held twice."""
+    if torch.is_grad_enabled():
+        return torch.cat(list(pieces), dim=2)
+    out, at = torch.empty_like(q), 0
+    for piece in pieces:
+        out[:, :, at : at + piece.shape[2]] = piece
+        at += piece.shape[2]
+    return out
 
 
 def _summaries_before(position: int, size: int, count: int) -> int:

@@ -1,0 +1,86 @@
+"""Time and peak memory of a piece of work, and the matrix ceiling of the machine it runs on."""
+
+import ctypes
+import gc
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+
+def measure(work: Callable[[], object], device: torch.device, seconds: float = 1.0) -> tuple[float, float]:
+    """Median seconds of `work` after a warm-up, and the bytes it needed at its peak beyond what was there before."""
+    work()  # allocators fill, kernels compile
+    peak = peak_memory(work, device)
+    begun, times = time.perf_counter(), []
+    while len(times) < 3 or (time.perf_counter() - begun < seconds and len(times) < 100):
+        times.append(_once(work, device))
+        if len(times) >= 2 and time.perf_counter() - begun > 10 * seconds:
+            break
+    return statistics.median(times), peak
+
+
+def _once(work: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        work()
+        last.record()
+        torch.cuda.synchronize()
+        return first.elapsed_time(last) / 1000
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def peak_memory(work: Callable[[], object], device: torch.device) -> float:
+    """Bytes in use at the peak of `work`, beyond what was in use before."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    gc.collect()
+    with suppress(OSError, AttributeError):  # glibc: give back what earlier work has freed
+        ctypes.CDLL(None).malloc_trim(0)
+    with suppress(OSError):  # Linux: start the high-water mark anew
+        Path("/proc/self/clear_refs").write_text("5")
+    before = _resident("VmRSS")
+    work()
+    return max(0.0, _resident("VmHWM") - before)
+
+
+def _resident(field: str) -> float:
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(field):
+                return float(line.split()[1]) * 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * 1024
+
+
+def matrix_ceiling(device: torch.device, dtype: torch.dtype) -> float:
+    """Floating-point operations a second of a large matrix product on random numbers: the limit for attention."""
+    size = 8192 if device.type == "cuda" else 2048
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    seconds, _ = measure(lambda: a @ b, device)
+    return 2 * size**3 / seconds
+
+
+def machine(device: torch.device) -> str:
+    """What this ran on, for the head of a table."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
+    names = [
+        line.split(":")[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    name = names[0] if names else platform.processor()
+    return f"{name}, {torch.get_num_threads()} threads, torch {torch.__version__}"

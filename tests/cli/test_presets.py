@@ -1,0 +1,98 @@
+"""`clearhead presets` and the doors of the command line."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from clearhead import __version__
+from clearhead.cli import app
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_json_lists_every_preset_with_its_costs() -> None:
+    rows = {row["name"]: row for row in json.loads(run("presets", "--json").stdout)}
+    assert rows["llama3-70b"]["parameters"] == 70_553_706_496
+    for row in rows.values():
+        assert {"name", "family", "parameters", "weight_bytes", "flops_per_token"} <= row.keys()
+        assert row["weight_bytes"] == 4 * row["parameters"]
+        assert row["flops_per_token"] > 0
+
+
+def test_one_preset_with_changes() -> None:
+    done = run("presets", "gpt2", "vocab_size=50304", "--json", "--dtype", "bfloat16", "--context", "128")
+    (row,) = json.loads(done.stdout)
+    assert row["parameters"] == 124_439_808 + 47 * 768
+    assert row["weight_bytes"] == 2 * row["parameters"]
+    assert (row["context"], row["cache_bytes"]) == (128, 2 * 12 * 768 * 128 * 2)
+
+
+def test_the_table_shows_exact_counts_in_eighty_columns() -> None:
+    text = run("presets").stdout
+    assert "174,604,259,328" in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+    assert "rope_theta: 500000.0" in run("presets", "llama3-8b").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["presets", "--dtype", "int8"], "int8"),
+        (["presets", "gpt2", "--context", "0"], "context"),
+        (["presets", "gpt2", "--context", "many"], "context"),
+        (["pressets"], "No such command"),
+    ],
+)
+def test_wrong_options_end_with_exit_code_two(arguments: list[str], says: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "clearhead", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_and_version_never_import_torch() -> None:
+    code = "import sys; sys.argv = ['clearhead', sys.argv[1]]\nfrom clearhead.cli import main\ntry: main()\n"
+    code += "except SystemExit: pass\nassert 'torch' not in sys.modules"
+    for option, text in (("--help", "presets"), ("--version", __version__)):
+        done = subprocess.run([sys.executable, "-c", code, option], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert text in done.stdout
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "clearhead", "presets", "--json"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+def test_every_verb_has_help_with_an_example() -> None:
+    for verb in ("presets", "demo"):
+        done = run(verb, "--help")
+        assert done.exit_code == 0
+        assert "Example: clearhead" in done.stdout
+
+
+def test_the_demo_shows_every_family_and_learns_something() -> None:
+    done = run("demo", "--steps", "60")
+    assert done.exit_code == 0, done.output
+    for name in ("tiny-translator", "tiny-encoder", "tiny-gpt", "tiny-llama", "head 2"):
+        assert name in done.stdout
+    losses = [float(line.split("loss")[1].split()[0]) for line in done.stdout.splitlines() if "loss" in line]
+    assert losses[-1] < losses[0]
+    assert done.stdout.count("reads both ways") == 1

@@ -1,0 +1,196 @@
+"""Every kind of bad setting: one line that names the key and the fix, from the API and from the command line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clearhead.config import ModelConfig, preset
+from clearhead.errors import ConfigError, UserError
+
+# preset, changes, and what the one line must say: the key, and a piece of the advice
+BAD: list[tuple[str, list[str], str, str]] = [
+    ("tiny-gpt", ["head=4"], "head", "did you mean heads?"),
+    ("tiny-gpt", ["model.widht=64"], "widht", "did you mean width?"),
+    ("tiny-gpt", ["zzzz=1"], "zzzz", "known: activation, attention"),
+    ("tiny-gpt", ["heads=eight"], "heads", "not a whole number"),
+    ("tiny-gpt", ["heads='8'"], "heads", "without quotes"),
+    ("tiny-gpt", ["heads=2.5"], "heads", "not a whole number"),
+    ("tiny-gpt", ["heads=true"], "heads", "not a whole number"),
+    ("tiny-gpt", ["heads=null"], "heads", "not a whole number"),
+    ("tiny-gpt", ["heads=[1, 2]"], "heads", "not a whole number"),
+    ("tiny-gpt", ["heads=0"], "heads", "use 1 or more"),
+    ("tiny-gpt", ["width=-8"], "width", "use 1 or more"),
+    ("tiny-gpt", ["width=999999999"], "width", "use at most 65,536"),
+    ("tiny-gpt", ["decoder_layers=100000"], "decoder_layers", "use at most 1,024"),
+    ("tiny-gpt", ["dropout=1"], "dropout", "use less than 1"),
+    ("tiny-gpt", ["attention_dropout=-0.1"], "attention_dropout", "use 0 or more"),
+    ("tiny-gpt", ["dropout=high"], "dropout", "not a number"),
+    ("tiny-gpt", ["dropout=.nan"], "dropout", "not a finite number"),
+    ("tiny-gpt", ["norm_eps=0"], "norm_eps", "use more than 0"),
+    ("tiny-gpt", ["bias=1"], "bias", "neither true nor false"),
+    ("tiny-gpt", ["norm=layernorm"], "norm", "use layer, rms or batch"),
+    ("tiny-gpt", ["activation=swish"], "activation", "use relu, gelu"),
+    ("tiny-gpt", ["family=transformer"], "family", "use encoder-decoder, encoder or decoder"),
+    ("tiny-gpt", ["attention=[full, sparse]"], "attention.1", "use full, window, strided or fixed"),
+    ("tiny-gpt", ["attention=[]"], "attention", "at least 1"),
+    ("tiny-gpt", ["attention=[full, full, full]"], "attention", "at most one for each layer"),
+    ("tiny-gpt", ["heads=3"], "heads", "does not divide width 128"),
+    ("tiny-gpt", ["kv_heads=3"], "kv_heads", "use a divisor of 4"),
+    ("tiny-gpt", ["kv_heads=8"], "kv_heads", "use a divisor of 4"),
+    ("tiny-llama", ["head_width=33"], "head_width", "use an even head_width"),
+    ("tiny-translator", ["width=129", "heads=3", "head_width=43"], "width", "use an even width"),
+    ("tiny-gpt", ["encoder_layers=2"], "encoder_layers", "set encoder_layers to 0"),
+    ("tiny-gpt", ["decoder_layers=0"], "decoder_layers", "set decoder_layers to 1 or more"),
+    ("tiny-encoder", ["decoder_layers=2"], "decoder_layers", "set decoder_layers to 0"),
+    ("tiny-translator", ["encoder_layers=0"], "encoder_layers", "set encoder_layers to 1 or more"),
+    ("tiny-gpt", ["tie=all"], "tie", "use output or none"),
+    ("tiny-gpt", ["vocab_size=null"], "vocab_size", "give the number of tokens"),
+    ("tiny-gpt", ["source_vocab_size=9"], "source_vocab_size", "use vocab_size"),
+    ("tiny-translator", ["source_vocab_size=9"], "vocab_size", "keep vocab_size for a shared vocabulary"),
+    ("tiny-translator", ["vocab_size=null", "source_vocab_size=9"], "target_vocab_size", "give both"),
+    (
+        "tiny-translator",
+        ["vocab_size=null", "source_vocab_size=9", "target_vocab_size=9"],
+        "tie",
+        "needs one shared vocabulary",
+    ),
+    ("tiny-gpt", ["attention=window"], "window", "set it, like window=256"),
+    ("tiny-gpt", ["window=16"], "window", "remove window"),
+    ("tiny-gpt", ["attention=strided"], "stride", "set it, like stride=128"),
+    ("tiny-gpt", ["attention=fixed", "stride=8"], "summary", "set it, like summary=8"),
+    ("tiny-gpt", ["attention=fixed", "stride=8", "summary=9"], "summary", "use at most 8"),
+    ("tiny-gpt", ["rope_theta=1000.0"], "rope_theta", "use position=rotary"),
+    ("tiny-gpt", ["rope_scaling.factor=8.0"], "rope_scaling", "use position=rotary"),
+    ("tiny-llama", ["rope_scaling.facto=8.0"], "rope_scaling.facto", "did you mean factor?"),
+    ("tiny-llama", ["rope_scaling=linear"], "rope_scaling", "'linear'"),
+    (
+        "tiny-llama",
+        ["rope_scaling.factor=8.0", "rope_scaling.low_frequency_factor=4.0"],
+        "rope_scaling",
+        "must be below high_frequency_factor",
+    ),
+    ("tiny-llama", ["sinusoid=halves"], "sinusoid", "use position=sinusoidal"),
+    ("tiny-gpt", ["segments=2"], "segments", "only an encoder has segments"),
+    ("tiny-gpt", ["pooler=true"], "pooler", "set it to false"),
+    ("tiny-encoder", ["pooler=false"], "outputs", "set pooler=true"),
+    ("tiny-encoder", ["outputs=classes"], "labels", "like labels=2"),
+    ("tiny-encoder", ["labels=3"], "labels", "set labels to 0"),
+    ("tiny-encoder", ["outputs=[tags, tags]", "labels=3"], "outputs", "name each output once"),
+    ("tiny-translator", ["outputs=tags", "labels=3"], "outputs", "a translator gives words"),
+    ("tiny-gpt", ["width"], "'width'", "expected key=value"),
+    ("tiny-gpt", ["=3"], "'=3'", "expected key=value"),
+    ("tiny-gpt", ["width.inner=3"], "width.inner", "not a group of settings"),
+    ("tiny-gpt", ["width=["], "width", "check the spelling"),
+    ("tiny-gtp", [], "preset", "did you mean tiny-gpt?"),
+]
+NAMES = [" ".join([name, *changes]) for name, changes, _, _ in BAD]
+
+
+@pytest.mark.parametrize(("name", "changes", "key", "advice"), BAD, ids=NAMES)
+def test_a_bad_config_is_one_line_with_key_and_fix(name: str, changes: list[str], key: str, advice: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        preset(name, changes)
+    lines = str(caught.value).splitlines()
+    assert advice in lines[0]
+    assert f"{key}: " in lines[0]
+    assert len(lines) <= (2 if "facto=" in str(changes) else 1), lines  # that one also lacks the right key
+    assert len(lines[0]) < 700
+
+
+def test_there_are_at_least_thirty_kinds() -> None:
+    assert len({(key, advice) for _, _, key, advice in BAD}) >= 30
+
+
+def test_no_bad_config_shows_a_traceback_or_builds_a_model() -> None:
+    """All through the real command line, in one process to save time: `main` is the console script."""
+    script = """
+import sys, json
+from clearhead.cli import main
+import clearhead.model.network as network
+def forbidden(*_): raise RuntimeError("a bad config built a model")
+network.Network.__init__ = forbidden
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["clearhead", "presets", *arguments]
+    try:
+        main()
+    except SystemExit as stop:
+        print("exit", stop.code, flush=True)
+"""
+    import json
+
+    arguments = json.dumps([[name, "--", *changes] for name, changes, _, _ in BAD])
+    done = subprocess.run([sys.executable, "-c", script, arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:-1] == ["exit 2"] * len(BAD)
+    assert "Traceback" not in done.stderr
+    assert all(line.startswith("clearhead: ") for line in done.stderr.splitlines())
+    assert len(done.stderr.splitlines()) <= len(BAD) + 2
+
+
+BAD_FILES = {
+    "width: 1\nwidth: 2\n": "line 2: key 'width' stands twice",
+    "a: &x [1]\nb: *x\n": "line 2: aliases",
+    "- width\n- heads\n": "expected settings as `key: value` lines, found list",
+    "just words": "expected settings as `key: value` lines, found str",
+    "width: [1,\n": "check the spelling and the indentation",
+    "family: decoder\n\twidth: 3\n": "line 2",
+    "1: 2\n": "expected settings",
+    "": "family: missing",
+    "preset: tiny-gtp\n": "did you mean tiny-gpt?",
+    "preset: 5\n": "no architecture 5",
+    "? [1, 2]\n: 3\n": "line 1",
+    "[" * 5000: "nested too deeply",
+    "width: !!python/object/apply:os.system ['true']\n": "line 1",
+}
+
+
+@pytest.mark.parametrize("text", BAD_FILES, ids=[repr(text[:20]) for text in BAD_FILES])
+def test_a_bad_file_is_named_with_its_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "model.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        preset(str(path))
+    assert str(caught.value).startswith(str(path)) or "preset" in str(caught.value)
+    assert BAD_FILES[text] in str(caught.value)
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "latin.yaml").write_bytes(b"family: decoder\n# caf\xe9\n")
+    (tmp_path / "large.yaml").write_bytes(b"#" * (1 << 21))
+    for name, reason in {
+        "missing.yaml": "does not exist",
+        "folder.yaml": "is a folder",
+        "latin.yaml": "line 2: not valid UTF-8",
+        "large.yaml": "larger than",
+    }.items():
+        with pytest.raises(UserError, match=reason):
+            preset(str(tmp_path / name))
+
+
+def test_a_file_may_start_from_a_preset_and_overrides_win(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("preset: tiny-gpt\nwidth: 64\nff_width: 99  # a comment\nnorm_eps: 1e-6\n")
+    config = preset(str(path), ["model.heads=2"])
+    assert (config.width, config.ff_width, config.heads, config.head_width) == (64, 99, 2, 32)
+    assert config.norm_eps == 1e-6
+
+
+def test_what_is_not_given_follows_from_what_is() -> None:
+    config = ModelConfig(family="decoder", decoder_layers=1, width=48, heads=6, vocab_size=9)
+    assert (config.kv_heads, config.head_width, config.ff_width) == (6, 8, 192)
+    assert config.sinusoid == "interleaved"
+    assert config.rope_theta is None
+
+
+def test_a_config_survives_being_written_and_read() -> None:
+    for name in ("tiny-llama", "transformer-base", "bert-base", "gpt3", "llama3.2-1b"):
+        config = preset(name)
+        assert ModelConfig.build(config.model_dump(mode="json")) == config
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(Exception, match="frozen"):
+        preset("tiny-gpt").width = 3  # type: ignore[misc]

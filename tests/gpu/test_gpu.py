@@ -1,0 +1,148 @@
+"""Equality of the fast paths on a CUDA device: `make test-gpu`. Elsewhere these are skipped, and say why."""
+
+import pytest
+import torch
+from torch import nn
+
+from clearhead.config import preset
+from clearhead.model import Cache, Documents, Mask, Pattern, attend, backend, build
+from clearhead.model.backends import BACKENDS, choose
+from clearhead.model.kernels import _varlen_options
+from clearhead.model.quantised import QuantisedLinear, quantise, quantise_rows
+from tests.equality import check, inputs
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
+PATTERNS = [
+    Pattern(),
+    Pattern("window", 1),
+    Pattern("window", 50),
+    Pattern("window", 300),
+    Pattern("column", 7),
+    Pattern("column", 64),
+    Pattern("block", 64),
+    Pattern("block", 33),
+    Pattern("summary", 64, 8),
+    Pattern("summary", 33, 33),
+]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+@every_dtype
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_every_pattern_equals_the_reference(pattern: Pattern, causal: bool, dtype: torch.dtype) -> None:
+    for tokens, heads, groups, width in ((1, 4, 2, 64), (200, 4, 4, 64), (777, 6, 2, 32)):
+        for lengths in (None, torch.tensor([tokens, tokens // 2], device="cuda")):
+            real = torch.ones(2, tokens, dtype=torch.bool, device="cuda")
+            if lengths is not None:
+                real = torch.arange(tokens, device="cuda") < lengths[:, None]
+            for name in (None, "sdpa", "sparse"):
+                check(*inputs(2, heads, groups, tokens, dtype, width, "cuda"), Mask(causal, pattern, lengths), real, name)
+
+
+@every_dtype
+@pytest.mark.parametrize("width", [16, 64, 128])
+@pytest.mark.parametrize("causal", [True, False])
+def test_flex_is_chosen_for_windows_and_equals_the_reference(causal: bool, width: int, dtype: torch.dtype) -> None:
+    for tokens, size in ((130, 5), (1000, 128), (1000, 129)):
+        q, k, v = inputs(2, 4, 2, tokens, dtype, width, "cuda")
+        mask = Mask(causal, Pattern("window", size))
+        assert choose(q, k, mask) == "flex"
+        check(q, k, v, mask, torch.ones(2, tokens, dtype=torch.bool, device="cuda"), "flex")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("pattern", [Pattern(), Pattern("window", 9)], ids=str)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_varlen_equals_the_reference(groups: int, causal: bool, pattern: Pattern, dtype: torch.dtype) -> None:
+    documents = Documents.of([5, 1, 130, 64, 33], device="cuda")
+    q, k, v = inputs(1, 4, groups, documents.total, dtype, 64, "cuda")
+    mask = Mask(causal, pattern, documents=(documents, documents))
+    if pattern.kind == "full" or "window_size" in _varlen_options():
+        assert choose(q, k, mask) == "varlen"
+    check(q, k, v, mask, torch.ones(1, documents.total, dtype=torch.bool, device="cuda"), None)
+
+
+@every_dtype
+def test_packed_targets_look_at_packed_sources(dtype: torch.dtype) -> None:
+    ours, theirs = Documents.of([5, 1, 40], device="cuda"), Documents.of([7, 90, 2], device="cuda")
+    q = inputs(1, 4, 4, ours.total, dtype, 32, "cuda")[0]
+    _, k, v = inputs(1, 4, 4, theirs.total, dtype, 32, "cuda")
+    mask = Mask(documents=(ours, theirs))
+    check(q, k, v, mask, torch.ones(1, ours.total, dtype=torch.bool, device="cuda"), None)
+
+
+@every_dtype
+def test_a_query_that_may_look_at_nothing_gets_zeros(dtype: torch.dtype) -> None:
+    for name in (None, *BACKENDS):
+        q, k, v = inputs(2, 2, 2, 96, dtype, 64, "cuda")
+        out = attend(q, k, v, Mask(lengths=torch.tensor([0, 96], device="cuda")), backend=name)
+        assert out[0].abs().max() == 0
+        early = attend(q, k, v, Mask(True, Pattern("summary", 32, 4)), backend=name)
+        assert early[:, :, :28].abs().max() == 0
+        (out.sum() + early.sum()).backward()
+        assert all(x.grad.isfinite().all() for x in (q, k, v))
+
+
+@pytest.mark.parametrize("name", ["tiny-translator", "tiny-encoder", "tiny-gpt", "tiny-llama"])
+@pytest.mark.parametrize("attention", ["full", "window", "strided", "fixed"])
+def test_networks_give_on_the_gpu_what_they_give_on_the_cpu(name: str, attention: str) -> None:
+    extra = {"window": ["window=16"], "strided": ["stride=8"], "fixed": ["stride=8", "summary=2"]}.get(attention, [])
+    network = build(preset(name, [f"attention={attention}", *extra])).eval()
+    ids, lengths = torch.randint(4000, (3, 50)), torch.tensor([50, 31, 7])
+    arguments = {"lengths": lengths} if name != "tiny-translator" else {"source_lengths": lengths, "target_lengths": lengths}
+    inputs = (ids, ids) if name == "tiny-translator" else (ids,)
+    real = torch.arange(50) < lengths[:, None]
+    with torch.no_grad(), backend("reference"):
+        expected = network(*inputs, **arguments)
+    network.cuda()
+    with torch.no_grad():
+        on_gpu = {key: value.cuda() for key, value in arguments.items()}
+        found = network(*(x.cuda() for x in inputs), **on_gpu).cpu()
+        half = network.bfloat16()(*(x.cuda() for x in inputs), **on_gpu).cpu().float()
+    torch.testing.assert_close(found[real], expected[real], rtol=1e-4, atol=1e-4)
+    assert (half[real] - expected[real]).norm() < 0.03 * expected[real].norm()
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-llama"])
+def test_cached_equals_uncached_and_packed_equals_unpacked(name: str) -> None:
+    network, ids = build(preset(name)).eval().cuda(), torch.randint(4000, (2, 40), device="cuda")
+    with torch.no_grad():
+        whole = network(ids)
+        cache, pieces = Cache(network.config, 2, 40, device="cuda"), []
+        for piece in ids.split([17, 1, 1, 5, 16], dim=1):
+            pieces.append(network(piece, cache=cache))
+        torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-4, atol=1e-4)
+        network.bfloat16()
+        packed = network(ids.view(1, -1), documents=Documents.of([40, 40], device="cuda")).view(2, 40, -1)
+        assert (packed.float() - whole).norm() < 0.03 * whole.norm()
+
+
+def test_eight_bits_on_the_gpu_equal_the_formula_and_ignore_batch_mates() -> None:
+    for inputs_, outputs, exact in ((64, 24, True), (50, 7, False)):
+        linear = nn.Linear(inputs_, outputs, bias=False).cuda()
+        small = QuantisedLinear(linear)
+        for rows in (1, 16, 17, 100):
+            x = torch.randn(rows, inputs_, device="cuda")
+            numbers, scale = quantise_rows(x)
+            weight, weight_scale = quantise_rows(linear.weight.detach())
+            expected = (numbers.double() @ weight.double().T) * scale * weight_scale.T
+            if exact:
+                torch.testing.assert_close(small(x).double(), expected, rtol=1e-6, atol=1e-6)
+                assert torch.equal(small(x[:1]), small(x)[:1])
+            else:  # no integer product for this shape: the weights alone are rounded
+                assert (small(x).double() - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_quantised_network_runs_on_the_gpu(bits: int) -> None:
+    network, ids = build(preset("tiny-llama")).eval().cuda(), torch.randint(4000, (2, 9), device="cuda")
+    with torch.no_grad():
+        before = network(ids)
+        after = quantise(network, bits)(ids)
+    assert (after - before).norm() < (0.05 if bits == 8 else 0.3) * before.norm()
