@@ -39,7 +39,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench.attention
 
 test-gpu: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 0 -m gpu -rs tests/gpu $(ARGS)
+	TORCHDYNAMO_DISABLE=0 $(BIN)/python -m pytest -n 0 -m gpu -rs tests/gpu $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

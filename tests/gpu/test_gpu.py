@@ -40,13 +40,21 @@ def test_every_pattern_equals_the_reference(pattern: Pattern, causal: bool, dtyp
             real = torch.ones(2, tokens, dtype=torch.bool, device="cuda")
             if lengths is not None:
                 real = torch.arange(tokens, device="cuda") < lengths[:, None]
-            for name in (None, "sdpa", "sparse"):
+            for name in ("sdpa", "sparse"):  # flex, which compiles for every case, has a test of its own
                 check(*inputs(2, heads, groups, tokens, dtype, width, "cuda"), Mask(causal, pattern, lengths), real, name)
 
 
-@every_dtype
-@pytest.mark.parametrize("width", [16, 64, 128])
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "width", "causal"),
+    [
+        (torch.float32, 64, True),
+        (torch.bfloat16, 64, True),
+        (torch.bfloat16, 128, False),
+        (torch.float16, 32, True),
+        (torch.float32, 16, False),
+    ],
+    ids=str,
+)
 def test_flex_is_chosen_for_windows_and_equals_the_reference(causal: bool, width: int, dtype: torch.dtype) -> None:
     for tokens, size in ((130, 5), (1000, 128), (1000, 129)):
         q, k, v = inputs(2, 4, 2, tokens, dtype, width, "cuda")

@@ -34,16 +34,24 @@ def flex_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | None
 
 def flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
     """A window by FlexAttention: whole blocks of 128 × 128 out of sight are never computed."""
-    tokens, size = q.shape[2], mask.pattern.size
-    blocks = _window_blocks(tokens, size, mask.causal, q.device)
-    return _compiled_flex()(q, k, v, block_mask=blocks, enable_gqa=q.shape[1] != k.shape[1])  # type: ignore[no-any-return]
+    from torch.nn.attention.flex_attention import flex_attention
+
+    options: dict[str, Any] = {
+        "block_mask": _window_blocks(q.shape[2], mask.pattern.size, mask.causal, q.device),
+        "enable_gqa": q.shape[1] != k.shape[1],
+    }
+    if torch.compiler.is_compiling():  # whoever compiles the layer compiles this with it
+        return flex_attention(q, k, v, **options)  # type: ignore[return-value]
+    # Past its limit of recompilations torch would run this uncompiled, which fills a table of all pairs.
+    with torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000):
+        return _compiled_flex()(q, k, v, **options)  # type: ignore[no-any-return]
 
 
 @cache
 def _compiled_flex() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)  # uncompiled, it would fill a table of all pairs
+    return torch.compile(flex_attention)
 
 
 @lru_cache(maxsize=64)
