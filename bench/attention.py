@@ -43,28 +43,39 @@ def main() -> None:
     dtype = torch.bfloat16 if on_gpu else torch.float32
     rows, heads = options.rows or (4 if on_gpu else 1), options.heads or (16 if on_gpu else 8)
     ceiling = matrix_ceiling(device, dtype)
-    print(f"{datetime.date.today()}  {machine(device)}  {str(dtype).removeprefix('torch.')}")
-    print(f"{rows} rows, {heads} heads of {options.head_width}; window {WINDOW}, stride {STRIDE}, summary {SUMMARY}; "
-          f"{'forward and backward' if options.backward else 'forward'}")  # fmt: skip
-    print(f"matrix product ceiling measured here: {ceiling / 1e12:.2f} TFLOP/s; share = useful FLOPs / time / ceiling\n")
-    print(f"{'tokens':>7}  {'attention':<18} {'backend':<8} {'ms':>10} {'faster':>8} {'share':>7} {'peak MB':>9} {'of dense':>8}")
+    work = "forward and backward" if options.backward else "forward"
+    print(f"{datetime.date.today()}  {machine(device)}  {str(dtype).removeprefix('torch.')}  {work}")
+    print(f"{rows} rows, {heads} heads of {options.head_width}; window {WINDOW}, stride {STRIDE}, summary {SUMMARY}")
+    print(f"matrix products reach {ceiling / 1e12:.2f} TFLOP/s here; share = useful FLOPs / time / that\n")
+    columns = f"{'ms':>10} {'faster':>8} {'share':>6} {'peak MB':>9} {'of dense':>8}"
+    print(f"{'tokens':>7}  {'attention':<18} {'backend':<8} {columns}")
     for tokens in map(int, options.tokens.split(",")):
+        torch.compiler.reset()  # FlexAttention compiles for each length, as in a training run of one length
         compare(tokens, rows, heads, options.head_width, device, dtype, options.backward, ceiling)
 
 
 def compare(
-    tokens: int, rows: int, heads: int, width: int, device: torch.device, dtype: torch.dtype, backward: bool, ceiling: float
+    tokens: int,
+    rows: int,
+    heads: int,
+    width: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    backward: bool,
+    ceiling: float,
 ) -> None:
     """One length: the dense peer, then each pattern and its parts."""
     q, k, v = (
         torch.randn(rows, tokens, heads, width, device=device, dtype=dtype).transpose(1, 2).requires_grad_(backward)
         for _ in range(3)
     )
-    unit = (10 if backward else 4) * rows * heads * width  # FLOPs for each query and key that meet, as flash attention
+    unit = (14 if backward else 4) * rows * heads * width  # FLOPs of each pair: 2 products, 7 with backward
 
     def show(name: str, backend: str, seconds: float, peak: float, pairs: float) -> None:
-        print(f"{tokens:>7}  {name:<18} {backend:<8} {1e3 * seconds:>10.3f} {dense[0] / seconds:>7.2f}x "
-              f"{unit * pairs / seconds / ceiling:>6.0%} {peak / 1e6:>9.1f} {peak / max(dense[1], 1):>8.2f}", flush=True)  # fmt: skip
+        share = unit * pairs / seconds / ceiling
+        memory = f"{peak / 1e6:>9.1f} {peak / max(dense[1], 1):>8.2f}"
+        ratio = f"{dense[0] / seconds:>7.2f}x"
+        print(f"{tokens:>7}  {name:<18} {backend:<8} {1e3 * seconds:>10.3f} {ratio} {share:>6.0%} {memory}", flush=True)
 
     dense = measure(_work(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v), backward), device)
     show("dense", "sdpa", *dense, pairs=tokens * (tokens + 1) / 2)

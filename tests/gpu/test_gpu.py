@@ -41,7 +41,9 @@ def test_every_pattern_equals_the_reference(pattern: Pattern, causal: bool, dtyp
             if lengths is not None:
                 real = torch.arange(tokens, device="cuda") < lengths[:, None]
             for name in ("sdpa", "sparse"):  # flex, which compiles for every case, has a test of its own
-                check(*inputs(2, heads, groups, tokens, dtype, width, "cuda"), Mask(causal, pattern, lengths), real, name)
+                check(
+                    *inputs(2, heads, groups, tokens, dtype, width, "cuda"), Mask(causal, pattern, lengths), real, name
+                )
 
 
 @pytest.mark.parametrize(
@@ -55,10 +57,11 @@ def test_every_pattern_equals_the_reference(pattern: Pattern, causal: bool, dtyp
     ],
     ids=str,
 )
-def test_flex_is_chosen_for_windows_and_equals_the_reference(causal: bool, width: int, dtype: torch.dtype) -> None:
-    for tokens, size in ((130, 5), (1000, 128), (1000, 129)):
+@pytest.mark.parametrize("kind", ["window", "summary"])
+def test_flex_equals_the_reference(kind: str, dtype: torch.dtype, width: int, causal: bool) -> None:
+    for tokens, size, summary in ((130, 5, 2), (1000, 128, 8), (1000, 129, 129)):
         q, k, v = inputs(2, 4, 2, tokens, dtype, width, "cuda")
-        mask = Mask(causal, Pattern("window", size))
+        mask = Mask(causal, Pattern(kind, size, summary if kind == "summary" else 0))
         assert choose(q, k, mask) == "flex"
         check(q, k, v, mask, torch.ones(2, tokens, dtype=torch.bool, device="cuda"), "flex")
 
@@ -103,7 +106,9 @@ def test_networks_give_on_the_gpu_what_they_give_on_the_cpu(name: str, attention
     extra = {"window": ["window=16"], "strided": ["stride=8"], "fixed": ["stride=8", "summary=2"]}.get(attention, [])
     network = build(preset(name, [f"attention={attention}", *extra])).eval()
     ids, lengths = torch.randint(4000, (3, 50)), torch.tensor([50, 31, 7])
-    arguments = {"lengths": lengths} if name != "tiny-translator" else {"source_lengths": lengths, "target_lengths": lengths}
+    arguments = (
+        {"lengths": lengths} if name != "tiny-translator" else {"source_lengths": lengths, "target_lengths": lengths}
+    )
     inputs = (ids, ids) if name == "tiny-translator" else (ids,)
     real = torch.arange(50) < lengths[:, None]
     with torch.no_grad(), backend("reference"):

@@ -17,7 +17,9 @@ patterns = st.one_of(
     st.builds(Pattern, st.just("window"), st.integers(1, 90)),
     st.builds(Pattern, st.just("column"), st.integers(1, 70)),
     st.builds(Pattern, st.just("block"), st.integers(1, 70)),
-    st.integers(1, 70).flatmap(lambda size: st.builds(Pattern, st.just("summary"), st.just(size), st.integers(1, size))),
+    st.integers(1, 70).flatmap(
+        lambda size: st.builds(Pattern, st.just("summary"), st.just(size), st.integers(1, size))
+    ),
 )
 
 

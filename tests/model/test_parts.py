@@ -31,9 +31,7 @@ def test_rotated_products_depend_on_distance_alone() -> None:
     q, k = torch.randn(1, 1, 1, 32), torch.randn(1, 1, 1, 32)
 
     def product(i: int, j: int) -> float:
-        turned = [
-            rotate(x, rotations(config, torch.tensor([[place]]))).double() for x, place in ((q, i), (k, j))
-        ]
+        turned = [rotate(x, rotations(config, torch.tensor([[place]]))).double() for x, place in ((q, i), (k, j))]
         return float((turned[0] * turned[1]).sum())
 
     assert product(5, 2) == pytest.approx(product(105, 102), abs=1e-4)

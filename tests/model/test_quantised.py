@@ -79,5 +79,5 @@ def test_a_whole_network_keeps_its_scores(name: str) -> None:
 def test_what_cannot_be_grouped_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="bits: 3"):
         QuantisedLinear(nn.Linear(32, 8), bits=3)
-    with pytest.raises(ValueError, match="group: 32 must be .* divide the 40 inputs"):
+    with pytest.raises(ValueError, match=r"group: 32 must be .* divide the 40 inputs"):
         QuantisedLinear(nn.Linear(40, 8), bits=4)

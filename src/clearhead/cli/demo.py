@@ -100,7 +100,9 @@ def learn_to_reverse(console: "Console", steps: int, seed: int) -> None:
             word = write(network.eval(), "attention")
             network.train()
             left = (time.perf_counter() - begun) / step * (steps - step)
-            console.print(f"  step {step:>4} of {steps}   loss {average:5.3f}   attention → {word}   {left:3.0f} s left")
+            console.print(
+                f"  step {step:>4} of {steps}   loss {average:5.3f}   attention → {word}   {left:3.0f} s left"
+            )
     show_alignment(console, network.eval(), "clearhead")
 
 
@@ -154,7 +156,5 @@ def show_alignment(console: "Console", network: "EncoderDecoder", word: str) -> 
     console.print("     " + "     ".join(f"{title:<{2 * len(word)}}" for title in titles))
     console.print("     " + "     ".join("".join(f"{letter} " for letter in word) for _ in titles))
     for row, letter in enumerate(written):
-        shades = [
-            "".join(2 * SHADES[min(4, int(5 * weight))] for weight in head[row].tolist()) for head in weights
-        ]
+        shades = ["".join(2 * SHADES[min(4, int(5 * weight))] for weight in head[row].tolist()) for head in weights]
         console.print(f"   {letter} " + "     ".join(shades))

@@ -41,7 +41,7 @@ class RopeScaling(Settings):
 
 
 class ModelConfig(Settings):
-    """Every choice that makes one Transformer differ from another. Two settings that contradict each other are an error."""
+    """Every choice that makes one Transformer differ from another; two that contradict each other are an error."""
 
     # Size
     family: Family
@@ -56,7 +56,9 @@ class ModelConfig(Settings):
     heads: int = Field(ge=1, le=1024)
     kv_heads: int = Field(default_factory=lambda known: known["heads"], ge=1, le=1024)
     head_width: int = Field(default_factory=lambda known: max(1, known["width"] // known["heads"]), ge=1, le=1 << 13)
-    attention: Annotated[tuple[Attends, ...], BeforeValidator(_several), Field(min_length=1, max_length=1024)] = ("full",)
+    attention: Annotated[tuple[Attends, ...], BeforeValidator(_several), Field(min_length=1, max_length=1024)] = (
+        "full",
+    )
     window: int | None = Field(default=None, ge=1, le=1 << 24)
     stride: int | None = Field(default=None, ge=1, le=1 << 24)
     summary: int | None = Field(default=None, ge=1, le=1 << 24)

@@ -15,7 +15,7 @@ from clearhead.errors import ConfigError
 
 
 class Settings(BaseModel):
-    """A group of settings. Unknown keys are errors, values keep their type ("8" is no number), nothing changes later."""
+    """A group of settings: unknown keys are errors, values keep their type ("8" is no number), nothing changes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="null")
 

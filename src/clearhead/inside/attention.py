@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.model.backends import weights_of
 from clearhead.model.attention import Attention
+from clearhead.model.backends import weights_of
 
 
 @dataclass(frozen=True)

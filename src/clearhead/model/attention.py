@@ -68,11 +68,13 @@ class Attention(nn.Module):
 
     def look(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         """What each head brings home: (B, H, T, E)."""
-        return attend(q, k, v, mask.within(self.pattern, k.shape[2]), self.dropout if self.training else 0.0)
+        if self.pattern is not FULL:
+            mask = mask.within(self.pattern, k.shape[2])
+        return attend(q, k, v, mask, self.dropout if self.training else 0.0)
 
     def join(self, heads: Tensor) -> Tensor:
         """(B, H, T, E) to (B, T, D)."""
-        return self.output(heads.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.output(heads.transpose(1, 2).flatten(2))
 
 
 def _split(x: Tensor, heads: int, rotation: Rotation | None = None) -> Tensor:

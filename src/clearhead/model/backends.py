@@ -53,7 +53,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, ba
     `backend` forces one by name; where it cannot do what is asked, the choice falls back and the log says why.
     Outputs at padded queries are finite and mean nothing.
     """
-    mask = mask.within(mask.pattern, keys=k.shape[2])
+    if mask.pattern.kind != "full":
+        mask = mask.within(mask.pattern, keys=k.shape[2])
     wanted = backend or _forced
     if wanted is not None:
         if wanted not in BACKENDS:
@@ -68,6 +69,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, ba
 
 def choose(q: Tensor, k: Tensor, mask: Mask, dropout: float = 0.0) -> str:
     """The name of the backend that `attend` would take."""
+    if mask.documents is None and mask.pattern.kind == "full":  # the common case asks nobody
+        return "sdpa"
     return next(
         name for name, way in BACKENDS.items() if name != "reference" and way.refuses(q, k, mask, dropout) is None
     )
@@ -146,4 +149,3 @@ BACKENDS = {
     "sparse": Backend(sparse.attend_sparse, _sparse_refuses),
     "sdpa": Backend(_sdpa, lambda *_: None),
 }
-

@@ -90,7 +90,9 @@ class Cache:
         self.longest = int(self.lengths.max())
         needed = int((self.lengths + (tokens if counts is None else counts)).max())
         if needed > self.capacity:
-            raise ValueError(f"the cache holds {self.capacity} tokens a row, {needed} are needed; give it more capacity")
+            raise ValueError(
+                f"the cache holds {self.capacity} tokens a row, {needed} are needed; give it more capacity"
+            )
 
     def advance(self, tokens: int, counts: Tensor | None = None) -> None:
         """The step is done: every row is longer by its count, or by `tokens`."""

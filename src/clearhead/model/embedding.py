@@ -37,4 +37,4 @@ class Embedding(nn.Module):
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         if self.norm is not None:
             x = self.norm(x, real)
-        return self.dropout(x)  # type: ignore[no-any-return]
+        return self.dropout(x)

@@ -1,5 +1,6 @@
 """The feed-forward sublayer: each token by itself through a wider layer and back.   D width · F feed-forward width"""
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor, nn
@@ -7,7 +8,7 @@ from torch.nn import functional as F
 
 from clearhead.config import ModelConfig
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
@@ -33,4 +34,4 @@ class FeedForward(nn.Module):
             hidden = self.activation(self.up(x))
         else:
             hidden = self.activation(self.gate(x)) * self.up(x)  # (B, T, F)
-        return self.down(hidden)  # type: ignore[no-any-return]
+        return self.down(hidden)

@@ -1,4 +1,7 @@
-"""What is read off the hidden states: words, next sentence, classes, tags, answer spans.   B rows · T tokens · D width · V words"""
+"""What is read off the hidden states: words, next sentence, classes, tags, answer spans.
+
+B rows · T tokens · D width · V words
+"""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +13,7 @@ from clearhead.model.norms import norm
 
 
 class WordHead(nn.Module):
-    """A score for every word of the vocabulary: (B, T, D) to (B, T, V). Section 3.4 shares its matrix with the embedding."""
+    """A score for every word: (B, T, D) to (B, T, V). Section 3.4 shares its matrix with the embedding."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -18,7 +21,7 @@ class WordHead(nn.Module):
         self.scores = nn.Linear(config.width, config.target_vocab, bias=config.output_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.scores(hidden if self.transform is None else self.transform(hidden))  # type: ignore[no-any-return]
+        return self.scores(hidden if self.transform is None else self.transform(hidden))
 
 
 class MaskedTransform(nn.Module):
@@ -31,7 +34,7 @@ class MaskedTransform(nn.Module):
         self.norm = norm(config)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.norm(self.activation(self.linear(hidden)))  # type: ignore[no-any-return]
+        return self.norm(self.activation(self.linear(hidden)))
 
 
 class LabelHead(nn.Module):
@@ -43,7 +46,7 @@ class LabelHead(nn.Module):
         self.scores = nn.Linear(config.width, labels)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.scores(self.dropout(hidden))  # type: ignore[no-any-return]
+        return self.scores(self.dropout(hidden))
 
 
 class Pooler(nn.Module):
@@ -54,7 +57,7 @@ class Pooler(nn.Module):
         self.linear = nn.Linear(config.width, config.width)
 
     def forward(self, first: Tensor) -> Tensor:
-        return self.linear(first).tanh()  # type: ignore[no-any-return]
+        return self.linear(first).tanh()
 
 
 class Heads(nn.Module):

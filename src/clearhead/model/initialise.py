@@ -10,7 +10,7 @@ Biases begin at 0, norms at 1.
 
 import math
 
-from torch import nn
+from torch import Tensor, nn
 
 from clearhead.config import ModelConfig
 
@@ -21,7 +21,7 @@ RESIDUAL = ("attention.output", "feed_forward.down")  # the projections that wri
 def initialise(network: nn.Module, config: ModelConfig) -> None:
     """Draw every weight of the network anew, from torch's current random state."""
     layers = config.decoder_layers or config.encoder_layers
-    drawn: set[nn.Parameter] = set()
+    drawn: set[Tensor] = set()
     for name, module in network.named_modules():
         if not isinstance(module, nn.Linear | nn.Embedding):
             continue

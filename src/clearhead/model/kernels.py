@@ -1,4 +1,4 @@
-"""GPU kernels of torch: FlexAttention for windows, variable-length flash attention for packed rows.
+"""GPU kernels of torch: variable-length flash attention for packed rows, FlexAttention for windows and summaries.
 
 Both are looked at before they are used: a dtype, a head width or a dropout they do not know is refused in words.
 """
@@ -11,40 +11,61 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.model.masks import Mask
+from clearhead.model.masks import Mask, Pattern
+from clearhead.model.sparse import gather_summaries, summaries
 
 HALF = (torch.bfloat16, torch.float16)
 
 
 def flex_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | None:
     """Why FlexAttention cannot be used; None if it can."""
-    width = q.shape[-1]
+    width, pattern = q.shape[-1], mask.pattern
     reasons = {
         "it needs a CUDA device": q.device.type != "cuda",
-        "it is here for windows": mask.pattern.kind != "window",
+        "it is here for windows and summaries": pattern.kind not in ("window", "summary"),
         "the row is packed": mask.documents is not None,
         "queries and keys are not the same positions": mask.start is not None or q.shape[2] != k.shape[2],
         "padding has to be hidden": mask.needs_lengths,
         "it has no dropout": dropout > 0,
         "its head width is a power of two from 16 to 256": not 16 <= width <= 256 or width & (width - 1) != 0,
         "it has no float64": q.dtype == torch.float64,
+        "the row ends before its first summary": pattern.kind == "summary" and summaries(q.shape[2], pattern) == 0,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
-    """A window by FlexAttention: whole blocks of 128 × 128 out of sight are never computed."""
+    """A window, or gathered summaries, by FlexAttention: blocks of 128 × 128 out of sight are never computed."""
     from torch.nn.attention.flex_attention import flex_attention
 
+    tokens = q.shape[2]
+    if mask.pattern.kind == "summary":
+        k, v = gather_summaries(k, mask.pattern), gather_summaries(v, mask.pattern)
     options: dict[str, Any] = {
-        "block_mask": _window_blocks(q.shape[2], mask.pattern.size, mask.causal, q.device),
+        "block_mask": _visible_blocks(tokens, k.shape[2], mask.pattern, mask.causal, q.device),
         "enable_gqa": q.shape[1] != k.shape[1],
     }
     if torch.compiler.is_compiling():  # whoever compiles the layer compiles this with it
-        return flex_attention(q, k, v, **options)  # type: ignore[return-value]
+        return flex_attention(q, k, v, **options)
     # Past its limit of recompilations torch would run this uncompiled, which fills a table of all pairs.
     with torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000):
-        return _compiled_flex()(q, k, v, **options)  # type: ignore[no-any-return]
+        return _compiled_flex()(q, k, v, **options)
+
+
+@lru_cache(maxsize=64)
+def _visible_blocks(tokens: int, keys: int, pattern: Pattern, causal: bool, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    size, summary = pattern.size, pattern.summary
+
+    def near(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (j <= i) & (i - j < size) if causal else (i - j).abs() < size
+
+    def gathered(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        place = j // summary * size + size - summary + j % summary  # where the j-th gathered key stood
+        return place <= i if causal else j >= 0
+
+    return create_block_mask(near if pattern.kind == "window" else gathered, None, None, tokens, keys, device=device)
 
 
 @cache
@@ -52,16 +73,6 @@ def _compiled_flex() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention)
-
-
-@lru_cache(maxsize=64)
-def _window_blocks(tokens: int, size: int, causal: bool, device: torch.device) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return (j <= i) & (i - j < size) if causal else (i - j).abs() < size
-
-    return create_block_mask(visible, None, None, tokens, tokens, device=device)
 
 
 @cache
@@ -76,6 +87,7 @@ def _varlen_options() -> frozenset[str]:
 
 def varlen_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | None:
     """Why variable-length flash attention cannot be used; None if it can."""
+    windowed = mask.pattern.kind == "window"
     reasons = {
         "the row is not packed": mask.documents is None,
         "it needs a CUDA device": q.device.type != "cuda",
@@ -83,8 +95,7 @@ def varlen_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | No
         "it has no dropout": dropout > 0,
         "its head width is a multiple of 8 up to 256": q.shape[-1] > 256 or q.shape[-1] % 8 != 0,
         "it knows full and window alone": mask.pattern.kind not in ("full", "window"),
-        "this torch's varlen_attn has no window": mask.pattern.kind == "window"
-        and "window_size" not in _varlen_options(),
+        "this torch's varlen_attn has no window": windowed and "window_size" not in _varlen_options(),
         "this torch has no varlen_attn": not _varlen_options(),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
@@ -107,6 +118,6 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) ->
             options["enable_gqa"] = True
         else:
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-    tokens_first = [x[0].transpose(0, 1) for x in (q, k, v)]  # (N, H, E)
-    out = varlen_attn(*tokens_first, ours.starts, theirs.starts, ours.longest, theirs.longest, **options)
-    return out.transpose(0, 1)[None]  # type: ignore[union-attr]
+    q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # (N, H, E)
+    out: Any = varlen_attn(q, k, v, ours.starts, theirs.starts, ours.longest, theirs.longest, **options)
+    return out.transpose(0, 1)[None]

@@ -1,4 +1,7 @@
-"""One Transformer layer: self-attention, cross-attention where there is a source, feed-forward.   B rows · T tokens · D width"""
+"""One Transformer layer: self-attention, cross-attention if there is a source, feed-forward.
+
+B rows · T tokens · D width
+"""
 
 from collections.abc import Callable
 
@@ -48,5 +51,5 @@ class Layer(nn.Module):
 
     def _add(self, x: Tensor, norm: nn.Module, real: Tensor | None, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre:
-            return x + self.dropout(sublayer(norm(x, real)))  # type: ignore[no-any-return]
-        return norm(x + self.dropout(sublayer(x)), real)  # type: ignore[no-any-return]
+            return x + self.dropout(sublayer(norm(x, real)))
+        return norm(x + self.dropout(sublayer(x)), real)

@@ -1,4 +1,7 @@
-"""The three families, composed of two stacks and what is read off them.   B rows · T tokens · S source tokens · V words"""
+"""The three families, composed of two stacks and what is read off them.
+
+B rows · T tokens · S source tokens · D width · V words
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class Network(nn.Module):
         """The score of every word at every position: (B, T, D) to (B, T, V)."""
         if self.heads.words is None:
             raise ValueError(f"this model gives {', '.join(self.config.outputs) or 'hidden states'}, no words")
-        return self.heads.words(hidden)  # type: ignore[no-any-return]
+        return self.heads.words(hidden)
 
 
 class Encoder(Network):
@@ -51,7 +54,7 @@ class Encoder(Network):
         segments: Tensor | None = None,
     ) -> Tensor:
         """ids (B, T) to hidden states (B, T, D)."""
-        return self.encoder(ids, lengths, documents, segments)  # type: ignore[no-any-return]
+        return self.encoder(ids, lengths, documents, segments)
 
     def forward(
         self,
@@ -78,7 +81,7 @@ class Decoder(Network):
         cache: Cache | None = None,
     ) -> Tensor:
         """ids (B, T) to hidden states (B, T, D); with a cache, ids are what comes after the tokens it holds."""
-        return self.decoder(ids, lengths, documents, cache=cache)  # type: ignore[no-any-return]
+        return self.decoder(ids, lengths, documents, cache=cache)
 
     def forward(
         self,
@@ -104,9 +107,7 @@ class EncoderDecoder(Network):
     """Reads a source and writes a target (the 2017 translator)."""
 
     def __init__(self, config: ModelConfig):
-        super().__init__(
-            config, encoder=Stack(config, causal=False), decoder=Stack(config, causal=True, cross=True)
-        )
+        super().__init__(config, encoder=Stack(config, causal=False), decoder=Stack(config, causal=True, cross=True))
         if config.tie == "all":
             self.encoder.embedding.tokens.weight = self.decoder.embedding.tokens.weight
 
@@ -137,9 +138,7 @@ class EncoderDecoder(Network):
             hidden, memory_mask = memory.hidden, Mask(lengths=memory.lengths, documents=pair)
             if cache is not None:
                 cache.source_lengths = memory.lengths
-        return self.decoder(  # type: ignore[no-any-return]
-            target, lengths, documents, memory=hidden, memory_mask=memory_mask, cache=cache
-        )
+        return self.decoder(target, lengths, documents, memory=hidden, memory_mask=memory_mask, cache=cache)
 
     def forward(
         self,

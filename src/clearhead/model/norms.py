@@ -1,4 +1,4 @@
-"""Normalisation: LayerNorm, RMSNorm, and BatchNorm over the positions that are not padding.   B rows · T tokens · D width
+"""Normalisation: LayerNorm, RMSNorm, and BatchNorm over positions that are not padding.   B rows · T tokens · D width
 
 All three are called the same way, `norm(x, real)`; only BatchNorm needs to know which positions are real.
 """

@@ -14,7 +14,7 @@ log = logging.getLogger("clearhead")
 
 
 class QuantisedLinear(nn.Module):
-    """y = x Wᵀ + b with W stored in 8 bits (one scale for each output) or in 4 (a scale and a lowest value for each group).
+    """y = x Wᵀ + b with W in 8 bits, a scale for each output, or in 4, a scale and a lowest value for each group.
 
     Eight bits run on integer matrix units. Where those are missing, and always for four bits in fp32, the weights are
     spread out to floating point for the product: the same function, slower.
@@ -107,7 +107,7 @@ def _has_integer_product(rows: Tensor, outputs: int) -> bool:
 
 
 def quantise(module: nn.Module, bits: int = 8, group: int = 32) -> nn.Module:
-    """Replace every linear layer below `module` by its small form, in place. For inference: the small form has no gradient.
+    """Replace every linear layer below `module` by its small form, in place; for inference, it has no gradient.
 
     An output matrix tied to the embedding gets a small copy; the embedding stays as it is. A layer whose width no
     group divides keeps its full weights, and the log says so.
@@ -120,4 +120,3 @@ def quantise(module: nn.Module, bits: int = 8, group: int = 32) -> nn.Module:
         else:
             setattr(module, name, QuantisedLinear(child, bits, group))
     return module
-

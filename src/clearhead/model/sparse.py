@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.model.masks import Mask
+from clearhead.model.masks import Mask, Pattern
 
 
 def sdpa(
@@ -100,25 +100,35 @@ def block(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> 
     return out.transpose(1, 2).unflatten(0, (q.shape[0], -1)).flatten(1, 2).transpose(1, 2)[:, :, :tokens]
 
 
-def summary(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, chunk: int = 2048) -> Tensor:
+def summary(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, chunk: int = 1024) -> Tensor:
     """The last positions of every block are gathered; all queries look at those alone, a chunk of queries at a time."""
-    size, tokens = mask.pattern.size, q.shape[2]
+    tokens, pattern = q.shape[2], mask.pattern
     places = torch.arange(tokens, device=q.device)
-    gathered = _summaries_before(tokens, size, mask.pattern.summary)
-    if gathered:
-        j = places[places % size >= size - mask.pattern.summary]  # (S,) where the gathered keys stood
-        k, v = k[:, :, j], v[:, :, j]
+    if gathered := summaries(tokens, pattern):
+        j = places[places % pattern.size >= pattern.size - pattern.summary]  # (S,) where the gathered keys stood
+        k, v = gather_summaries(k, pattern), gather_summaries(v, pattern)
     else:  # the row ends before its first summary: the mask hides every key, and zeros come out
         j, gathered = places, tokens
 
     def chunks() -> Iterator[Tensor]:
         for number, queries in enumerate(q.split(chunk, dim=2)):
             first, last = number * chunk, number * chunk + queries.shape[2]
-            seen = max(1, _summaries_before(last, size, mask.pattern.summary)) if mask.causal else gathered
+            seen = max(1, summaries(last, pattern)) if mask.causal else gathered
             allowed = _between(mask, places[None, first:last], j[:seen])
             yield sdpa(queries, k[:, :, :seen], v[:, :, :seen], allowed, dropout)
 
     return _join(chunks(), q)
+
+
+def summaries(tokens: int, pattern: Pattern) -> int:
+    """How many of the first `tokens` positions are summaries."""
+    return tokens // pattern.size * pattern.summary + max(0, tokens % pattern.size - (pattern.size - pattern.summary))
+
+
+def gather_summaries(x: Tensor, pattern: Pattern) -> Tensor:
+    """The keys or values (B, G, T, E) at summary positions: (B, G, S, E)."""
+    blocks = _fill(x, pattern.size).unflatten(2, (-1, pattern.size))  # (B, G, T/l, l, E)
+    return blocks[:, :, :, pattern.size - pattern.summary :].flatten(2, 3)[:, :, : summaries(x.shape[2], pattern)]
 
 
 def _join(pieces: Iterator[Tensor], q: Tensor) -> Tensor:
@@ -130,11 +140,6 @@ def _join(pieces: Iterator[Tensor], q: Tensor) -> Tensor:
         out[:, :, at : at + piece.shape[2]] = piece
         at += piece.shape[2]
     return out
-
-
-def _summaries_before(position: int, size: int, count: int) -> int:
-    """How many summary positions are smaller than `position`."""
-    return position // size * count + max(0, position % size - (size - count))
 
 
 def _between(mask: Mask, i: Tensor, j: Tensor) -> Tensor | None:

@@ -13,7 +13,7 @@ from clearhead.model.positions import rotations
 
 
 class Stack(nn.Module):
-    """Ids to hidden states. The encoder sees both ways; the decoder looks back only, and at the source if there is one."""
+    """Ids to hidden states. The encoder sees both ways; the decoder looks back, and at the source if there is one."""
 
     def __init__(self, config: ModelConfig, causal: bool, cross: bool = False):
         super().__init__()
