@@ -7,7 +7,7 @@ from torch import nn
 from clearhead.config import preset
 from clearhead.model import Cache, Documents, Mask, Pattern, attend, backend, build
 from clearhead.model.backends import BACKENDS, choose
-from clearhead.model.kernels import _varlen_options
+from clearhead.model.kernels import VARLEN_OPTIONS
 from clearhead.model.quantised import QuantisedLinear, quantise, quantise_rows
 from tests.equality import check, inputs
 
@@ -74,7 +74,7 @@ def test_varlen_equals_the_reference(groups: int, causal: bool, pattern: Pattern
     documents = Documents.of([5, 1, 130, 64, 33], device="cuda")
     q, k, v = inputs(1, 4, groups, documents.total, dtype, 64, "cuda")
     mask = Mask(causal, pattern, documents=(documents, documents))
-    if pattern.kind == "full" or "window_size" in _varlen_options():
+    if pattern.kind == "full" or "window_size" in VARLEN_OPTIONS:
         assert choose(q, k, mask) == "varlen"
     check(q, k, v, mask, torch.ones(1, documents.total, dtype=torch.bool, device="cuda"), None)
 
@@ -159,3 +159,25 @@ def test_a_quantised_network_runs_on_the_gpu(bits: int) -> None:
         before = network(ids)
         after = quantise(network, bits)(ids)
     assert (after - before).norm() < (0.05 if bits == 8 else 0.3) * before.norm()
+
+
+@pytest.mark.parametrize("name", ["tiny-translator", "tiny-encoder", "tiny-gpt", "tiny-llama"])
+def test_networks_compile_in_one_piece_and_stay_equal(name: str) -> None:
+    torch.compiler.reset()
+    network, ids = build(preset(name)).eval().cuda(), torch.randint(4000, (2, 64), device="cuda")
+    inputs = (ids, ids) if name == "tiny-translator" else (ids,)
+    with torch.no_grad():
+        expected = network(*inputs)
+        found = torch.compile(network, fullgraph=True)(*inputs)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_windows_compile_with_the_layer_around_them() -> None:
+    torch.compiler.reset()
+    network = build(preset("tiny-llama", ["attention=[full, window]", "window=16"])).eval().cuda()
+    ids = torch.randint(4000, (2, 200), device="cuda")
+    with torch.no_grad():
+        expected = network(ids)
+        for layer in network.decoder.layers:
+            layer.compile()
+        torch.testing.assert_close(network(ids), expected, rtol=1e-4, atol=1e-4)

@@ -106,6 +106,14 @@ def test_the_choice_follows_the_mask() -> None:
     assert choose(q[:, :, :1], k, Mask(True, Pattern("window", 9), start=torch.tensor([99]))) == "sdpa"
 
 
+def test_the_log_tells_why_a_faster_backend_was_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    q, k, v = inputs(1, 2, 2, 21, torch.float32)
+    with caplog.at_level(logging.INFO, logger="clearhead"):
+        attend(q, k, v, Mask(True, Pattern("window", 13)), dropout=0.1)
+    assert "window attention by sparse" in caplog.text
+    assert "flex: it needs a CUDA device" in caplog.text
+
+
 def test_a_forced_backend_that_cannot_falls_back_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
     q, k, v = inputs(1, 2, 2, 10, torch.float32)
     with caplog.at_level(logging.WARNING, logger="clearhead"):

@@ -68,12 +68,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, ba
 
 
 def choose(q: Tensor, k: Tensor, mask: Mask, dropout: float = 0.0) -> str:
-    """The name of the backend that `attend` would take."""
+    """The name of the backend that `attend` would take; the log tells, at level INFO, why not an earlier one."""
     if mask.documents is None and mask.pattern.kind == "full":  # the common case asks nobody
         return "sdpa"
-    return next(
-        name for name, way in BACKENDS.items() if name != "reference" and way.refuses(q, k, mask, dropout) is None
-    )
+    reasons = []
+    for name, way in BACKENDS.items():
+        reason = "it is for comparison" if name == "reference" else way.refuses(q, k, mask, dropout)
+        if reason is None:
+            break
+        reasons.append(f"{name}: {reason}")
+    if log.isEnabledFor(logging.INFO):
+        _say_once(f"{mask.pattern.kind} attention by {name} (not by {'; '.join(reasons[1:])})", logging.INFO)
+    return name
 
 
 @contextmanager
@@ -91,10 +97,10 @@ _forced: str | None = None
 _said: set[str] = set()
 
 
-def _say_once(message: str) -> None:
+def _say_once(message: str, level: int = logging.WARNING) -> None:
     if message not in _said:
         _said.add(message)
-        log.warning(message)
+        log.log(level, message)
 
 
 # The two ways that take any mask, any dtype and any device.

@@ -14,6 +14,13 @@ from torch import Tensor
 from clearhead.model.masks import Mask, Pattern
 from clearhead.model.sparse import gather_summaries, summaries
 
+try:
+    from torch.nn.attention.varlen import varlen_attn
+
+    VARLEN_OPTIONS = frozenset(inspect.signature(varlen_attn).parameters)  # releases of torch differ in these
+except ImportError:
+    VARLEN_OPTIONS = frozenset()
+
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -75,16 +82,6 @@ def _compiled_flex() -> Callable[..., Any]:
     return torch.compile(flex_attention)
 
 
-@cache
-def _varlen_options() -> frozenset[str]:
-    """What this torch's varlen_attn can be told: releases differ."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return frozenset()
-    return frozenset(inspect.signature(varlen_attn).parameters)
-
-
 def varlen_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | None:
     """Why variable-length flash attention cannot be used; None if it can."""
     windowed = mask.pattern.kind == "window"
@@ -95,26 +92,24 @@ def varlen_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | No
         "it has no dropout": dropout > 0,
         "its head width is a multiple of 8 up to 256": q.shape[-1] > 256 or q.shape[-1] % 8 != 0,
         "it knows full and window alone": mask.pattern.kind not in ("full", "window"),
-        "this torch's varlen_attn has no window": windowed and "window_size" not in _varlen_options(),
-        "this torch has no varlen_attn": not _varlen_options(),
+        "this torch's varlen_attn has no window": windowed and "window_size" not in VARLEN_OPTIONS,
+        "this torch has no varlen_attn": not VARLEN_OPTIONS,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
     """A packed row (1, H, N, E) by flash attention over document boundaries; no padding anywhere."""
-    from torch.nn.attention.varlen import varlen_attn
-
     assert mask.documents is not None
     ours, theirs = mask.documents
     options: dict[str, Any] = {}
-    if "window_size" in _varlen_options():
+    if "window_size" in VARLEN_OPTIONS:
         back = mask.pattern.size - 1 if mask.pattern.kind == "window" else -1
         options["window_size"] = (back, 0 if mask.causal else back)
     else:
         options["is_causal"] = mask.causal
     if q.shape[1] != k.shape[1]:
-        if "enable_gqa" in _varlen_options():
+        if "enable_gqa" in VARLEN_OPTIONS:
             options["enable_gqa"] = True
         else:
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from clearhead.config import ModelConfig
 
 
-@dataclass(frozen=True)
-class Pattern:
+class Pattern(NamedTuple):
     """What one layer looks at, for a query at position i and a key at position j.
 
     full      everything

@@ -32,9 +32,7 @@ def sdpa(
     """
     heads, groups, shape = q.shape[1], k.shape[1], q.shape
     if allowed is None:
-        return F.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, is_causal=causal and shape[2] > 1, enable_gqa=heads != groups
-        )
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=heads != groups)
     if heads != groups and shape[2] == 1 and allowed.shape[1] == 1:  # one query: its group is the query axis
         q = q.reshape(shape[0], groups, heads // groups, shape[3])
     elif heads != groups:  # the kernel that takes a mask takes no groups
