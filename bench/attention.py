@@ -97,9 +97,9 @@ def _work(forward: Callable[[], Tensor], inputs: tuple[Tensor, ...], backward: b
         return torch.no_grad()(forward)
 
     def both() -> None:
-        for x in inputs:
-            x.grad = None
         forward().sum().backward()
+        for x in inputs:  # so that every call begins with the same memory
+            x.grad = None
 
     return both
 

@@ -47,19 +47,20 @@ def test_every_pattern_equals_the_reference(pattern: Pattern, causal: bool, dtyp
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width", "causal"),
+    ("kind", "dtype", "width", "causal"),
     [
-        (torch.float32, 64, True),
-        (torch.bfloat16, 64, True),
-        (torch.bfloat16, 128, False),
-        (torch.float16, 32, True),
-        (torch.float32, 16, False),
+        ("window", torch.float32, 64, True),
+        ("window", torch.bfloat16, 64, True),
+        ("window", torch.bfloat16, 128, False),
+        ("window", torch.float16, 32, True),
+        ("summary", torch.bfloat16, 64, True),
+        ("summary", torch.float32, 16, False),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("kind", ["window", "summary"])
 def test_flex_equals_the_reference(kind: str, dtype: torch.dtype, width: int, causal: bool) -> None:
-    for tokens, size, summary in ((130, 5, 2), (1000, 128, 8), (1000, 129, 129)):
+    """Few cases, since each one compiles a kernel for forward and one for backward."""
+    for tokens, size, summary in ((130, 5, 2), (1000, 129, 8)):
         q, k, v = inputs(2, 4, 2, tokens, dtype, width, "cuda")
         mask = Mask(causal, Pattern(kind, size, summary if kind == "summary" else 0))
         assert choose(q, k, mask) == "flex"
@@ -161,7 +162,7 @@ def test_a_quantised_network_runs_on_the_gpu(bits: int) -> None:
     assert (after - before).norm() < (0.05 if bits == 8 else 0.3) * before.norm()
 
 
-@pytest.mark.parametrize("name", ["tiny-translator", "tiny-encoder", "tiny-gpt", "tiny-llama"])
+@pytest.mark.parametrize("name", ["tiny-translator", "tiny-llama"])
 def test_networks_compile_in_one_piece_and_stay_equal(name: str) -> None:
     torch.compiler.reset()
     network, ids = build(preset(name)).eval().cuda(), torch.randint(4000, (2, 64), device="cuda")

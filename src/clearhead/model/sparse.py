@@ -7,7 +7,9 @@ stand at the same positions. Where the mask is causal, padding behind the last t
 and needs no hiding; otherwise it is hidden by length.
 """
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -56,20 +58,27 @@ def window(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) ->
     step = max(64, size // 2)
     reach = -(-(size - 1) // step)  # blocks to each side that hold a visible key
     ahead = 0 if mask.causal else reach
-    # Splitting and joining, not slicing: the gradient of n slices would be n tensors of full length.
+    # For gradients, splitting and joining, not slicing: the gradient of n slices is n tensors of full length.
     queries, keys, values = (x.split(step, dim=2) for x in (q, k, v))
-    tables: dict[tuple[int, int, int], Tensor | None] = {}  # most blocks see their neighbourhood the same way
+    tables: dict[tuple[int, int, int], Tensor] = {}  # most blocks see their neighbourhood the same way
 
     def blocks() -> Iterator[Tensor]:
         for n, piece in enumerate(queries):
             first, last = max(0, n - reach), min(len(keys), n + ahead + 1)
-            near = torch.cat(keys[first:last], dim=2), torch.cat(values[first:last], dim=2)
-            case = (n - first, piece.shape[2], near[0].shape[2])
-            if case not in tables or mask.needs_lengths:
-                i = torch.arange(n * step, n * step + piece.shape[2], device=q.device)[None]
-                j = torch.arange(first * step, min(last * step, tokens), device=q.device)
-                tables[case] = _between(mask, i, j)
-            yield sdpa(piece, *near, tables[case], dropout, all_see=not mask.needs_lengths)
+            begin, end = first * step, min(last * step, tokens)
+            if torch.is_grad_enabled():
+                near = torch.cat(keys[first:last], dim=2), torch.cat(values[first:last], dim=2)
+            else:
+                near = k[:, :, begin:end], v[:, :, begin:end]
+            i = torch.arange(n * step, n * step + piece.shape[2], device=q.device)[None]
+            j = torch.arange(begin, end, device=q.device)
+            if mask.needs_lengths:
+                yield sdpa(piece, *near, mask.between(i, j), dropout)
+                continue
+            case = (n - first, piece.shape[2], end - begin)
+            if case not in tables:
+                tables[case] = _to_add(Mask(mask.causal, mask.pattern).between(i, j), q)
+            yield sdpa(piece, *near, tables[case], dropout, all_see=True)
 
     return _join(blocks(), q)
 
@@ -98,7 +107,7 @@ def block(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> 
     return out.transpose(1, 2).unflatten(0, (q.shape[0], -1)).flatten(1, 2).transpose(1, 2)[:, :, :tokens]
 
 
-def summary(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, chunk: int = 1024) -> Tensor:
+def summary(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, chunk: int = 512) -> Tensor:
     """The last positions of every block are gathered; all queries look at those alone, a chunk of queries at a time."""
     tokens, pattern = q.shape[2], mask.pattern
     places = torch.arange(tokens, device=q.device)
@@ -112,8 +121,10 @@ def summary(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, c
         for number, queries in enumerate(q.split(chunk, dim=2)):
             first, last = number * chunk, number * chunk + queries.shape[2]
             seen = max(1, summaries(last, pattern)) if mask.causal else gathered
-            allowed = _between(mask, places[None, first:last], j[:seen])
-            yield sdpa(queries, k[:, :, :seen], v[:, :, :seen], allowed, dropout)
+            lengths = mask.lengths if mask.needs_lengths else None
+            allowed = replace(mask, lengths=lengths).between(places[None, first:last], j[:seen])
+            all_see = first >= pattern.size and not mask.needs_lengths  # whoever has a whole block behind
+            yield sdpa(queries, k[:, :, :seen], v[:, :, :seen], allowed, dropout, all_see=all_see)
 
     return _join(chunks(), q)
 
@@ -140,9 +151,10 @@ def _join(pieces: Iterator[Tensor], q: Tensor) -> Tensor:
     return out
 
 
-def _between(mask: Mask, i: Tensor, j: Tensor) -> Tensor | None:
-    """What queries at i may see of keys at j, leaving out padding that causality hides anyway."""
-    return mask.between(i, j) if mask.needs_lengths else Mask(mask.causal, mask.pattern).between(i, j)
+def _to_add(allowed: Tensor | None, q: Tensor) -> Tensor:
+    """A mask in the form that torch adds to the scores, so that it is not made anew for every block."""
+    assert allowed is not None
+    return torch.zeros(allowed.shape, dtype=q.dtype, device=q.device).masked_fill(~allowed, -math.inf)
 
 
 def _fill(x: Tensor, size: int) -> Tensor:
