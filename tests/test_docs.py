@@ -1,0 +1,74 @@
+"""Every snippet of README and guide runs, in both languages, and the two languages hold the same."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAIRS = [("README.md", "README.zh-CN.md"), ("docs/guide.md", "docs/guide.zh-CN.md")]
+READMES = ["README.md", "README.zh-CN.md"]
+
+
+def blocks(name: str, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", (ROOT / name).read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_python_snippets_run(name: str) -> None:
+    snippets = blocks(name, "python")
+    assert snippets
+    for snippet in snippets:
+        done = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_console_snippets_print_what_they_say() -> None:
+    """A line behind `$ ` is run; the lines after it, if any, are what it prints."""
+    for block in blocks("README.md", "console"):
+        for command, expected in re.findall(r"^\$ clearhead (.*)\n((?:(?!\$ ).*\n)*)", block, flags=re.M):
+            done = subprocess.run(
+                [sys.executable, "-m", "clearhead", *shlex.split(command)], capture_output=True, text=True, check=False
+            )
+            assert "Traceback" not in done.stderr
+            if expected:
+                assert (done.stdout + done.stderr).strip() == expected.strip()
+            else:
+                assert done.returncode == 0, done.stderr
+
+
+def code_of(name: str) -> list[str]:
+    """What must be the same in both languages: code without its comments, figures, settings."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    code = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.M | re.S)
+    lines = [re.sub(r"\s*#.*", "", line) for block in code for line in block.splitlines()]
+    lines = [line for line in lines if not re.search(r"^  \w+/ |^tests/|^bench/|^docs/", line)]  # the tour of rooms
+    return lines + re.findall(r"\d+(?:[.,]\d+)*x?", " ".join(re.findall(r"^\|.*\|$", text, flags=re.M)))
+
+
+@pytest.mark.parametrize(("english", "chinese"), PAIRS)
+def test_both_languages_hold_the_same_code_and_figures(english: str, chinese: str) -> None:
+    ours, theirs = code_of(english), code_of(chinese)
+    assert ours
+    assert ours == theirs
+    headings = [
+        re.findall(r"^#+ ", (ROOT / name).read_text(encoding="utf-8"), flags=re.M) for name in (english, chinese)
+    ]
+    assert headings[0] == headings[1]
+
+
+def test_every_backend_and_every_model_file_is_in_the_guide() -> None:
+    from clearhead.model.backends import BACKENDS
+
+    text = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    files = [path.name for path in (ROOT / "src/clearhead/model").glob("*.py") if path.name != "__init__.py"]
+    assert [name for name in [*files, *BACKENDS] if f"`{name}`" not in text] == []
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\((?!http)([^)#]+)", path.read_text(encoding="utf-8")):
+            assert (path.parent / target).exists(), f"{path}: {target}"
