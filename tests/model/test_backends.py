@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.model import Documents, Mask, Pattern, attend
-from clearhead.model.backends import attention, choose
+from clearhead.model.backends import choose
+from clearhead.model.dense import attention
 from tests.equality import TOLERANCE, check, inputs
 
 patterns = st.one_of(

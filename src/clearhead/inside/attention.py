@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from clearhead.model.attention import Attention
 from clearhead.model.backends import weights_of
+from clearhead.model.quantised import QuantisedLinear
 
 
 @dataclass(frozen=True)
@@ -80,5 +81,6 @@ def look(
 
 def updates(layer: Attention, found: Tensor) -> Tensor:
     """What each head adds to the residual stream: (B, H, T, E) to (B, H, T, D)."""
-    pieces = layer.output.weight.unflatten(1, (layer.heads, -1))  # (D, H, E): the value-up matrix of each head
+    matrix = layer.output.spread() if isinstance(layer.output, QuantisedLinear) else layer.output.weight  # (D, H·E)
+    pieces = matrix.to(found.dtype).unflatten(1, (layer.heads, -1))  # (D, H, E): the value-up matrix of each head
     return torch.einsum("bhte,dhe->bhtd", found, pieces)

@@ -1,4 +1,4 @@
-"""softmax(q kᵀ / √E) v, by the formula or by whichever backend is fastest for the mask, the dtype and the device.
+"""Attention by whichever backend is fastest for the mask, the dtype and the device.
 
 B rows · H heads · G key-value heads · T queries · S keys · E head width
 
@@ -7,39 +7,18 @@ written-out formula that every other backend must equal.
 """
 
 import logging
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from clearhead.model import kernels, sparse
+from clearhead.model.dense import attention, sdpa
 from clearhead.model.masks import Mask
 
 log = logging.getLogger("clearhead")
-
-
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, dropout: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """softmax(q kᵀ / √E) v, with the weights (section 3.2.1).
-
-    q (B, H, T, E); k and v (B, H, S, E); `allowed` broadcasts to (B, H, T, S), True where a query may look.
-    """
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, T, S)
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, -math.inf)
-        blind = ~allowed.any(dim=-1, keepdim=True)  # a row with nothing to see attends to nothing;
-        scores = scores.masked_fill(blind, 0)  # a NaN that came in elsewhere still shows
-    weights = scores.softmax(dim=-1)
-    if allowed is not None:
-        weights = weights.masked_fill(blind, 0)
-    if dropout:
-        weights = F.dropout(weights, dropout)
-    return weights @ v, weights
 
 
 def weights_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
@@ -115,8 +94,8 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> t
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
     square = mask.start is None and mask.documents is None and mask.pattern.kind == "full" and q.shape[2] == k.shape[2]
     if mask.causal and square:  # padding is later than every real query, so causality hides it
-        return sparse.sdpa(q, k, v, None, dropout, causal=True)
-    return sparse.sdpa(q, k, v, mask.dense(q.shape[2], k.shape[2], q.device), dropout)
+        return sdpa(q, k, v, None, dropout, causal=True)
+    return sdpa(q, k, v, mask.dense(q.shape[2], k.shape[2], q.device), dropout)
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:

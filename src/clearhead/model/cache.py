@@ -25,10 +25,10 @@ class LayerCache:
     source: tuple[Tensor, Tensor] | None = None  # (B, G, S, E) each
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Put this step's k and v (B, G, T, E) in place; returns all keys and values up to here."""
+        """Put this step's k and v (B, G, T, E) in place; returns all keys and values up to here, without gradient."""
         rows, places = self.slots
-        self.keys[rows, :, places] = k.transpose(1, 2)  # an index on two axes puts them first: (B, T, G, E)
-        self.values[rows, :, places] = v.transpose(1, 2)
+        self.keys[rows, :, places] = k.detach().transpose(1, 2)  # an index on two axes puts them first: (B, T, G, E)
+        self.values[rows, :, places] = v.detach().transpose(1, 2)
         return self.keys[:, :, : self.readable], self.values[:, :, : self.readable]
 
 

@@ -41,13 +41,13 @@ class BatchNorm(nn.Module):
         self.register_buffer("variance", torch.ones(width))
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        """x (B, T, D); `real` (B, T) is True where a token is no padding, None where all are."""
+        """x (…, D); `real` (…) is True where a token is no padding, None where all are."""
         mean, variance = self.mean, self.variance
         if self.training:
-            keep = x.new_ones(x.shape[:2]) if real is None else real.to(x.dtype)
+            keep = x.new_ones(x.shape[:-1]) if real is None else real.to(x.dtype)
             count = keep.sum().clamp(min=1)
-            mean = torch.einsum("btd,bt->d", x, keep) / count
-            variance = torch.einsum("btd,bt->d", (x - mean).square(), keep) / count
+            mean = torch.einsum("...d,...->d", x, keep) / count
+            variance = torch.einsum("...d,...->d", (x - mean).square(), keep) / count
             with torch.no_grad():  # as torch.nn.BatchNorm1d: the running variance is the unbiased one
                 unbiased = variance * count / (count - 1).clamp(min=1)
                 self.mean.lerp_(mean.to(self.mean.dtype), self.momentum)

@@ -15,35 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from clearhead.model.dense import sdpa
 from clearhead.model.masks import Mask, Pattern
-
-
-def sdpa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    allowed: Tensor | None,
-    dropout: float = 0.0,
-    causal: bool = False,
-    all_see: bool = False,
-) -> Tensor:
-    """torch's fused attention for grouped heads; a query that may look at nothing gets zeros, in every kernel.
-
-    q (B, H, T, E); k and v (B, G, S, E); `allowed` broadcasts to (B, 1, T, S). With `all_see` the caller knows that no
-    query is left without a key.
-    """
-    heads, groups, shape = q.shape[1], k.shape[1], q.shape
-    if allowed is None:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=heads != groups)
-    if heads != groups and shape[2] == 1 and allowed.shape[1] == 1:  # one query: its group is the query axis
-        q = q.reshape(shape[0], groups, heads // groups, shape[3])
-    elif heads != groups:  # the kernel that takes a mask takes no groups
-        k, v = (x.repeat_interleave(heads // groups, dim=1) for x in (k, v))
-    if all_see:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, dropout_p=dropout).view(shape)
-    blind = ~allowed.any(dim=-1, keepdim=True)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed | blind, dropout_p=dropout)
-    return out.masked_fill(blind, 0).view(shape)
 
 
 def attend_sparse(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
@@ -87,24 +60,23 @@ def column(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) ->
     """Every l-th position is a sequence of its own: reshaped to (T/l, l), each column is plain attention."""
     size, tokens, heads = mask.pattern.size, q.shape[2], q.shape[1]
     # (B, H, T, E) to (B, l·H, T/l, E): the l columns stand beside the heads, and stay views of (B, T, H, E).
-    folded = [_fill(x, size).transpose(1, 2).unflatten(1, (-1, size)).flatten(2, 3).transpose(1, 2) for x in (q, k, v)]
-    hide = _padding(q, mask, size)  # (B, T/l, l)
-    if hide is not None:
-        hide = hide.transpose(1, 2).repeat_interleave(heads, dim=1)[:, :, None]  # (B, l·H, 1, T/l)
-    out = sdpa(*folded, hide, dropout, causal=mask.causal)  # type: ignore[call-arg,misc]
+    real = _real(q, mask, size)  # (B, T/l, l)
+    if real is not None:
+        real = real.transpose(1, 2).repeat_interleave(heads, dim=1)[:, :, None]  # (B, l·H, 1, T/l)
+    q, k, v = (_rows(x, size).flatten(2, 3).transpose(1, 2) for x in (q, k, v))
+    out = sdpa(q, k, v, real, dropout, causal=mask.causal)
     return out.transpose(1, 2).unflatten(2, (size, heads)).flatten(1, 2).transpose(1, 2)[:, :, :tokens]
 
 
 def block(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
     """Every block of l positions is a row of its own."""
-    size, tokens = mask.pattern.size, q.shape[2]
-    # (B, H, T, E) to (B·T/l, H, l, E)
-    folded = [_fill(x, size).transpose(1, 2).unflatten(1, (-1, size)).flatten(0, 1).transpose(1, 2) for x in (q, k, v)]
-    hide = _padding(q, mask, size)  # (B, T/l, l)
-    if hide is not None:
-        hide = hide.flatten(0, 1)[:, None, None]  # (B·T/l, 1, 1, l)
-    out = sdpa(*folded, hide, dropout, causal=mask.causal)  # type: ignore[call-arg,misc]
-    return out.transpose(1, 2).unflatten(0, (q.shape[0], -1)).flatten(1, 2).transpose(1, 2)[:, :, :tokens]
+    size, tokens, rows = mask.pattern.size, q.shape[2], q.shape[0]
+    real = _real(q, mask, size)  # (B, T/l, l)
+    if real is not None:
+        real = real.flatten(0, 1)[:, None, None]  # (B·T/l, 1, 1, l)
+    q, k, v = (_rows(x, size).flatten(0, 1).transpose(1, 2) for x in (q, k, v))  # (B·T/l, H, l, E)
+    out = sdpa(q, k, v, real, dropout, causal=mask.causal)
+    return out.transpose(1, 2).unflatten(0, (rows, -1)).flatten(1, 2).transpose(1, 2)[:, :, :tokens]
 
 
 def summary(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, chunk: int = 512) -> Tensor:
@@ -116,14 +88,15 @@ def summary(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, c
         k, v = gather_summaries(k, pattern), gather_summaries(v, pattern)
     else:  # the row ends before its first summary: the mask hides every key, and zeros come out
         j, gathered = places, tokens
+    if not mask.needs_lengths:
+        mask = replace(mask, lengths=None)
 
     def chunks() -> Iterator[Tensor]:
         for number, queries in enumerate(q.split(chunk, dim=2)):
             first, last = number * chunk, number * chunk + queries.shape[2]
             seen = max(1, summaries(last, pattern)) if mask.causal else gathered
-            lengths = mask.lengths if mask.needs_lengths else None
-            allowed = replace(mask, lengths=lengths).between(places[None, first:last], j[:seen])
-            all_see = first >= pattern.size and not mask.needs_lengths  # whoever has a whole block behind
+            allowed = mask.between(places[None, first:last], j[:seen])
+            all_see = first >= pattern.size and mask.lengths is None  # whoever has a whole block behind
             yield sdpa(queries, k[:, :, :seen], v[:, :, :seen], allowed, dropout, all_see=all_see)
 
     return _join(chunks(), q)
@@ -163,7 +136,12 @@ def _fill(x: Tensor, size: int) -> Tensor:
     return F.pad(x, (0, 0, 0, lacking)) if lacking else x
 
 
-def _padding(q: Tensor, mask: Mask, size: int) -> Tensor | None:
+def _rows(x: Tensor, size: int) -> Tensor:
+    """(B, H, T, E) as rows of `size` positions: (B, T/size, size, H, E)."""
+    return _fill(x, size).transpose(1, 2).unflatten(1, (-1, size))
+
+
+def _real(q: Tensor, mask: Mask, size: int) -> Tensor | None:
     """Which keys are real, (B, T/size, size), where that has to be asked."""
     tokens = q.shape[2]
     if mask.causal or (mask.lengths is None and tokens % size == 0):

@@ -44,7 +44,7 @@ class Stack(nn.Module):
             real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]  # (B, T)
         x = self.embedding(ids, positions, segments, real)
         for number, layer in enumerate(self.layers):
-            x = layer(x, mask, rotation, memory, memory_mask, cache.layers[number] if cache else None, real)
+            x = layer(x, mask, rotation, memory, memory_mask, None if cache is None else cache.layers[number], real)
         if cache is not None:
             cache.advance(ids.shape[1], lengths)
         return x if self.norm is None else self.norm(x, real)

@@ -1,0 +1,57 @@
+"""Attention over all keys: the written-out formula, and torch's fused kernel.
+
+B rows · H heads · G key-value heads · T queries · S keys · E head width
+"""
+
+import math
+
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None = None, dropout: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """softmax(q kᵀ / √E) v, with the weights (section 3.2.1).
+
+    q (B, H, T, E); k and v (B, H, S, E); `allowed` broadcasts to (B, H, T, S), True where a query may look.
+    """
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, T, S)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -math.inf)
+        blind = ~allowed.any(dim=-1, keepdim=True)  # a row with nothing to see attends to nothing;
+        scores = scores.masked_fill(blind, 0)  # a NaN that came in elsewhere still shows
+    weights = scores.softmax(dim=-1)
+    if allowed is not None:
+        weights = weights.masked_fill(blind, 0)
+    if dropout:
+        weights = F.dropout(weights, dropout)
+    return weights @ v, weights
+
+
+def sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    allowed: Tensor | None,
+    dropout: float = 0.0,
+    causal: bool = False,
+    all_see: bool = False,
+) -> Tensor:
+    """torch's scaled_dot_product_attention for grouped heads; a query that may look at nothing gets zeros.
+
+    q (B, H, T, E); k and v (B, G, S, E); `allowed` broadcasts to (B, 1, T, S). With `all_see` the caller knows that no
+    query is left without a key, and may give numbers to add to the scores instead of a truth table.
+    """
+    heads, groups, shape = q.shape[1], k.shape[1], q.shape
+    if allowed is None:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=heads != groups)
+    if heads != groups and shape[2] == 1 and allowed.shape[1] == 1:  # one query: its group is the query axis
+        q = q.reshape(shape[0], groups, heads // groups, shape[3])
+    elif heads != groups:  # the kernel that takes a mask takes no groups
+        k, v = (x.repeat_interleave(heads // groups, dim=1) for x in (k, v))
+    if all_see:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, dropout_p=dropout).view(shape)
+    blind = ~allowed.any(dim=-1, keepdim=True)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed | blind, dropout_p=dropout)
+    return out.masked_fill(blind, 0).view(shape)
