@@ -1,6 +1,12 @@
-"""Reading text from disk with errors that name the file, the line and the fix."""
+"""Reading lines from any file or stream, gzip or not, with errors that name file, line and fix; writing whole or not."""
 
+import gzip
+import os
+import sys
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from clearhead.errors import UserError
 
@@ -23,3 +29,47 @@ def read_text(path: Path, limit: int = 1 << 20) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}, line {line}: not valid UTF-8; save the file as UTF-8") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file whole or not at all: under a temporary name, synced, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"{path} cannot be written ({error.strerror}); nothing was changed") from None
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, plain or gzip (seen by its content), or of standard input for `-`; without line ends."""
+    name = "standard input" if str(path) == "-" else str(path)
+    number = 0
+    try:
+        with _open(path) as file:
+            for number, line in enumerate(file, start=1):
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise UserError(f"{name}, line {number}: not valid UTF-8; save the file as UTF-8") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise UserError(f"{name}, after line {number}: the gzip data is cut off or damaged; fetch it again") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder; give a file") from None
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; check the path") from None
+    except OSError as error:
+        raise UserError(f"{name} cannot be read ({error.strerror}); check the path and its permissions") from None
+
+
+def _open(path: Path) -> IO[bytes]:
+    if str(path) == "-":
+        return sys.stdin.buffer
+    file = path.open("rb")
+    if file.peek(2)[:2] == b"\x1f\x8b":
+        return gzip.GzipFile(fileobj=file)
+    return file

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from clearhead import __version__
-from clearhead.cli import demo, presets
+from clearhead.cli import demo, presets, tokenizer
 from clearhead.errors import UserError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.command("presets")(presets.presets)
 app.command("demo")(demo.demo)
+app.add_typer(tokenizer.app, name="tokenizer")
 
 WrongUse: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, wherever this typer keeps it
 
@@ -43,7 +44,8 @@ def main() -> None:
     except UserError as error:
         _complain(str(error))
     except WrongUse as error:
-        _complain(f"{error.format_message()} See clearhead --help")  # type: ignore[attr-defined]
+        message: str = error.format_message()  # type: ignore[attr-defined]
+        _complain(f"{message} See clearhead --help" if message else "")  # without a verb, the help was shown
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except (BrokenPipeError, SystemExit) as stop:

@@ -1,0 +1,174 @@
+"""Tokenizers trained from texts, one recipe for each kind, and those of GPT-2 and BERT from their published files.
+
+char       every character a token
+word       words and punctuation marks
+bpe        pairs of characters joined by frequency, spaces as ▁
+byte-bpe   pairs of bytes joined by frequency, as GPT-2: any text can be written, and comes back exactly
+wordpiece  as BERT: the longest known piece first
+unigram    the most probable pieces, spaces as ▁
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Engine
+
+from clearhead.errors import UserError
+from clearhead.files import read_lines, read_text
+from clearhead.text.roles import ROLES, Role, spelling
+from clearhead.text.tokenizer import Tokenizer
+
+Kind = Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+BYTES = pre_tokenizers.ByteLevel.alphabet()
+
+
+def train(
+    texts: Iterable[str],
+    kind: Kind,
+    size: int,
+    roles: Sequence[Role] = ("pad", "begin", "end", "unknown"),
+    lowercase: bool = False,
+    progress: bool = False,
+) -> Tokenizer:
+    """A tokenizer of at most `size` tokens, special ones included, learnt from texts."""
+    if kind not in KINDS:
+        raise UserError(f"kind: {kind!r} is not allowed; use {', '.join(KINDS)}")
+    unknown = spelling("unknown")
+    # A byte-level tokenizer knows every text, so it gets no token for what it does not know.
+    wanted = [spelling(role) for role in ROLES if role in roles and not (role == "unknown" and kind == "byte-bpe")]
+    if kind != "byte-bpe" and unknown not in wanted:
+        wanted.append(unknown)
+    least = len(wanted) + (len(BYTES) if kind == "byte-bpe" else 1)
+    if size < least:
+        raise UserError(f"size: {size} is too small for {kind}; it needs {least} for its special tokens and letters")
+    engine = _empty(kind, unknown)
+    if lowercase:
+        before = [engine.normalizer] if engine.normalizer else []
+        engine.normalizer = normalizers.Sequence([*before, normalizers.Lowercase()])
+    # A special token among Unigram's pieces would be found in ordinary text, so it comes after them.
+    later = [token for token in wanted if token != unknown] if kind == "unigram" else []
+    now = [token for token in wanted if token not in later]
+    seen = _Counted(texts)
+    engine.train_from_iterator(iter(seen), _trainer(kind, size - len(later), now, unknown, progress))
+    if not seen.characters:
+        raise UserError("there is no text to train a tokenizer on; give files that are not empty")
+    engine.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in later])
+    return Tokenizer(engine)
+
+
+def train_files(paths: Sequence[Path], kind: Kind, size: int, **options: Any) -> Tokenizer:
+    """`train` on the lines of files, plain or gzip."""
+    return train((line for path in paths for line in read_lines(path)), kind, size, **options)
+
+
+def from_gpt2(folder: Path) -> Tokenizer:
+    """GPT-2's tokenizer from `encoder.json` and `vocab.bpe`."""
+    file = folder / "encoder.json"
+    try:
+        vocabulary = json.loads(read_text(file, 1 << 26))
+    except (json.JSONDecodeError, RecursionError):
+        raise UserError(f"{file} is not valid JSON; fetch it again") from None
+    if not isinstance(vocabulary, dict) or not all(isinstance(number, int) for number in vocabulary.values()):
+        raise UserError(f"{file} is no vocabulary: expected tokens with their numbers")
+    lines = read_text(folder / "vocab.bpe", 1 << 26).split("\n")
+    merges = []
+    for number, line in enumerate(lines, start=1):
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        pair = line.split(" ")
+        if len(pair) != 2 or any(part not in vocabulary for part in (*pair, "".join(pair))):
+            raise UserError(f"{folder / 'vocab.bpe'}, line {number}: expected two tokens of encoder.json to join")
+        merges.append((pair[0], pair[1]))
+    engine = Engine(models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False))
+    _byte_level(engine)
+    if "<|endoftext|>" in vocabulary:
+        engine.add_special_tokens([AddedToken("<|endoftext|>", normalized=False, special=True)])
+    return Tokenizer(engine)
+
+
+def from_bert(folder: Path, lowercase: bool = True) -> Tokenizer:
+    """BERT's tokenizer from `vocab.txt`, a piece a line."""
+    file = folder / "vocab.txt"
+    pieces = list(read_lines(file))
+    while pieces and not pieces[-1]:
+        pieces.pop()
+    if "[UNK]" not in pieces:
+        raise UserError(f"{file} has no line [UNK]; it is no BERT vocabulary")
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    engine = Engine(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
+    _bert_like(engine, lowercase)
+    special = [token for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if token in vocabulary]
+    engine.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    return Tokenizer(engine)
+
+
+def _empty(kind: Kind, unknown: str) -> Engine:
+    """An engine of a kind that has learnt nothing yet."""
+    match kind:
+        case "byte-bpe":
+            engine = Engine(models.BPE())
+            _byte_level(engine)
+        case "bpe":
+            engine = Engine(models.BPE(unk_token=unknown))
+            _spaces_visible(engine)
+        case "unigram":
+            engine = Engine(models.Unigram())
+            _spaces_visible(engine)
+        case "wordpiece":
+            engine = Engine(models.WordPiece(unk_token=unknown))
+            _bert_like(engine, lowercase=False)
+        case "word":
+            engine = Engine(models.WordLevel(unk_token=unknown))
+            engine.pre_tokenizer = pre_tokenizers.Whitespace()
+        case "char":
+            engine = Engine(models.WordLevel(unk_token=unknown))
+            engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+            engine.decoder = decoders.Fuse()
+    return engine
+
+
+def _byte_level(engine: Engine) -> None:
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    engine.decoder = decoders.ByteLevel()
+
+
+def _spaces_visible(engine: Engine) -> None:
+    engine.normalizer = normalizers.NFKC()
+    engine.pre_tokenizer = pre_tokenizers.Metaspace()
+    engine.decoder = decoders.Metaspace()
+
+
+def _bert_like(engine: Engine, lowercase: bool) -> None:
+    engine.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    engine.decoder = decoders.WordPiece()
+
+
+def _trainer(kind: Kind, size: int, special: list[str], unknown: str, progress: bool) -> Any:
+    common: dict[str, Any] = {"vocab_size": size, "special_tokens": special, "show_progress": progress}
+    match kind:
+        case "byte-bpe":
+            return trainers.BpeTrainer(initial_alphabet=BYTES, **common)
+        case "bpe":
+            return trainers.BpeTrainer(limit_alphabet=max(1, size // 2), **common)
+        case "wordpiece":
+            return trainers.WordPieceTrainer(limit_alphabet=max(1, size // 2), **common)
+        case "unigram":
+            return trainers.UnigramTrainer(unk_token=unknown, **common)
+    return trainers.WordLevelTrainer(**common)
+
+
+class _Counted:
+    """Texts passing by, counted, so that training on nothing can be refused."""
+
+    def __init__(self, texts: Iterable[str]):
+        self.texts, self.characters = texts, 0
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self.texts:
+            self.characters += len(text)
+            yield text

@@ -1,0 +1,82 @@
+"""`clearhead tokenizer train|encode|decode|stats`, as a user at a pipe sees them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TEXT = "the cat sat on the mat\nder Hund läuft über die Straße\n猫坐在垫子上\n" * 30
+
+
+def run(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "clearhead", "tokenizer", *arguments], input=stdin, capture_output=True
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    code, _, errors = run("train", str(folder / "text.txt"), "--out", str(folder / "bytes"), "--size", "300")
+    assert code == 0, errors
+    assert "300 tokens in" in errors
+    return folder
+
+
+def test_what_was_encoded_is_decoded(trained: Path) -> None:
+    lines = "the dog, übermäßig\n\n坐 🐈 <pad>\n"
+    code, ids, _ = run("encode", str(trained / "bytes"), stdin=lines.encode())
+    assert code == 0
+    assert ids.count("\n") == 3
+    assert run("decode", str(trained / "bytes"), stdin=ids.encode()) == (0, lines, "")
+
+
+def test_stats_compare_tokenizers(trained: Path) -> None:
+    run("train", str(trained / "text.txt"), "--out", str(trained / "words"), "--kind", "word", "--size", "12")
+    arguments = ("stats", str(trained / "bytes"), str(trained / "words"), "--file", str(trained / "text.txt"))
+    rows = json.loads(run(*arguments, "--json")[1])
+    assert [row["words"] for row in rows] == [390, 390]
+    assert rows[0]["unknown_rate"] == 0
+    assert rows[0]["round_trip"] == 1
+    assert rows[1]["unknown_rate"] > 0
+    assert "tokens by their number of characters" in run(*arguments)[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "says"),
+    [
+        (["encode", "nowhere"], b"", "nowhere/tokenizer.json does not exist"),
+        (["encode", "HERE/bytes"], b"ok\n\xff\n", "standard input, line 2: not valid UTF-8"),
+        (["decode", "HERE/bytes"], b"1\n2 x\n", "standard input, line 2: expected ids"),
+        (["decode", "HERE/bytes"], b"1\n2 99999\n", "standard input, line 2: 99999 is no token"),
+        (["train", "nofile", "--out", "HERE/new"], b"", "nofile does not exist"),
+        (["train", "HERE/text.txt", "--out", "HERE/new", "--kind", "bytebpe"], b"", "did you mean byte-bpe?"),
+        (["train", "HERE/text.txt", "--out", "HERE/new", "--roles", "pad,bos"], b"", "'bos' is not allowed"),
+        (["train", "HERE/text.txt", "--out", "HERE/new", "--size", "20"], b"", "size: 20 is too small"),
+        (["train", "-", "--out", "HERE/new"], b"", "no text to train"),
+        (["train", "HERE", "--out", "HERE/new"], b"", "is a folder"),
+        (["stats", "HERE/bytes", "--file", "/dev/null"], b"", "no text to measure"),
+    ],
+)
+def test_wrong_input_is_one_line_and_writes_nothing(
+    trained: Path, arguments: list[str], stdin: bytes, says: str
+) -> None:
+    code, _, errors = run(*(word.replace("HERE", str(trained)) for word in arguments), stdin=stdin)
+    assert code == 2
+    assert says in errors
+    assert errors.count("\n") == 1
+    assert not (trained / "new").exists()
+
+
+def test_damaged_gzip_is_named(trained: Path) -> None:
+    import gzip
+
+    damaged = trained / "cut.txt.gz"
+    damaged.write_bytes(gzip.compress(TEXT.encode())[:-20])
+    code, _, errors = run("train", str(damaged), "--out", str(trained / "new"))
+    assert code == 2
+    assert "the gzip data is cut off or damaged" in errors

@@ -1,0 +1,165 @@
+"""Tokenizers: ids as transformers gives them, texts that come back, pieces that never break a character."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clearhead.errors import UserError
+from clearhead.text import KINDS, ROLES, Kind, Tokenizer, from_bert, from_gpt2, train, train_files
+from tests.corpora import corpus, mixed_lines
+
+TEXTS = [
+    "The cat sat on the mat, and the dog sat on the cat.",
+    "Die Katze saß auf der Matte. Ärger über Öl!",
+    "猫坐在垫子上。狗坐在猫上。",
+    "It isn't 3.14159; it's 2.71828…",
+] * 20
+any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+
+
+@pytest.fixture(scope="module")
+def byte_level() -> Tokenizer:
+    return train(TEXTS, "byte-bpe", 400)
+
+
+@pytest.fixture(scope="module")
+def small() -> dict[Kind, Tokenizer]:
+    return {kind: train(TEXTS, kind, 400, roles=ROLES) for kind in KINDS}
+
+
+@given(any_text)
+@settings(max_examples=300)
+def test_byte_level_round_trip_holds_for_any_text(byte_level: Tokenizer, text: str) -> None:
+    assert byte_level.decode(byte_level.encode(text)) == text
+
+
+@given(any_text)
+def test_streamed_text_is_the_unstreamed_text(small: dict[Kind, Tokenizer], text: str) -> None:
+    for tokenizer in small.values():
+        ids = tokenizer.encode(text)
+        pieces = list(tokenizer.stream(ids))
+        assert "".join(pieces) == tokenizer.decode(ids)
+        assert all("�" not in piece for piece in pieces[:-1]) or "�" in text
+
+
+def test_a_stream_that_ends_inside_a_character_shows_what_decode_shows(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("cat 🐈")[:-1]
+    assert "".join(byte_level.stream(ids)) == byte_level.decode(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_text_is_text_unless_asked(kind: Kind, small: dict[Kind, Tokenizer]) -> None:
+    tokenizer = small[kind]
+    for role in tokenizer.roles:
+        written = tokenizer.token(tokenizer.id(role))
+        assert tokenizer.id(role) not in tokenizer.encode(f"a {written} b") or role == "unknown"
+        assert tokenizer.id(role) in tokenizer.encode(f"a {written} b", specials=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_saves_and_loads_as_one_file(kind: Kind, small: dict[Kind, Tokenizer], tmp_path: Path) -> None:
+    small[kind].save(tmp_path / "model")
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["tokenizer.json"]
+    loaded = Tokenizer.load(tmp_path / "model")
+    assert len(loaded) == len(small[kind])
+    assert loaded.roles == small[kind].roles
+    for text in TEXTS[:4]:
+        assert loaded.encode(text) == small[kind].encode(text)
+
+
+def test_known_text_comes_back_from_every_kind_as_far_as_it_keeps_spaces(small: dict[Kind, Tokenizer]) -> None:
+    text = "The cat sat on the mat"
+    for kind, tokenizer in small.items():
+        assert tokenizer.decode(tokenizer.encode(text)) == text, kind
+
+
+def test_a_byte_level_tokenizer_has_no_unknown_token(byte_level: Tokenizer) -> None:
+    assert "unknown" not in byte_level.roles
+    with pytest.raises(UserError, match="has no unknown token"):
+        byte_level.id("unknown")
+
+
+def test_offsets_point_at_the_characters_of_the_text(small: dict[Kind, Tokenizer]) -> None:
+    text = "Die Katze saß, 猫坐在"
+    spans = [(first, last) for _, first, last in small["byte-bpe"].offsets(text)]
+    assert "".join(text[first:last] for first, last in dict.fromkeys(spans)) == text
+
+
+def test_lone_surrogates_are_refused_with_their_place(byte_level: Tokenizer) -> None:
+    with pytest.raises(UserError, match=r"text 2, character 3: half of a surrogate pair \(U\+D83D\)"):
+        byte_level.encode_all(["fine", "ab\ud83d"])
+
+
+def test_ids_that_are_no_tokens_are_refused(byte_level: Tokenizer) -> None:
+    for wrong in (-1, len(byte_level)):
+        with pytest.raises(UserError, match="is no token"):
+            byte_level.decode([wrong])
+
+
+def test_training_says_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="size: 100 is too small for byte-bpe; it needs 259"):
+        train(TEXTS, "byte-bpe", 100)
+    with pytest.raises(UserError, match="no text to train"):
+        train([], "word", 100)
+    with pytest.raises(UserError, match="kind: 'bytes' is not allowed"):
+        train(TEXTS, "bytes", 100)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="does not exist"):
+        train_files([tmp_path / "none.txt"], "word", 100)
+
+
+def test_files_that_are_no_tokenizers_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.json"
+    for text in ("", "{}", "[1]", '{"model": {"type": "BPE"}}', "\0" * 50):
+        file.write_text(text)
+        with pytest.raises(UserError, match="is no tokenizer that this version reads"):
+            Tokenizer.load(tmp_path)
+
+
+def test_gpt2_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    (tmp_path / "encoder.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2}))
+    (tmp_path / "vocab.bpe").write_text("#version: 0.2\na b\na c\n")
+    with pytest.raises(UserError, match=r"vocab\.bpe, line 3"):
+        from_gpt2(tmp_path)
+    (tmp_path / "encoder.json").write_text("{")
+    with pytest.raises(UserError, match="not valid JSON"):
+        from_gpt2(tmp_path)
+    (tmp_path / "vocab.txt").write_text("a\nb\n")
+    with pytest.raises(UserError, match=r"no line \[UNK\]"):
+        from_bert(tmp_path)
+
+
+def test_gpt2_and_bert_ids_equal_those_of_transformers_on_real_text() -> None:
+    from transformers import BertTokenizer, GPT2Tokenizer
+
+    lines = mixed_lines(100_000)
+    assert len(lines) == 100_000
+    folder = corpus("tokenizers/gpt2")
+    theirs = GPT2Tokenizer(vocab=str(folder / "encoder.json"), merges=str(folder / "vocab.bpe"))
+    assert from_gpt2(folder).encode_all(lines) == theirs(lines, add_special_tokens=False)["input_ids"]
+    folder = corpus("tokenizers/bert_uncased")
+    theirs = BertTokenizer(vocab=str(folder / "vocab.txt"))
+    assert from_bert(folder).encode_all(lines) == theirs(lines, add_special_tokens=False)["input_ids"]
+
+
+@given(st.lists(any_text, min_size=1, max_size=20))
+def test_gpt2_and_bert_ids_equal_those_of_transformers_on_any_text(texts: list[str]) -> None:
+    ours_gpt2, theirs_gpt2, ours_bert, theirs_bert = _both()
+    assert ours_gpt2.encode_all(texts) == theirs_gpt2(texts, add_special_tokens=False)["input_ids"]
+    assert ours_bert.encode_all(texts) == theirs_bert(texts, add_special_tokens=False)["input_ids"]
+
+
+def _both(made: list = []) -> list:  # type: ignore[type-arg] # noqa: B006
+    from transformers import BertTokenizer, GPT2Tokenizer
+
+    if not made:
+        gpt2, bert = corpus("tokenizers/gpt2"), corpus("tokenizers/bert_uncased")
+        made += [
+            from_gpt2(gpt2),
+            GPT2Tokenizer(vocab=str(gpt2 / "encoder.json"), merges=str(gpt2 / "vocab.bpe")),
+            from_bert(bert),
+            BertTokenizer(vocab=str(bert / "vocab.txt")),
+        ]
+    return made
