@@ -1,4 +1,4 @@
-"""Reading lines from any file or stream, gzip or not, with errors that name file, line and fix; writing whole or not."""
+"""Reading lines from any file or stream, gzip or not, with errors that name file, line and fix; atomic writing."""
 
 import gzip
 import os
@@ -47,7 +47,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, plain or gzip (seen by its content), or of standard input for `-`; without line ends."""
+    """The lines of a UTF-8 file, plain or gzip (seen by its content), or of standard input for `-`, without ends."""
     name = "standard input" if str(path) == "-" else str(path)
     number = 0
     try:
@@ -66,7 +66,7 @@ def read_lines(path: Path) -> Iterator[str]:
         raise UserError(f"{name} cannot be read ({error.strerror}); check the path and its permissions") from None
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
     if str(path) == "-":
         return sys.stdin.buffer
     file = path.open("rb")

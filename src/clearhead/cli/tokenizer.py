@@ -100,9 +100,9 @@ def stats(
     from clearhead.files import read_lines
     from clearhead.text.stats import measure
 
-    found = {
-        str(folder): measure(_load(folder), (line for one in file for line in read_lines(one))) for folder in folders
-    }
+    found = {}
+    for folder in folders:
+        found[str(folder)] = measure(_load(folder), (line for one in file for line in read_lines(one)))
     if as_json:
         typer.echo(json.dumps([{"name": name} | dataclasses.asdict(each) for name, each in found.items()], indent=2))
     else:
@@ -143,7 +143,7 @@ def _show(found: "dict[str, Stats]") -> None:
     console.print(table)
     longest = min(16, max(length for each in found.values() for length in each.lengths))
     for name, each in found.items():
-        console.print(f"\n{name}: tokens by their number of characters")
+        console.print(f"\n{name}: tokens by their number of characters", soft_wrap=True)
         most = max(each.lengths.values())
         for length in range(1, longest + 1):
             times = sum(n for size, n in each.lengths.items() if size == length or (length == longest < size))
