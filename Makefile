@@ -17,7 +17,10 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(if $(
 # One thread a process: two pytest workers on two cores, and sums in the same order on every machine.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: demo test lint format bench test-gpu clean
+.PHONY: help demo test lint format bench test-gpu clean
+
+help:
+	@sed -n '1,/^$$/p' Makefile | sed 's/^# \{0,1\}//'
 
 demo: $(VENV)/.runtime
 	@$(BIN)/clearhead demo
@@ -46,7 +49,7 @@ clean:
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Clearhead needs Python 3.11 or newer; try: make PYTHON=python3.12 …")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing runtime dependencies into $(VENV) (torch is the large one) …"

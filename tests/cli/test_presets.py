@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from typer.testing import CliRunner
 
 from clearhead import __version__
 from clearhead.cli import app
+from clearhead.config import preset
 
 
 def run(*arguments: str) -> Any:
@@ -47,6 +50,9 @@ def test_the_table_shows_exact_counts_in_eighty_columns() -> None:
         (["presets", "--dtype", "int8"], "int8"),
         (["presets", "gpt2", "--context", "0"], "context"),
         (["presets", "gpt2", "--context", "many"], "context"),
+        (["presets", "gpt2", "--context", "5000"], "more than gpt2's max_positions 1,024"),
+        (["presets", ""], "no architecture ''"),
+        (["presets", "gpt2", "width=010"], "'010' is not a whole number"),
         (["pressets"], "No such command"),
     ],
 )
@@ -96,3 +102,36 @@ def test_the_demo_shows_every_family_and_learns_something() -> None:
     losses = [float(line.split("loss")[1].split()[0]) for line in done.stdout.splitlines() if "loss" in line]
     assert losses[-1] < losses[0]
     assert done.stdout.count("reads both ways") == 1
+
+
+def test_the_printed_settings_build_the_same_model(tmp_path: Path) -> None:
+    for name in ("llama3.2-1b", "bert-base", "gpt3"):
+        text = run("presets", name).stdout
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(text[text.index("family:") :])
+        assert preset(path) == preset(name)
+
+
+@pytest.mark.parametrize("verb", [["presets"], ["demo", "--steps", "1"]])
+def test_a_terminal_without_the_characters_and_a_full_disk_are_no_crash(verb: list[str]) -> None:
+    command = [sys.executable, "-m", "clearhead", *verb]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+        assert done.returncode == 2
+        assert done.stderr.startswith(b"clearhead: cannot write the output (No space left on device)")
+        assert done.stderr.count(b"\n") == 1
+
+
+def test_an_interrupted_demo_ends_quietly() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "clearhead", "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors.strip()) == (130, b"")

@@ -128,7 +128,7 @@ def test_cached_equals_uncached_and_packed_equals_unpacked(name: str) -> None:
     network, ids = build(preset(name)).eval().cuda(), torch.randint(4000, (2, 40), device="cuda")
     with torch.no_grad():
         whole = network(ids)
-        cache, pieces = Cache(network.config, 2, 40, device="cuda"), []
+        cache, pieces = Cache(network.config, 2, 40), []
         for piece in ids.split([17, 1, 1, 5, 16], dim=1):
             pieces.append(network(piece, cache=cache))
         torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-4, atol=1e-4)

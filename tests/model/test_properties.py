@@ -70,7 +70,7 @@ def test_cached_equals_uncached_token_by_token_and_in_chunks(
 ) -> None:
     network, ids = network_of(config), tokens(3, length)
     whole = logits(network, ids)
-    cache, pieces, at = Cache(config, rows=3, capacity=length, dtype=torch.float64), [], 0
+    cache, pieces, at = Cache(config, rows=3, capacity=length), [], 0
     memory = network.encode(torch.arange(5)[None].expand(3, -1)) if isinstance(network, EncoderDecoder) else None
     while at < length:
         step = data.draw(st.integers(1, length - at))
@@ -87,7 +87,7 @@ def test_cached_equals_uncached_token_by_token_and_in_chunks(
 def test_rows_of_a_cache_grow_at_their_own_pace(config: ModelConfig, data: st.DataObject) -> None:
     """Ragged prompts, ragged chunks, and rows reordered, repeated and dropped between the steps."""
     network, rows = network_of(config), 3
-    cache = Cache(config, rows, capacity=20, dtype=torch.float64)
+    cache = Cache(config, rows, capacity=20)
     texts: list[list[int]] = [[] for _ in range(rows)]
     for _ in range(data.draw(st.integers(1, 4))):
         counts = [data.draw(st.integers(0 if text else 1, 5)) for text in texts]

@@ -79,5 +79,15 @@ def test_a_whole_network_keeps_its_scores(name: str) -> None:
 def test_what_cannot_be_grouped_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="bits: 3"):
         QuantisedLinear(nn.Linear(32, 8), bits=3)
-    with pytest.raises(ValueError, match=r"group: 32 must be .* divide the 40 inputs"):
+    with pytest.raises(ValueError, match="group: 32 does not divide the 40 inputs"):
         QuantisedLinear(nn.Linear(40, 8), bits=4)
+    with pytest.raises(ValueError, match="group: 48 is not supported"):
+        quantise(build(preset("tiny-gpt")), bits=4, group=48)
+
+
+def test_weights_that_are_loaded_later_are_those_that_count() -> None:
+    first, second = (QuantisedLinear(nn.Linear(64, 32), bits=4) for _ in range(2))
+    x = torch.randn(3, 64, dtype=torch.bfloat16)
+    first(x)
+    first.load_state_dict(second.state_dict())
+    assert torch.equal(first(x), second(x))

@@ -38,20 +38,36 @@ def _root(
 
 def main() -> None:
     """The console script: a user's mistake is one line on stderr and exit code 2; a closed pipe is no error."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character shows a ? instead of a traceback
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
     try:
-        app(standalone_mode=False)
-        sys.stdout.flush()
+        code = app(standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
     except UserError as error:
         _complain(str(error))
     except WrongUse as error:
         message: str = error.format_message()  # type: ignore[attr-defined]
-        _complain(f"{message} See clearhead --help" if message else "")  # without a verb, the help was shown
+        _complain(f"{message.rstrip('.')}. See clearhead --help" if message else "")  # without a verb, help was shown
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
-    except (BrokenPipeError, SystemExit) as stop:
-        if isinstance(stop, SystemExit) and not isinstance(stop.__context__, BrokenPipeError):
+    except SystemExit as stop:
+        if not isinstance(stop.__context__, BrokenPipeError):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush to
+        _close_output()
+    except BrokenPipeError:
+        _close_output()
+    except OSError as error:
+        _close_output()
+        _complain(f"cannot write the output ({error.strerror}); nothing more was done")
+
+
+def _close_output() -> None:
+    """Nothing is left to flush to."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 PAD, BEGIN = 0, 1  # letters follow
-SHADES = " ░▒▓█"
+SHADES, PLAIN_SHADES = " ░▒▓█", " .:*#"
 FAMILIES = {
     "tiny-translator": "2017",
     "tiny-encoder": "BERT",
@@ -32,15 +32,17 @@ def demo(
 
     Example: clearhead demo --steps 200
     """
+    import torch
     from rich.console import Console
 
+    torch.set_num_threads(1)  # models this small only wait for one another on several
     console = Console(highlight=False)
     console.print("[bold]Clearhead[/bold]: one Transformer core, four of its shapes, on this machine\n")
     show_families(console, seed)
     learn_to_reverse(console, steps, seed)
     console.print("\nTry next:")
-    console.print("  .venv/bin/clearhead presets               all architectures, counted exactly")
-    console.print("  .venv/bin/clearhead presets gpt2 heads=6   what a change costs")
+    console.print("  .venv/bin/clearhead presets                      all architectures, counted exactly")
+    console.print("  .venv/bin/clearhead presets gpt2 ff_width=1536   what a change saves")
 
 
 def show_families(console: "Console", seed: int) -> None:
@@ -151,10 +153,20 @@ def show_alignment(console: "Console", network: "EncoderDecoder", word: str) -> 
     with torch.no_grad(), watch(network) as looks:
         network(source, inputs)
     weights = looks["decoder.layers.0.cross_attention"].weights[0]  # (H, T, S)
+    shades = SHADES if encodable(SHADES, console.encoding) else PLAIN_SHADES
     console.print(f"\n  {word} → [bold]{written}[/bold]; each row a letter written, each column a letter read\n")
     titles = [f"head {number + 1}" for number in range(len(weights))]
     console.print("     " + "     ".join(f"{title:<{2 * len(word)}}" for title in titles))
     console.print("     " + "     ".join("".join(f"{letter} " for letter in word) for _ in titles))
     for row, letter in enumerate(written):
-        shades = ["".join(2 * SHADES[min(4, int(5 * weight))] for weight in head[row].tolist()) for head in weights]
-        console.print(f"   {letter} " + "     ".join(shades))
+        rows = ["".join(2 * shades[min(4, int(5 * weight))] for weight in head[row].tolist()) for head in weights]
+        console.print(f"   {letter} " + "     ".join(rows))
+
+
+def encodable(text: str, encoding: str) -> bool:
+    """Whether a terminal of this encoding can show the text."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -17,7 +17,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def presets(
     name: Annotated[str | None, typer.Argument(help="A preset, or a YAML file with model settings.")] = None,
-    changes: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")] = None,
+    changes: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change.")] = None,
     context: Annotated[
         int | None, typer.Option(min=1, max=1 << 24, help="Tokens of context for cache and FLOPs (default: all).")
     ] = None,
@@ -33,12 +33,18 @@ def presets(
     """
     if dtype not in DTYPES:
         raise UserError(f"--dtype: {dtype!r} is not allowed{nearest(dtype, list(DTYPES))}")
-    configs = {name: preset(name, changes or ())} if name else {each: preset(each) for each in preset_names()}
+    if name is None:
+        configs = {each: preset(each) for each in preset_names()}
+    else:
+        configs = {name: preset(name, changes or ())}
+        longest = configs[name].max_positions
+        if context is not None and context > longest:
+            raise UserError(f"--context: {context:,} is more than {name}'s max_positions {longest:,}; use at most that")
     rows = [_row(each, config, context, dtype) for each, config in configs.items()]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:
-        _show(rows, configs[name] if name else None)
+        _show(rows, None if name is None else configs[name])
 
 
 def _row(name: str, config: ModelConfig, context: int | None, dtype: str) -> dict[str, Any]:
@@ -62,20 +68,22 @@ def _row(name: str, config: ModelConfig, context: int | None, dtype: str) -> dic
 
 def _show(rows: list[dict[str, Any]], one: ModelConfig | None) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console(highlight=False)
     console.width = max(console.width, 80)  # piped or in a narrow window: rather a long line than a cut number
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("", "parameters", "weights", "training", "context", "cache", "FLOPs"):
-        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    table.add_column("", overflow="fold", max_width=18)
+    for title in ("parameters", "weights", "training", "context", "cache", "FLOPs"):
+        table.add_column(title, justify="right", no_wrap=True)
     family = ""
     for row in sorted(rows, key=lambda row: (row["family"], row["parameters"])):
         if row["family"] != family:
             family = row["family"]
             table.add_row(f"[bold]{family}[/bold]")
         table.add_row(
-            f" {row['name']}",
+            f" {escape(row['name'])}",
             f"{row['parameters']:,}",
             memory(row["weight_bytes"]),
             memory(row["training_bytes"]),
@@ -85,18 +93,19 @@ def _show(rows: list[dict[str, Any]], one: ModelConfig | None) -> None:
         )
     console.print(table)
     console.print(
-        f"\nweights, cache  in {rows[0]['dtype']}; the cache of one row at full context"
+        f"\nweights, cache  in {rows[0]['dtype']}; the cache of one row at that context"
         "\ntraining        weights, gradients, Adam's moments in fp32, no activations"
         "\nFLOPs           forward, last token of the context; a multiply-add is two",
         style="dim",
     )
     if one is not None:
-        settings = {key: value for key, value in one.model_dump(mode="json").items() if value not in (None, False, 0)}
-        console.print("\n" + "\n".join(f"{key}: {_plain(value)}" for key, value in settings.items()))
+        settings = {key: value for key, value in one.model_dump(mode="json").items() if value is not None}
+        text = "\n".join(f"{key}: {_plain(value)}" for key, value in settings.items())
+        console.print("\n" + text, markup=False, soft_wrap=True)
 
 
 def _plain(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict | list) else str(value).lower() if value is True else str(value)
+    return json.dumps(value) if isinstance(value, dict | list | bool) else str(value)
 
 
 def memory(count: float) -> str:

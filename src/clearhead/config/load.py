@@ -21,17 +21,19 @@ def preset_names() -> list[str]:
     return sorted(Path(entry.name).stem for entry in PRESETS.iterdir() if entry.name.endswith(".yaml"))
 
 
-def preset(name: str, overrides: Iterable[str] = ()) -> ModelConfig:
+def preset(name: str | Path, overrides: str | Iterable[str] = ()) -> ModelConfig:
     """The architecture `name` (or a YAML file with one), changed by `key=value` overrides."""
-    return ModelConfig.build(apply(preset_data(name), overrides, section="model"), where=name)
+    changes = [overrides] if isinstance(overrides, str) else overrides
+    return ModelConfig.build(apply(preset_data(str(name)), changes, section="model"), where=str(name))
 
 
 def preset_data(name: str) -> dict[str, Any]:
     """The plain settings of a preset or a YAML file; a `preset:` key in it names the one it starts from."""
-    if name.endswith((".yaml", ".yml")):
-        data, where = read_yaml(read_text(Path(name)), name), name
-    elif name in preset_names():
-        data, where = read_yaml((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml"), name
+    where = name
+    if name in preset_names():
+        data = read_yaml((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
+    elif name.endswith((".yaml", ".yml")) or "/" in name or Path(name).is_file():
+        data = read_yaml(read_text(Path(name)), name)
     else:
         raise ConfigError(f"preset: no architecture {name!r}{nearest(name, preset_names())}")
     if "preset" not in data:
@@ -104,9 +106,10 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in pairs if tag.rpartition(":")[2] in ("null", "bool", "int", "float")]
+    first: [(tag, pattern) for tag, pattern in pairs if tag.rpartition(":")[2] in ("null", "bool", "float")]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}  # dates and merge keys have no place in settings
+}  # dates and merge keys have no place in settings, and 010 is neither eight nor ten
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9_]*)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )

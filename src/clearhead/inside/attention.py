@@ -70,7 +70,7 @@ def look(
     """The layer's work on the same input once more, by the written-out formula."""
     q = layer.queries(x, rotation)
     if not layer.is_cross and cache is not None:  # the pass has just written this step's keys
-        k, v = cache.keys[:, :, : cache.readable], cache.values[:, :, : cache.readable]
+        k, v = cache.read()
     elif layer.is_cross and cache is not None:
         k, v = cache.source
     else:

@@ -26,13 +26,18 @@ class Embedding(nn.Module):
         self, ids: Tensor, positions: Tensor, segments: Tensor | None = None, real: Tensor | None = None
     ) -> Tensor:
         """ids (B, T) and positions (B or 1, T) to (B, T, D); no segments given means segment 0 everywhere."""
-        x = self.tokens(ids)
+        try:
+            x = self.tokens(ids)
+        except IndexError:  # on a CPU; a GPU stops with its own assertion
+            raise ValueError(f"ids: one is outside the vocabulary of {self.tokens.num_embeddings} tokens") from None
         if self.scale != 1.0:
             x = x * self.scale
         if self.positions is not None:
             x = x + self.positions(positions)
         if self.sinusoid is not None:
             x = x + sinusoids(positions, x.shape[-1], self.sinusoid).type_as(x)
+        if self.segments is None and segments is not None:
+            raise ValueError("segments: this model has none; leave them out, or build it with segments=2")
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         if self.norm is not None:

@@ -36,7 +36,10 @@ class Network(nn.Module):
     def words(self, hidden: Tensor) -> Tensor:
         """The score of every word at every position: (B, T, D) to (B, T, V)."""
         if self.heads.words is None:
-            raise ValueError(f"this model gives {', '.join(self.config.outputs) or 'hidden states'}, no words")
+            gives = ", ".join(self.config.outputs) or "hidden states"
+            raise ValueError(
+                f"this model gives {gives}, no words; call encode or decode, or build it with outputs=words"
+            )
         return self.heads.words(hidden)
 
 
@@ -50,21 +53,23 @@ class Encoder(Network):
         self,
         ids: Tensor,
         lengths: Tensor | None = None,
+        *,
         documents: Documents | None = None,
         segments: Tensor | None = None,
     ) -> Tensor:
         """ids (B, T) to hidden states (B, T, D)."""
-        return self.encoder(ids, lengths, documents, segments)
+        return self.encoder(ids, lengths, documents=documents, segments=segments)
 
     def forward(
         self,
         ids: Tensor,
         lengths: Tensor | None = None,
+        *,
         documents: Documents | None = None,
         segments: Tensor | None = None,
     ) -> Tensor:
         """The score of every word at every position: (B, T, V)."""
-        return self.words(self.encode(ids, lengths, documents, segments))
+        return self.words(self.encode(ids, lengths, documents=documents, segments=segments))
 
 
 class Decoder(Network):
@@ -77,21 +82,23 @@ class Decoder(Network):
         self,
         ids: Tensor,
         lengths: Tensor | None = None,
+        *,
         documents: Documents | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """ids (B, T) to hidden states (B, T, D); with a cache, ids are what comes after the tokens it holds."""
-        return self.decoder(ids, lengths, documents, cache=cache)
+        return self.decoder(ids, lengths, documents=documents, cache=cache)
 
     def forward(
         self,
         ids: Tensor,
         lengths: Tensor | None = None,
+        *,
         documents: Documents | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """The score of every next word at every position: (B, T, V)."""
-        return self.words(self.decode(ids, lengths, documents, cache))
+        return self.words(self.decode(ids, lengths, documents=documents, cache=cache))
 
 
 @dataclass(frozen=True)
@@ -111,15 +118,16 @@ class EncoderDecoder(Network):
         if config.tie == "all":
             self.encoder.embedding.tokens.weight = self.decoder.embedding.tokens.weight
 
-    def encode(self, source: Tensor, lengths: Tensor | None = None, documents: Documents | None = None) -> Memory:
+    def encode(self, source: Tensor, lengths: Tensor | None = None, *, documents: Documents | None = None) -> Memory:
         """Source ids (B, S), read both ways."""
-        return Memory(self.encoder(source, lengths, documents), lengths, documents)
+        return Memory(self.encoder(source, lengths, documents=documents), lengths, documents)
 
     def decode(
         self,
         target: Tensor,
         memory: Memory | None,
         lengths: Tensor | None = None,
+        *,
         documents: Documents | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
@@ -127,18 +135,33 @@ class EncoderDecoder(Network):
 
         With a cache, the source is needed at the first step only; later steps may give None.
         """
+        hidden = None if memory is None else memory.hidden
+        mask = self._source_mask(target, memory, documents, cache)
+        return self.decoder(target, lengths, documents=documents, memory=hidden, memory_mask=mask, cache=cache)
+
+    def _source_mask(
+        self, target: Tensor, memory: Memory | None, documents: Documents | None, cache: Cache | None
+    ) -> Mask:
+        """Which positions of the source are real, from the memory or, once it has been seen, from the cache."""
+        if cache is not None and cache.source is not None:
+            if memory is not None and memory is not cache.source:
+                raise ValueError("this cache belongs to another source; make a new cache for a new source")
+            return Mask(lengths=cache.source_lengths)
         if memory is None:
-            if cache is None or cache.layers[0].source is None:
-                raise ValueError("decode needs the encoded source, or a cache that has already seen it")
-            hidden, memory_mask = None, Mask(lengths=cache.source_lengths)
-        else:
-            if (documents is None) != (memory.documents is None):
-                raise ValueError("pack source and target both, or neither")
-            pair = (documents, memory.documents) if documents and memory.documents else None
-            hidden, memory_mask = memory.hidden, Mask(lengths=memory.lengths, documents=pair)
-            if cache is not None:
-                cache.source_lengths = memory.lengths
-        return self.decoder(target, lengths, documents, memory=hidden, memory_mask=memory_mask, cache=cache)
+            raise ValueError("decode needs the encoded source, or a cache that has already seen it")
+        if (documents is None) != (memory.documents is None):
+            raise ValueError("pack source and target both, or neither")
+        if documents is not None and memory.documents is not None:
+            if len(documents.lengths) != len(memory.documents.lengths):
+                raise ValueError(
+                    f"{len(memory.documents.lengths)} source documents, but {len(documents.lengths)} of the target"
+                )
+            return Mask(documents=(documents, memory.documents))
+        if len(memory.hidden) != len(target):
+            raise ValueError(f"{len(memory.hidden)} rows of source, but {len(target)} of target")
+        if cache is not None:
+            cache.source, cache.source_lengths = memory, memory.lengths
+        return Mask(lengths=memory.lengths)
 
     def forward(
         self,
@@ -146,12 +169,13 @@ class EncoderDecoder(Network):
         target: Tensor,
         source_lengths: Tensor | None = None,
         target_lengths: Tensor | None = None,
+        *,
         source_documents: Documents | None = None,
         target_documents: Documents | None = None,
     ) -> Tensor:
         """The score of every next target word at every position: (B, T, V)."""
-        memory = self.encode(source, source_lengths, source_documents)
-        return self.words(self.decode(target, memory, target_lengths, target_documents))
+        memory = self.encode(source, source_lengths, documents=source_documents)
+        return self.words(self.decode(target, memory, target_lengths, documents=target_documents))
 
 
 FAMILIES: dict[str, type[Network]] = {"encoder-decoder": EncoderDecoder, "encoder": Encoder, "decoder": Decoder}

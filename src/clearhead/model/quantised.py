@@ -26,11 +26,10 @@ class QuantisedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, bits: int = 8, group: int = 32):
         super().__init__()
-        if bits not in (4, 8):
-            raise ValueError(f"bits: {bits} is not supported; use 8 or 4")
+        _check(bits, group)
         self.outputs, self.inputs = linear.weight.shape
-        if bits == 4 and (group not in (32, 64, 128, 256) or self.inputs % group):
-            raise ValueError(f"group: {group} must be 32, 64, 128 or 256 and divide the {self.inputs} inputs")
+        if bits == 4 and self.inputs % group:
+            raise ValueError(f"group: {group} does not divide the {self.inputs} inputs; use one that does")
         self.bits, self.group = bits, group
         weight = linear.weight.detach().float()
         if bits == 8:
@@ -42,7 +41,7 @@ class QuantisedLinear(nn.Module):
         self.register_buffer("scale", scale)  # (N, 1), or (N, K/group)
         self.register_buffer("lowest", lowest)
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone(), requires_grad=False)
-        self._packed: tuple[Tensor, Tensor] | None = None
+        self._packed: tuple[object, Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) to (…, N)."""
@@ -72,16 +71,24 @@ class QuantisedLinear(nn.Module):
         return sums.float() * scale * self.scale.t()
 
     def _packed_product(self, rows: Tensor) -> Tensor:
-        if self._packed is None:  # the kernel's own order of the same numbers; it counts from -8 upwards
+        state = (self.weight.data_ptr(), self.weight._version, self.scale._version)  # other weights may be loaded
+        if self._packed is None or self._packed[0] != state:  # the kernel's order of the same numbers, from -8 up
             assert self.lowest is not None
             values = torch.stack([self.weight & 15, self.weight >> 4], dim=-1).flatten(1).to(torch.int32)
             both = torch.stack([self.scale, self.lowest + 8 * self.scale], dim=-1).transpose(0, 1)  # (K/group, N, 2)
             packed = torch._convert_weight_to_int4pack_for_cpu(values, 1)
-            self._packed = packed, both.to(torch.bfloat16).contiguous()
-        return torch._weight_int4pack_mm_for_cpu(rows.contiguous(), self._packed[0], self.group, self._packed[1])
+            self._packed = state, packed, both.to(torch.bfloat16).contiguous()
+        return torch._weight_int4pack_mm_for_cpu(rows.contiguous(), self._packed[1], self.group, self._packed[2])
 
     def extra_repr(self) -> str:
         return f"{self.inputs}, {self.outputs}, bits={self.bits}"
+
+
+def _check(bits: int, group: int) -> None:
+    if bits not in (4, 8):
+        raise ValueError(f"bits: {bits!r} is not supported; use 8 or 4")
+    if bits == 4 and group not in (32, 64, 128, 256):
+        raise ValueError(f"group: {group!r} is not supported; use 32, 64, 128 or 256")
 
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,6 +119,7 @@ def quantise(module: nn.Module, bits: int = 8, group: int = 32) -> nn.Module:
     An output matrix tied to the embedding gets a small copy; the embedding stays as it is. A layer whose width no
     group divides keeps its full weights, and the log says so.
     """
+    _check(bits, group)
     for name, child in list(module.named_children()):
         if not isinstance(child, nn.Linear):
             quantise(child, bits, group)

@@ -27,6 +27,7 @@ class Stack(nn.Module):
         self,
         ids: Tensor,
         lengths: Tensor | None = None,
+        *,
         documents: Documents | None = None,
         segments: Tensor | None = None,
         memory: Tensor | None = None,
@@ -53,6 +54,10 @@ class Stack(nn.Module):
         self, ids: Tensor, lengths: Tensor | None, documents: Documents | None, cache: Cache | None
     ) -> tuple[Tensor, Mask]:
         """The position of every token, (B or 1, T), and what it may look at."""
+        if ids.dim() != 2:
+            raise ValueError(f"ids: expected (rows, tokens), got {tuple(ids.shape)}; one row is ids[None]")
+        if lengths is not None and getattr(lengths, "shape", None) != ids.shape[:1]:
+            raise ValueError(f"lengths: expected a tensor with one number for each of {len(ids)} rows; got {lengths!r}")
         tokens = ids.shape[1]
         longest = documents.longest if documents else tokens
         if longest > self.config.max_positions and cache is None:
@@ -64,7 +69,7 @@ class Stack(nn.Module):
                 raise ValueError(f"the documents have {documents.total} tokens together, ids are {tuple(ids.shape)}")
             return documents.positions[None], Mask(self.causal, documents=(documents, documents))
         if cache is not None:
-            if len(cache) != len(ids):
-                raise ValueError(f"the cache has {len(cache)} rows, ids have {len(ids)}")
-            return cache.begin(tokens, lengths)
+            if cache.config is not self.config and cache.config != self.config:
+                raise ValueError("the cache was made for a model of another config; make one with network.config")
+            return cache.begin(ids, lengths)
         return torch.arange(tokens, device=ids.device)[None], Mask(self.causal, lengths=lengths)

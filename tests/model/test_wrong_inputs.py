@@ -1,0 +1,113 @@
+"""Wrong inputs to a network: a sentence that says what was expected, never a number that looks right."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from clearhead.config import preset
+from clearhead.model import Cache, Documents, EncoderDecoder, build
+
+IDS = torch.randint(4000, (2, 6))
+
+
+@pytest.fixture(scope="module")
+def translator() -> EncoderDecoder:
+    network = build(preset("tiny-translator")).eval()
+    assert isinstance(network, EncoderDecoder)
+    return network
+
+
+@pytest.mark.parametrize(
+    "lengths", [torch.tensor([6]), torch.tensor([[6], [6]]), torch.tensor(6), [6, 6], torch.ones(2, 6)], ids=repr
+)
+def test_lengths_are_one_number_a_row(lengths: object) -> None:
+    for name in ("tiny-gpt", "tiny-encoder"):
+        with pytest.raises(ValueError, match="lengths: expected a tensor with one number for each of 2 rows"):
+            build(preset(name))(IDS, lengths)
+
+
+def test_ids_are_rows_of_tokens_of_the_vocabulary() -> None:
+    network = build(preset("tiny-gpt"))
+    with pytest.raises(ValueError, match=r"expected \(rows, tokens\), got \(6,\); one row is ids\[None\]"):
+        network(IDS[0])
+    for wrong in (4000, -1):
+        with pytest.raises(ValueError, match="outside the vocabulary of 4000 tokens"):
+            network(torch.tensor([[1, wrong]]))
+
+
+def test_segments_of_a_model_without_them_are_refused() -> None:
+    network = build(preset("tiny-encoder", ["segments=0"]))
+    with pytest.raises(ValueError, match="segments: this model has none"):
+        network(IDS, segments=torch.zeros_like(IDS))
+
+
+def test_documents_must_fit_the_row() -> None:
+    network = build(preset("tiny-gpt"))
+    with pytest.raises(ValueError, match=r"the documents have 5 tokens together, ids are \(1, 6\)"):
+        network(IDS[:1], documents=Documents.of([2, 3]))
+    with pytest.raises(ValueError, match="neither padding nor a cache"):
+        network(IDS[:1], torch.tensor([6]), documents=Documents.of([6]))
+
+
+def test_a_cache_fits_its_model_and_its_rows() -> None:
+    network = build(preset("tiny-gpt"))
+    with pytest.raises(ValueError, match="the cache has 3 rows, ids have 2"):
+        network(IDS, cache=Cache(network.config, rows=3, capacity=9))
+    with pytest.raises(ValueError, match="another config"):
+        network(IDS, cache=Cache(preset("tiny-gpt", ["decoder_layers=3"]), rows=2, capacity=9))
+
+
+def test_a_cache_takes_dtype_and_device_from_the_model() -> None:
+    network = build(preset("tiny-llama")).bfloat16().eval()
+    cache = Cache(network.config, rows=2, capacity=6)
+    with torch.no_grad():
+        whole = network(IDS)
+        network(IDS[:, :5], cache=cache)
+        last = network(IDS[:, 5:], cache=cache)
+    assert last.dtype == torch.bfloat16
+    assert (last - whole[:, 5:]).float().norm() < 0.02 * whole[:, 5:].float().norm()
+
+
+def test_a_length_beyond_the_step_counts_as_the_whole_step() -> None:
+    network, ids = build(preset("tiny-gpt")).eval(), torch.randint(4000, (1, 4))
+    caches = [Cache(network.config, rows=1, capacity=9) for _ in range(2)]
+    with torch.no_grad():
+        network(ids[:, :3], torch.tensor([5]), cache=caches[0])
+        network(ids[:, :3], cache=caches[1])
+        outputs = [network(ids[:, 3:], cache=cache) for cache in caches]
+    assert torch.equal(outputs[0], outputs[1])
+
+
+def test_an_empty_cache_of_no_rows_is_still_a_cache() -> None:
+    network = build(preset("tiny-gpt"))
+    cache = Cache(network.config, rows=0, capacity=9)
+    assert network(IDS[:0], cache=cache).shape == (0, 6, 4000)
+    assert cache.longest == 6
+
+
+def test_source_and_target_belong_together(translator: EncoderDecoder) -> None:
+    memory = translator.encode(IDS)
+    with pytest.raises(ValueError, match="2 rows of source, but 1 of target"):
+        translator(IDS, IDS[:1])
+    with pytest.raises(ValueError, match="needs the encoded source"):
+        translator.decode(IDS, None)
+    with pytest.raises(ValueError, match="pack source and target both"):
+        translator.decode(IDS[:1], memory, documents=Documents.of([6]))
+    packed = translator.encode(IDS[:1], documents=Documents.of([2, 4]))
+    with pytest.raises(ValueError, match="2 source documents, but 1 of the target"):
+        translator.decode(IDS[:1], packed, documents=Documents.of([6]))
+
+
+def test_a_cache_serves_one_source(translator: EncoderDecoder) -> None:
+    cache, memory = Cache(translator.config, rows=2, capacity=9), translator.encode(IDS)
+    translator.decode(IDS[:, :1], memory, cache=cache)
+    translator.decode(IDS[:, 1:2], memory, cache=cache)
+    translator.decode(IDS[:, 2:3], None, cache=cache)
+    with pytest.raises(ValueError, match="belongs to another source"):
+        translator.decode(IDS[:, :1], translator.encode(IDS), cache=cache)
+
+
+def test_a_preset_may_be_a_path_and_one_change_a_string(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("preset: tiny-gpt\n")
+    assert preset(tmp_path / "mine", "heads=2").heads == 2
