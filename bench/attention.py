@@ -82,7 +82,7 @@ def compare(
     for name, parts in PATTERNS.items():
         results = []
         for part in parts:
-            mask = Mask(True, part).within(part, tokens)
+            mask = Mask(True, part).simplified(tokens)
             work = _work(lambda mask=mask: attend(q, k, v, mask), (q, k, v), backward)  # type: ignore[misc]
             results.append((*measure(work, device), _pairs(part, tokens), choose(q, k, mask), part.kind))
         mean = [sum(column) / len(parts) for column in list(zip(*results, strict=True))[:3]]

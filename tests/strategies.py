@@ -16,7 +16,8 @@ VOCABULARY = 23
 def configs(
     draw: st.DrawFn, families: tuple[str, ...] = ("encoder-decoder", "encoder", "decoder"), norms: tuple[str, ...] = ()
 ) -> ModelConfig:
-    """A valid config of one of the families: every field that changes what the network computes is drawn."""
+    """A valid config of one of the families, and the seed of torch with it, so that an example repeats by itself."""
+    torch.manual_seed(draw(st.integers(0, 2**16)))
     family = draw(st.sampled_from(families))
     kv_heads, group = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2, 3]))
     head_width = draw(st.sampled_from([2, 4, 6]))
@@ -29,7 +30,8 @@ def configs(
         "kv_heads": kv_heads,
         "head_width": head_width,
         "ff_width": draw(st.sampled_from([8, 17])),
-        "activation": draw(st.sampled_from(["relu", "gelu", "gelu_tanh", "silu", "swiglu"])),
+        # Batch statistics that fit nothing normalise nothing, and SwiGLU's product then squares layer by layer.
+        "activation": draw(st.sampled_from(["relu", "gelu", "gelu_tanh", "silu"] + ["swiglu"] * (norm != "batch"))),
         "norm": norm,
         "norm_position": draw(st.sampled_from(["pre", "post"])),
         "position": position,
@@ -84,7 +86,9 @@ def tokens(*shape: int) -> Tensor:
 def logits(network: Network, ids: Tensor, **options: Any) -> Tensor:
     """Word scores of any family; a translator gets the same fixed source for every row."""
     if network.config.family != "encoder-decoder":
-        return network(ids, **options)
-    source = torch.arange(5)[None].expand(len(ids), -1)
-    target = {"target_" + name: value for name, value in options.items()}
-    return network(source, ids, **target)
+        out = network(ids, **options)
+    else:
+        source = torch.arange(5)[None].expand(len(ids), -1)
+        out = network(source, ids, **{"target_" + name: value for name, value in options.items()})
+    assert out.abs().max() < 1e6, "numbers so large hide every error"
+    return out

@@ -34,7 +34,17 @@ BAD: list[tuple[str, list[str], str, str]] = [
     ("tiny-gpt", ["activation=swish"], "activation", "use relu, gelu"),
     ("tiny-gpt", ["family=transformer"], "family", "use encoder-decoder, encoder or decoder"),
     ("tiny-gpt", ["attention=[full, sparse]"], "attention.1", "use full, window, strided or fixed"),
-    ("tiny-gpt", ["attention=[]"], "attention", "at least 1"),
+    ("tiny-gpt", ["attention=[]"], "attention", "name at least one"),
+    ("tiny-gpt", ["attention=5"], "attention", "several like [full, window]"),
+    ("tiny-gpt", ["outputs=null"], "outputs", "neither a name nor a list"),
+    ("tiny-llama", ["rope_scaling=5"], "rope_scaling", "like rope_scaling.factor=…"),
+    ("tiny-gpt", ["width=010"], "width", "not a whole number"),
+    ("tiny-gpt", ["heads=!!timestamp 2020"], "heads", "tags (!name) are not supported"),
+    ("tiny-gpt", ["heads=!!int"], "heads", "tags (!name) are not supported"),
+    ("tiny-gpt", ["width=" + "9" * 5000], "width", "check the spelling"),
+    ("tiny-gpt", ["width=0x" + "f" * 5000], "width", "not a whole number"),
+    ("tiny-gpt", ["a\nb=1"], "'a\\nb'", "unknown setting"),
+    ("tiny-gpt", ["k" * 100_000 + "=1"], "…", "unknown setting"),
     ("tiny-gpt", ["attention=[full, full, full]"], "attention", "at most one for each layer"),
     ("tiny-gpt", ["heads=3"], "heads", "does not divide width 128"),
     ("tiny-gpt", ["kv_heads=3"], "kv_heads", "use a divisor of 4"),
@@ -85,7 +95,7 @@ BAD: list[tuple[str, list[str], str, str]] = [
     ("tiny-gpt", ["width=["], "width", "check the spelling"),
     ("tiny-gtp", [], "preset", "did you mean tiny-gpt?"),
 ]
-NAMES = [" ".join([name, *changes]) for name, changes, _, _ in BAD]
+NAMES = [" ".join([name, *changes])[:60] for name, changes, _, _ in BAD]
 
 
 @pytest.mark.parametrize(("name", "changes", "key", "advice"), BAD, ids=NAMES)
@@ -97,6 +107,12 @@ def test_a_bad_config_is_one_line_with_key_and_fix(name: str, changes: list[str]
     assert f"{key}: " in lines[0]
     assert len(lines) <= (2 if "facto=" in str(changes) else 1), lines  # that one also lacks the right key
     assert len(lines[0]) < 700
+
+
+def test_independent_contradictions_are_all_told() -> None:
+    with pytest.raises(ConfigError) as caught:
+        preset("tiny-gpt", ["tie=all", "kv_heads=3", "segments=2"])
+    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == ["tie", "kv_heads", "segments"]
 
 
 def test_there_are_at_least_thirty_kinds() -> None:
@@ -136,7 +152,9 @@ BAD_FILES = {
     "just words": "expected settings as `key: value` lines, found str",
     "width: [1,\n": "check the spelling and the indentation",
     "family: decoder\n\twidth: 3\n": "line 2",
-    "1: 2\n": "expected settings",
+    "1: 2\n": "1: a setting has a name",
+    "true: 1\n": "True: a setting has a name",
+    "!!bool xx: 1\n": "line 1: tags",
     "": "family: missing",
     "preset: tiny-gtp\n": "did you mean tiny-gpt?",
     "preset: 5\n": "no architecture 5",

@@ -1,14 +1,17 @@
 """The parts of the model one by one: positions, norms, feed-forward, embeddings, dropout, beginnings."""
 
+import copy
 import math
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.config import ModelConfig, RopeScaling, preset
 from clearhead.model import Cache, Documents, build
+from clearhead.model.measure import parameters
 from clearhead.model.norms import BatchNorm
 from clearhead.model.positions import rotate, rotations, sinusoids, stretched
 
@@ -217,6 +220,44 @@ def test_a_meta_network_can_be_filled_later() -> None:
         config: ModelConfig = preset(name)
         full, empty = build(config).eval(), build(config, "meta").eval()
         empty.load_state_dict(full.state_dict(), assign=True)
+        assert parameters(empty) == parameters(full), "what was tied is tied"
         ids = torch.randint(4000, (1, 5))
         inputs = (ids, ids) if config.family == "encoder-decoder" else (ids,)
         assert torch.equal(full(*inputs), empty(*inputs))
+
+
+def test_what_is_tied_stays_tied_when_it_is_moved_copied_or_loaded() -> None:
+    for name in ("tiny-translator", "tiny-gpt"):
+        config = preset(name)
+        count = parameters(build(config))
+        moved = build(config, "meta").to_empty(device="cpu")
+        assert parameters(moved) == count
+        assert parameters(copy.deepcopy(moved).double()) == count
+        moved.load_state_dict({key: tensor.clone() for key, tensor in build(config).state_dict().items()}, assign=True)
+        assert parameters(moved) == count
+
+
+def test_batch_norm_sums_in_fp32_and_learns_nothing_from_padding() -> None:
+    norm = BatchNorm(4, eps=1e-5).half()
+    out = norm(torch.full((2, 40_000, 4), 3.0).half())
+    assert out.isfinite().all()
+    before = norm.mean.clone()
+    norm(torch.randn(2, 3, 4).half(), torch.zeros(2, 3, dtype=torch.bool))
+    assert torch.equal(norm.mean, before)
+
+
+def test_a_network_with_batch_norm_does_not_count_padding() -> None:
+    network = build(preset("tiny-gpt", ["norm=batch", "dropout=0", "attention_dropout=0"])).train()
+    ids, lengths = torch.randint(4000, (2, 9)), torch.tensor([5, 3])
+    real = torch.arange(5) < lengths[:, None]
+    short, padded = network(ids[:, :5], lengths), network(ids, lengths)
+    torch.testing.assert_close(short[real], padded[:, :5][real], rtol=1e-4, atol=1e-5)
+
+
+def test_patterns_larger_than_the_row_cost_nothing_extra() -> None:
+    ids = torch.randint(4000, (1, 10))
+    for attention in (["attention=strided", "stride=1000000"], ["attention=fixed", "stride=1000000", "summary=5"]):
+        network = build(preset("tiny-gpt", attention)).eval()
+        with FlopCounterMode(display=False) as counter:
+            network(ids)
+        assert counter.get_total_flops() < 3e8

@@ -104,6 +104,32 @@ def test_rows_of_a_cache_grow_at_their_own_pace(config: ModelConfig, data: st.Da
     assert cache.lengths.tolist() == [len(text) for text in texts]
 
 
+@given(configs(("encoder-decoder",)), st.data())
+def test_a_cached_translator_keeps_each_row_with_its_source(config: ModelConfig, data: st.DataObject) -> None:
+    """Padded sources, and rows reordered, repeated and dropped after the first step."""
+    network, source_lengths = network_of(config), [data.draw(st.integers(1, 6)) for _ in range(3)]
+    source, target = tokens(3, 6), tokens(3, 5)
+    cache = Cache(config, rows=3, capacity=5)
+    memory = network.encode(source, torch.tensor(source_lengths))
+    network.decode(target[:, :2], memory, cache=cache)
+    keep = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=5))
+    cache.select(torch.tensor(keep))
+    late = network.words(network.decode(target[keep, 2:], None, cache=cache))
+    for row, kept in enumerate(keep):
+        alone = network(source[kept : kept + 1, : source_lengths[kept]], target[kept : kept + 1])
+        torch.testing.assert_close(late[row], alone[0, 2:], **EXACT)
+
+
+@given(configs(("decoder",)), st.integers(1, 6))
+def test_padding_beyond_the_capacity_of_a_cache_leaves_no_trace(config: ModelConfig, length: int) -> None:
+    network, ids = network_of(config), tokens(1, 12)
+    cache = Cache(config, rows=1, capacity=length + 1)
+    first = network(ids, torch.tensor([length]), cache=cache)
+    second = network(ids[:, length:], torch.tensor([1]), cache=cache)
+    whole = network(ids[:, : length + 1])
+    torch.testing.assert_close(torch.cat([first[:, :length], second[:, :1]], dim=1), whole, **EXACT)
+
+
 @given(configs(), st.lists(st.integers(1, 12), min_size=1, max_size=3))
 def test_every_backend_equals_the_reference_in_a_whole_network(config: ModelConfig, lengths: list[int]) -> None:
     network, ids, sizes = network_of(config), tokens(len(lengths), max(lengths)), torch.tensor(lengths)

@@ -17,7 +17,7 @@ PRESETS = resources.files("clearhead.config") / "presets"
 
 
 def preset_names() -> list[str]:
-    """The names of the architectures that come with the package, small and old first within each family."""
+    """The names of the architectures that come with the package."""
     return sorted(Path(entry.name).stem for entry in PRESETS.iterdir() if entry.name.endswith(".yaml"))
 
 
@@ -67,8 +67,11 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
     data = _parse(text, where)
     if data is None:
         return {}
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+    if not isinstance(data, dict):
         raise ConfigError(f"{where}: expected settings as `key: value` lines, found {type(data).__name__}")
+    for key in data:
+        if not isinstance(key, str):
+            raise ConfigError(f"{where}: {key!r}: a setting has a name, like width; this one is a value")
     return data
 
 
@@ -89,9 +92,11 @@ class _Loader(yaml.SafeLoader):
     """Safe YAML without its traps: no key twice, no aliases (they can grow without bound), and 1e-5 is a number."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
             raise yaml.composer.ComposerError(None, None, "aliases (*name) are not supported", event.start_mark)
+        if getattr(event, "tag", None) is not None:
+            raise yaml.composer.ComposerError(None, None, "tags (!name) are not supported", event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -1,5 +1,6 @@
 """What a model is: every architectural choice as one typed, bounded field. A family is a value of this, not a class."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -15,7 +16,9 @@ def _several(value: Any) -> Any:
     """One name or a list of names, kept as a tuple."""
     if isinstance(value, str):
         return (value,)
-    return tuple(value) if isinstance(value, list) else value
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{value!r:.60} is neither a name nor a list; write one name, or several like [full, window]")
+    return tuple(value)
 
 
 class RopeScaling(Settings):
@@ -99,26 +102,27 @@ class ModelConfig(Settings):
 
     @property
     def source_vocab(self) -> int:
-        """Number of tokens the encoder knows (for a decoder: the tokens it reads)."""
+        """Number of tokens that the encoder reads."""
         return self.source_vocab_size or self.vocab_size or 0
 
     @property
     def target_vocab(self) -> int:
-        """Number of tokens that can come out."""
+        """Number of tokens that the decoder reads and that can come out."""
         return self.target_vocab_size or self.vocab_size or 0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for problem in (*_layers(self), *_vocabulary(self), *_heads(self), *_patterns(self), *_positions(self),
-                        *_outputs(self)):  # fmt: skip
-            raise ValueError(problem)
+        checks = (_layers, _vocabulary, _heads, _patterns, _positions, _outputs)
+        problems = [problem for check in checks if (problem := next(check(self), None))]  # later ones may only follow
+        if problems:
+            raise ValueError("\n".join(problems))
         return self
 
 
 # Cross-checks: each yields a sentence that names the keys and says what to change.
 
 
-def _layers(c: ModelConfig) -> Any:
+def _layers(c: ModelConfig) -> Iterator[str]:
     needs = {"encoder-decoder": (True, True), "encoder": (True, False), "decoder": (False, True)}[c.family]
     for key, layers, needed in zip(
         ("encoder_layers", "decoder_layers"), (c.encoder_layers, c.decoder_layers), needs, strict=True
@@ -129,7 +133,7 @@ def _layers(c: ModelConfig) -> Any:
             yield f"{key}: {layers}, but family {c.family} has none; set {key} to 0 or change family"
 
 
-def _vocabulary(c: ModelConfig) -> Any:
+def _vocabulary(c: ModelConfig) -> Iterator[str]:
     if c.family != "encoder-decoder" and (c.source_vocab_size or c.target_vocab_size):
         key = "source_vocab_size" if c.source_vocab_size else "target_vocab_size"
         yield f"{key}: family {c.family} has one vocabulary; use vocab_size"
@@ -149,14 +153,14 @@ def _vocabulary(c: ModelConfig) -> Any:
         yield "tie: all needs one shared vocabulary; give vocab_size instead of source_vocab_size and target_vocab_size"
 
 
-def _heads(c: ModelConfig) -> Any:
+def _heads(c: ModelConfig) -> Iterator[str]:
     if "head_width" not in c.model_fields_set and c.width % c.heads:
         yield f"heads: {c.heads} does not divide width {c.width}; use a divisor of {c.width}, or set head_width"
     if c.heads % c.kv_heads:
         yield f"kv_heads: {c.kv_heads} does not divide heads {c.heads}; use a divisor of {c.heads}"
 
 
-def _patterns(c: ModelConfig) -> Any:
+def _patterns(c: ModelConfig) -> Iterator[str]:
     uses = set(c.attention)
     users = {"window": {"window"}, "stride": {"strided", "fixed"}, "summary": {"fixed"}}
     for key, patterns in users.items():
@@ -169,11 +173,11 @@ def _patterns(c: ModelConfig) -> Any:
     if c.summary and c.stride and c.summary > c.stride:
         yield f"summary: {c.summary} is more than the stride {c.stride}; use at most {c.stride}"
     layers = max(c.encoder_layers, c.decoder_layers)
-    if len(c.attention) > layers:
+    if len(c.attention) > max(1, layers):
         yield f"attention: {len(c.attention)} patterns for {layers} layers; give at most one for each layer"
 
 
-def _positions(c: ModelConfig) -> Any:
+def _positions(c: ModelConfig) -> Iterator[str]:
     if c.position == "rotary" and c.head_width % 2:
         yield f"head_width: {c.head_width} is odd, but rotary positions turn pairs; use an even head_width"
     if c.position == "sinusoidal" and c.width % 2:
@@ -185,7 +189,7 @@ def _positions(c: ModelConfig) -> Any:
             yield f"{key}: null, but position is {owner}; remove the line to use the default"
 
 
-def _outputs(c: ModelConfig) -> Any:
+def _outputs(c: ModelConfig) -> Iterator[str]:
     if len(set(c.outputs)) < len(c.outputs):
         yield "outputs: a name stands twice; name each output once"
     if c.family == "encoder-decoder" and c.outputs != ("words",):

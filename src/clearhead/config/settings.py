@@ -31,7 +31,8 @@ class Settings(BaseModel):
             # A default that could not be worked out because another key was wrong is no news.
             found = [e for e in error.errors() if e["type"] != "default_factory_not_called"]
             found.sort(key=lambda e: e["type"] != "extra_forbidden")  # a misspelt key explains a missing one
-            raise ConfigError("\n".join(dict.fromkeys(prefix + _line(cls, e) for e in found))) from None
+            lines = [prefix + line for e in found for line in _line(cls, e).splitlines()]
+            raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -43,13 +44,20 @@ def nearest(name: str, known: list[str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value) if not isinstance(value, Mapping) else "a group of settings"
+    if isinstance(value, Mapping):
+        return "a group of settings"
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes out no integer of more than 4,300 digits
+        return "a huge number"
     return text if len(text) <= 60 else text[:57] + "…"
 
 
 def _line(cls: type[BaseModel], error: ErrorDetails) -> str:
     """One finding of pydantic as one line that says what to do."""
-    location = [str(part) for part in error["loc"]]
+    location = [
+        str(part) if str(part).isprintable() and len(str(part)) <= 60 else _shown(part) for part in error["loc"]
+    ]
     key, value, context = ".".join(location), _shown(error["input"]), error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
@@ -74,12 +82,20 @@ def _line(cls: type[BaseModel], error: ErrorDetails) -> str:
             return f"{key}: {value} is not a finite number; give an ordinary one, like 0.1"
         case "bool_type" | "bool_parsing":
             return f"{key}: {value} is neither true nor false; use one of them"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return f"{key}: {value} is no group of settings; write its parts, like {key}.{_first(cls, location)}=…"
+        case "too_short":
+            return f"{key}: empty; name at least one"
         case "string_type":
             return f"{key}: {value} is not a text; give a name"
         case "value_error":  # a cross-check of ours: its sentence names the keys itself
             return (f"{key}: " if key else "") + str(context["error"])
         case _:
             return f"{key}: {error['msg'][:1].lower() + error['msg'][1:]} (found {value})"
+
+
+def _first(cls: type[BaseModel], path: list[str]) -> str:
+    return next(iter(_fields(cls, path)), "key")
 
 
 def _fields(cls: type[BaseModel], path: list[str]) -> list[str]:

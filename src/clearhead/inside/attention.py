@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -75,7 +75,7 @@ def look(
         k, v = cache.source
     else:
         k, v = layer.keys_and_values(memory if layer.is_cross else x, rotation)
-    found, weights = weights_of(q, k, v, mask.within(layer.pattern, k.shape[2]))
+    found, weights = weights_of(q, k, v, replace(mask, pattern=layer.pattern))
     return Look(weights, updates(layer, found), layer.output.bias, output)
 
 

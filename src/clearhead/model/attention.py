@@ -3,6 +3,8 @@
 B rows · T queries · S keys · D width · H heads · G key-value heads · E head width
 """
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
 from clearhead.config import ModelConfig
@@ -68,8 +70,8 @@ class Attention(nn.Module):
 
     def look(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         """What each head brings home: (B, H, T, E)."""
-        if self.pattern is not FULL:
-            mask = mask.within(self.pattern, k.shape[2])
+        if self.pattern.kind != "full":
+            mask = replace(mask, pattern=self.pattern)
         return attend(q, k, v, mask, self.dropout if self.training else 0.0)
 
     def join(self, heads: Tensor) -> Tensor:

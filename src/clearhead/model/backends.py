@@ -32,8 +32,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, ba
     `backend` forces one by name; where it cannot do what is asked, the choice falls back and the log says why.
     Outputs at padded queries are finite and mean nothing.
     """
-    if mask.pattern.kind != "full":
-        mask = mask.within(mask.pattern, keys=k.shape[2])
+    mask = mask.simplified(k.shape[2])
     wanted = backend or _forced
     if wanted is not None:
         if wanted not in BACKENDS:
@@ -103,7 +102,9 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tens
     assert mask.documents is not None
     ours, theirs = mask.documents
     rows = replace(mask, documents=None, lengths=None if ours is theirs and mask.causal else theirs.lengths)
-    return ours.unpad(attend(ours.pad(q), theirs.pad(k), theirs.pad(v), rows, dropout))
+    q, k, v = ours.pad(q), theirs.pad(k), theirs.pad(v)
+    rows = rows.simplified(k.shape[2])
+    return ours.unpad(BACKENDS[choose(q, k, rows, dropout)].run(q, k, v, rows, dropout))
 
 
 # What each way refuses, in words for the log; None means that it can do it.

@@ -31,7 +31,8 @@ class MaskedTransform(nn.Module):
         super().__init__()
         self.linear = nn.Linear(config.width, config.width, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
-        self.norm = norm(config)
+        # A head reads single positions, so it never normalises over a batch.
+        self.norm = norm(config.model_copy(update={"norm": "layer"}) if config.norm == "batch" else config)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.norm(self.activation(self.linear(hidden)))

@@ -126,11 +126,14 @@ class Mask:
     start: Tensor | None = None  # (B,) position of each row's first query among the keys; None: 0
     documents: tuple[Documents, Documents] | None = None  # of the queries and of the keys, both packed
 
-    def within(self, pattern: Pattern, keys: int) -> Mask:
-        """This mask with a layer's pattern, as plain as it can be for a row of so many keys."""
-        if pattern.kind in ("window", "block") and pattern.size >= keys:
-            pattern = FULL
-        return replace(self, pattern=pattern)
+    def simplified(self, keys: int) -> Mask:
+        """The same mask, as plain as it can be for a row of so many keys."""
+        kind, size, _ = self.pattern
+        if kind in ("window", "block") and size >= keys:
+            return replace(self, pattern=FULL)
+        if kind == "column" and size > keys:
+            return replace(self, pattern=Pattern("column", max(1, keys)))
+        return self
 
     @property
     def needs_lengths(self) -> bool:
@@ -152,7 +155,7 @@ class Mask:
     def between(self, i: Tensor, j: Tensor) -> Tensor | None:
         """`dense` for queries at positions i (B or 1, T) and keys at positions j (S,)."""
         allowed = self._allowed(i, j)
-        if self.lengths is None or self.documents is not None:
+        if self.lengths is None:
             return allowed
         real = (j < self.lengths[:, None])[:, None, None]  # (B, 1, 1, S)
         return real if allowed is None else real & allowed

@@ -6,6 +6,7 @@ B rows · T tokens · S source tokens · D width · V words
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +31,23 @@ class Network(nn.Module):
         for name, stack in stacks.items():
             self.add_module(name, stack)
         self.heads = Heads(config)
-        if config.tie != "none" and self.heads.words is not None:
-            self.heads.words.scores.weight = stack.embedding.tokens.weight  # of the last stack, the one that writes
+        self.tie()
+        self.register_load_state_dict_post_hook(lambda network, _: network.tie())  # type: ignore[no-untyped-call]
+
+    def tie(self) -> None:
+        """Let the matrices that the config ties be one; loading and moving can part them, so both call this again."""
+        reads, writes = getattr(self, "encoder", None), getattr(self, "decoder", None) or self.encoder
+        matrix = writes.embedding.tokens.weight
+        if self.config.tie == "all" and reads is not None:
+            reads.embedding.tokens.weight = matrix
+        words = self.heads.words
+        if self.config.tie != "none" and words is not None and isinstance(words.scores, nn.Linear):
+            words.scores.weight = matrix
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.tie()
+        return self
 
     def words(self, hidden: Tensor) -> Tensor:
         """The score of every word at every position: (B, T, D) to (B, T, V)."""
@@ -115,8 +131,6 @@ class EncoderDecoder(Network):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config, encoder=Stack(config, causal=False), decoder=Stack(config, causal=True, cross=True))
-        if config.tie == "all":
-            self.encoder.embedding.tokens.weight = self.decoder.embedding.tokens.weight
 
     def encode(self, source: Tensor, lengths: Tensor | None = None, *, documents: Documents | None = None) -> Memory:
         """Source ids (B, S), read both ways."""

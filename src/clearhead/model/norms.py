@@ -44,16 +44,24 @@ class BatchNorm(nn.Module):
         """x (…, D); `real` (…) is True where a token is no padding, None where all are."""
         mean, variance = self.mean, self.variance
         if self.training:
-            keep = x.new_ones(x.shape[:-1]) if real is None else real.to(x.dtype)
-            count = keep.sum().clamp(min=1)
-            mean = torch.einsum("...d,...->d", x, keep) / count
-            variance = torch.einsum("...d,...->d", (x - mean).square(), keep) / count
-            with torch.no_grad():  # as torch.nn.BatchNorm1d: the running variance is the unbiased one
-                unbiased = variance * count / (count - 1).clamp(min=1)
-                self.mean.lerp_(mean.to(self.mean.dtype), self.momentum)
-                self.variance.lerp_(unbiased.to(self.variance.dtype), self.momentum)
-        x = (x - mean) * torch.rsqrt(variance + self.eps) * self.weight
-        return x if self.bias is None else x + self.bias
+            mean, variance = self._of_batch(x, real)
+        out = (x - mean) * torch.rsqrt(variance + self.eps) * self.weight
+        return (out if self.bias is None else out + self.bias).to(x.dtype)
+
+    def _of_batch(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Mean and variance (D,) of the real tokens, summed in fp32 or better; the running statistics follow them."""
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        keep = x.new_ones(x.shape[:-1]) if real is None else real.to(x.dtype)
+        total = keep.sum()
+        count = total.clamp(min=1)
+        mean = torch.einsum("...d,...->d", x, keep) / count
+        variance = torch.einsum("...d,...->d", (x - mean).square(), keep) / count
+        with torch.no_grad():  # as torch.nn.BatchNorm1d: the running variance is the unbiased one
+            unbiased = variance * count / (count - 1).clamp(min=1)
+            weight = self.momentum * (total > 0).to(self.mean.dtype)  # a batch of padding alone teaches nothing
+            self.mean.lerp_(mean.to(self.mean.dtype), weight)
+            self.variance.lerp_(unbiased.to(self.variance.dtype), weight)
+        return mean, variance
 
 
 def norm(config: ModelConfig) -> LayerNorm | RMSNorm | BatchNorm:

@@ -25,7 +25,8 @@ def sinusoids(positions: Tensor, width: int, layout: str | None = "interleaved")
 def frequencies(config: ModelConfig, device: torch.device) -> Tensor:
     """Radians that each pair of a head turns per position, fastest first: (E/2,)."""
     exponents = torch.arange(0, config.head_width, 2, device=device, dtype=torch.float32) / config.head_width
-    turns = 1.0 / (config.rope_theta or 10_000.0) ** exponents
+    assert config.rope_theta is not None, "the config gives one wherever positions are rotary"
+    turns = 1.0 / config.rope_theta**exponents
     return turns if config.rope_scaling is None else stretched(turns, config.rope_scaling)
 
 

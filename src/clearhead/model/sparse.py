@@ -71,12 +71,13 @@ def column(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) ->
 def block(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
     """Every block of l positions is a row of its own."""
     size, tokens, rows = mask.pattern.size, q.shape[2], q.shape[0]
+    blocks = -(-tokens // size)
     real = _real(q, mask, size)  # (B, T/l, l)
     if real is not None:
         real = real.flatten(0, 1)[:, None, None]  # (B·T/l, 1, 1, l)
     q, k, v = (_rows(x, size).flatten(0, 1).transpose(1, 2) for x in (q, k, v))  # (B·T/l, H, l, E)
     out = sdpa(q, k, v, real, dropout, causal=mask.causal)
-    return out.transpose(1, 2).unflatten(0, (rows, -1)).flatten(1, 2).transpose(1, 2)[:, :, :tokens]
+    return out.transpose(1, 2).unflatten(0, (rows, blocks)).flatten(1, 2).transpose(1, 2)[:, :, :tokens]
 
 
 def summary(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, chunk: int = 512) -> Tensor:
@@ -84,7 +85,7 @@ def summary(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, c
     tokens, pattern = q.shape[2], mask.pattern
     places = torch.arange(tokens, device=q.device)
     if gathered := summaries(tokens, pattern):
-        j = places[places % pattern.size >= pattern.size - pattern.summary]  # (S,) where the gathered keys stood
+        j = _where_summaries(tokens, pattern, q.device)  # (S,) where the gathered keys stood
         k, v = gather_summaries(k, pattern), gather_summaries(v, pattern)
     else:  # the row ends before its first summary: the mask hides every key, and zeros come out
         j, gathered = places, tokens
@@ -107,10 +108,15 @@ def summaries(tokens: int, pattern: Pattern) -> int:
     return tokens // pattern.size * pattern.summary + max(0, tokens % pattern.size - (pattern.size - pattern.summary))
 
 
+def _where_summaries(tokens: int, pattern: Pattern, device: torch.device) -> Tensor:
+    """Which of the first `tokens` positions are summaries: (S,). Counted, not searched: no GPU is waited for."""
+    n = torch.arange(summaries(tokens, pattern), device=device)
+    return n // pattern.summary * pattern.size + pattern.size - pattern.summary + n % pattern.summary
+
+
 def gather_summaries(x: Tensor, pattern: Pattern) -> Tensor:
     """The keys or values (B, G, T, E) at summary positions: (B, G, S, E)."""
-    blocks = _fill(x, pattern.size).unflatten(2, (-1, pattern.size))  # (B, G, T/l, l, E)
-    return blocks[:, :, :, pattern.size - pattern.summary :].flatten(2, 3)[:, :, : summaries(x.shape[2], pattern)]
+    return x.index_select(2, _where_summaries(x.shape[2], pattern, x.device))
 
 
 def _join(pieces: Iterator[Tensor], q: Tensor) -> Tensor:
