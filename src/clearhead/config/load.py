@@ -92,11 +92,12 @@ class _Loader(yaml.SafeLoader):
     """Safe YAML without its traps: no key twice, no aliases (they can grow without bound), and 1e-5 is a number."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        mark: Any = event.start_mark
         if isinstance(event, yaml.AliasEvent):
-            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not supported", event.start_mark)
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not supported", mark)
         if getattr(event, "tag", None) is not None:
-            raise yaml.composer.ComposerError(None, None, "tags (!name) are not supported", event.start_mark)
+            raise yaml.composer.ComposerError(None, None, "tags (!name) are not supported", mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from clearhead.model import kernels, sparse
@@ -55,7 +56,7 @@ def choose(q: Tensor, k: Tensor, mask: Mask, dropout: float = 0.0) -> str:
         if reason is None:
             break
         reasons.append(f"{name}: {reason}")
-    if log.isEnabledFor(logging.INFO):
+    if not torch.compiler.is_compiling() and log.isEnabledFor(logging.INFO):
         _say_once(f"{mask.pattern.kind} attention by {name} (not by {'; '.join(reasons[1:])})", logging.INFO)
     return name
 
