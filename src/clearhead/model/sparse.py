@@ -85,7 +85,7 @@ def summary(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, c
     tokens, pattern = q.shape[2], mask.pattern
     places = torch.arange(tokens, device=q.device)
     if gathered := summaries(tokens, pattern):
-        j = _where_summaries(tokens, pattern, q.device)  # (S,) where the gathered keys stood
+        j = places[places % pattern.size >= pattern.size - pattern.summary]  # (S,) where the gathered keys stood
         k, v = gather_summaries(k, pattern), gather_summaries(v, pattern)
     else:  # the row ends before its first summary: the mask hides every key, and zeros come out
         j, gathered = places, tokens
@@ -108,15 +108,13 @@ def summaries(tokens: int, pattern: Pattern) -> int:
     return tokens // pattern.size * pattern.summary + max(0, tokens % pattern.size - (pattern.size - pattern.summary))
 
 
-def _where_summaries(tokens: int, pattern: Pattern, device: torch.device) -> Tensor:
-    """Which of the first `tokens` positions are summaries: (S,). Counted, not searched: no GPU is waited for."""
-    n = torch.arange(summaries(tokens, pattern), device=device)
-    return n // pattern.summary * pattern.size + pattern.size - pattern.summary + n % pattern.summary
-
-
 def gather_summaries(x: Tensor, pattern: Pattern) -> Tensor:
     """The keys or values (B, G, T, E) at summary positions: (B, G, S, E)."""
-    return x.index_select(2, _where_summaries(x.shape[2], pattern, x.device))
+    size, first = pattern.size, pattern.size - pattern.summary
+    if x.shape[2] < size:  # one block, not complete
+        return x[:, :, first:]
+    blocks = _fill(x, size).unflatten(2, (-1, size))  # (B, G, T/l, l, E)
+    return blocks[:, :, :, first:].flatten(2, 3)[:, :, : summaries(x.shape[2], pattern)]
 
 
 def _join(pieces: Iterator[Tensor], q: Tensor) -> Tensor:
