@@ -41,7 +41,7 @@ def demo(
     show_families(console, seed)
     learn_to_reverse(console, steps, seed)
     console.print("\nTry next:")
-    console.print("  .venv/bin/clearhead presets                      all architectures, counted exactly")
+    console.print("  .venv/bin/clearhead presets                      what there is, counted")
     console.print("  .venv/bin/clearhead presets gpt2 ff_width=1536   what a change saves")
 
 
