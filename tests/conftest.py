@@ -11,13 +11,9 @@ from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
 # Derandomised, and every example seeds torch itself: a red run can be repeated by anyone.
-settings.register_profile(
-    "fixed",
-    derandomize=True,
-    deadline=None,
-    max_examples=50,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much]}
+settings.register_profile("fixed", derandomize=True, max_examples=50, **common)
+settings.register_profile("thorough", max_examples=500, **common)  # pytest --hypothesis-profile=thorough
 settings.load_profile("fixed")
 
 
