@@ -111,3 +111,12 @@ def test_a_cache_serves_one_source(translator: EncoderDecoder) -> None:
 def test_a_preset_may_be_a_path_and_one_change_a_string(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("preset: tiny-gpt\n")
     assert preset(tmp_path / "mine", "heads=2").heads == 2
+
+
+def test_padding_past_the_last_learned_position_is_no_error() -> None:
+    network, ids = build(preset("tiny-gpt", ["max_positions=8"])).eval(), torch.randint(4000, (1, 11))
+    cache = Cache(network.config, rows=1, capacity=8)
+    with torch.no_grad():
+        network(ids[:, :6], cache=cache)
+        late = network(ids[:, 6:], torch.tensor([2]), cache=cache)  # two real tokens, three of padding
+        torch.testing.assert_close(late[:, :2], network(ids[:, :8])[:, 6:], rtol=1e-4, atol=1e-5)
