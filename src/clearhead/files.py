@@ -5,6 +5,7 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -13,15 +14,8 @@ from clearhead.errors import UserError
 
 def read_text(path: Path, limit: int = 1 << 20) -> str:
     """The whole of a small UTF-8 file (settings, not corpora); refuses one of more than `limit` bytes."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(limit + 1)
-    except IsADirectoryError:
-        raise UserError(f"{path} is a folder; give a file") from None
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist; check the path") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from None
+    with _named(str(path)), path.open("rb") as file:
+        data = file.read(limit + 1)
     if len(data) > limit:
         raise UserError(f"{path} is larger than {limit:,} bytes, too large for a settings file")
     try:
@@ -51,17 +45,26 @@ def read_lines(path: Path) -> Iterator[str]:
     name = "standard input" if str(path) == "-" else str(path)
     number = 0
     try:
-        with _open(path) as file:
+        with _named(name), _open(path) as file:
             for number, line in enumerate(file, start=1):
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError:
         raise UserError(f"{name}, line {number}: not valid UTF-8; save the file as UTF-8") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile):
+    except (EOFError, zlib.error):
         raise UserError(f"{name}, after line {number}: the gzip data is cut off or damaged; fetch it again") from None
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """What the system says about a file that cannot be read, for people."""
+    try:
+        yield
     except IsADirectoryError:
-        raise UserError(f"{path} is a folder; give a file") from None
+        raise UserError(f"{name} is a folder; give a file") from None
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist; check the path") from None
+        raise UserError(f"{name} does not exist; check the path") from None
+    except gzip.BadGzipFile:
+        raise UserError(f"{name}: the gzip data is damaged; fetch it again") from None
     except OSError as error:
         raise UserError(f"{name} cannot be read ({error.strerror}); check the path and its permissions") from None
 

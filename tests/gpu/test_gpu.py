@@ -7,7 +7,7 @@ from torch import nn
 from clearhead.config import preset
 from clearhead.model import Cache, Documents, Mask, Pattern, attend, backend, build
 from clearhead.model.backends import BACKENDS, choose
-from clearhead.model.kernels import VARLEN_OPTIONS
+from clearhead.model.kernels import varlen_options
 from clearhead.model.quantised import QuantisedLinear, quantise, quantise_rows
 from tests.equality import check, inputs
 
@@ -75,7 +75,7 @@ def test_varlen_equals_the_reference(groups: int, causal: bool, pattern: Pattern
     documents = Documents.of([5, 1, 130, 64, 33], device="cuda")
     q, k, v = inputs(1, 4, groups, documents.total, dtype, 64, "cuda")
     mask = Mask(causal, pattern, documents=(documents, documents))
-    if pattern.kind == "full" or "window_size" in VARLEN_OPTIONS:
+    if pattern.kind == "full" or "window_size" in varlen_options():
         assert choose(q, k, mask) == "varlen"
     check(q, k, v, mask, torch.ones(1, documents.total, dtype=torch.bool, device="cuda"), None)
 

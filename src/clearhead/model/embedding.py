@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 from clearhead.config import ModelConfig
@@ -16,9 +17,9 @@ class Embedding(nn.Module):
         super().__init__()
         self.scale = math.sqrt(config.width) if config.scale_embedding else 1.0
         self.sinusoid = config.sinusoid  # None unless positions are sinusoidal
-        self.tokens = nn.Embedding(vocabulary, config.width)
-        self.positions = nn.Embedding(config.max_positions, config.width) if config.position == "learned" else None
-        self.segments = nn.Embedding(config.segments, config.width) if config.segments else None
+        self.tokens = _table(vocabulary, config.width)
+        self.positions = _table(config.max_positions, config.width) if config.position == "learned" else None
+        self.segments = _table(config.segments, config.width) if config.segments else None
         self.norm = norm(config) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.dropout)
 
@@ -43,3 +44,8 @@ class Embedding(nn.Module):
         if self.norm is not None:
             x = self.norm(x, real)
         return self.dropout(x)
+
+
+def _table(rows: int, width: int) -> nn.Embedding:
+    """An embedding that `initialise` will draw; torch's own drawing only takes time, on the meta device a second."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)

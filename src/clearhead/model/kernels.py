@@ -14,13 +14,6 @@ from torch import Tensor
 from clearhead.model.masks import Mask, Pattern
 from clearhead.model.sparse import gather_summaries, summaries
 
-try:
-    from torch.nn.attention.varlen import varlen_attn
-
-    VARLEN_OPTIONS = frozenset(inspect.signature(varlen_attn).parameters)  # releases of torch differ in these
-except ImportError:
-    VARLEN_OPTIONS = frozenset()
-
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -82,34 +75,51 @@ def _compiled_flex() -> Callable[..., Any]:
     return torch.compile(flex_attention)
 
 
+@cache
+def varlen_options() -> frozenset[str]:
+    """What this torch's varlen_attn can be told, since releases differ; empty where there is none."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn  # late: it brings a second's worth of imports with it
+    except ImportError:
+        return frozenset()
+    return frozenset(inspect.signature(varlen_attn).parameters)
+
+
 def varlen_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | None:
     """Why variable-length flash attention cannot be used; None if it can."""
-    windowed = mask.pattern.kind == "window"
-    reasons = {
-        "the row is not packed": mask.documents is None,
-        "it needs a CUDA device": q.device.type != "cuda",
-        "it needs bf16 or fp16": q.dtype not in HALF,
-        "it has no dropout": dropout > 0,
-        "its head width is a multiple of 8 up to 256": q.shape[-1] > 256 or q.shape[-1] % 8 != 0,
-        "it knows full and window alone": mask.pattern.kind not in ("full", "window"),
-        "this torch's varlen_attn has no window": windowed and "window_size" not in VARLEN_OPTIONS,
-        "this torch has no varlen_attn": not VARLEN_OPTIONS,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    if mask.documents is None:
+        return "the row is not packed"
+    if q.device.type != "cuda":
+        return "it needs a CUDA device"
+    if q.dtype not in HALF:
+        return "it needs bf16 or fp16"
+    if dropout > 0:
+        return "it has no dropout"
+    if q.shape[-1] > 256 or q.shape[-1] % 8 != 0:
+        return "its head width is a multiple of 8 up to 256"
+    if mask.pattern.kind not in ("full", "window"):
+        return "it knows full and window alone"
+    if not varlen_options():
+        return "this torch has no varlen_attn"
+    if mask.pattern.kind == "window" and "window_size" not in varlen_options():
+        return "this torch's varlen_attn has no window"
+    return None
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
     """A packed row (1, H, N, E) by flash attention over document boundaries; no padding anywhere."""
+    from torch.nn.attention.varlen import varlen_attn
+
     assert mask.documents is not None
     ours, theirs = mask.documents
     options: dict[str, Any] = {}
-    if "window_size" in VARLEN_OPTIONS:
+    if "window_size" in varlen_options():
         back = mask.pattern.size - 1 if mask.pattern.kind == "window" else -1
         options["window_size"] = (back, 0 if mask.causal else back)
     else:
         options["is_causal"] = mask.causal
     if q.shape[1] != k.shape[1]:
-        if "enable_gqa" in VARLEN_OPTIONS:
+        if "enable_gqa" in varlen_options():
             options["enable_gqa"] = True
         else:
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
