@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from clearhead.config import ModelConfig, preset
+from clearhead.config.load import apply
+from clearhead.config.settings import Settings
 from clearhead.errors import ConfigError, UserError
 
 # preset, changes, and what the one line must say: the key, and a piece of the advice
@@ -93,6 +95,38 @@ BAD: list[tuple[str, list[str], str, str]] = [
     ("tiny-gpt", ["=3"], "'=3'", "expected key=value"),
     ("tiny-gpt", ["width.inner=3"], "width.inner", "not a group of settings"),
     ("tiny-gpt", ["width=["], "width", "check the spelling"),
+    ("tiny-gpt", ["heads=" + "x" * 99], "heads", "…"),
+    ("tiny-gpt", ["family=2020-01-01"], "family", "'2020-01-01' is not allowed"),
+    ("tiny-gpt", ["head_width=0"], "head_width", "use 1 or more"),
+    ("tiny-gpt", ["kv_heads=0"], "kv_heads", "use 1 or more"),
+    ("tiny-gpt", ["ff_width=0"], "ff_width", "use 1 or more"),
+    ("tiny-gpt", ["max_positions=0"], "max_positions", "use 1 or more"),
+    ("tiny-gpt", ["vocab_size=99999999"], "vocab_size", "use at most 16,777,216"),
+    ("tiny-gpt", ["norm_eps=0.2"], "norm_eps", "use at most 0.1"),
+    ("tiny-gpt", ["attention_dropout=1"], "attention_dropout", "use less than 1"),
+    ("tiny-gpt", ["attention=window", "window=0"], "window", "use 1 or more"),
+    ("tiny-gpt", ["attention=strided", "stride=0"], "stride", "use 1 or more"),
+    ("tiny-gpt", ["attention=fixed", "stride=8", "summary=0"], "summary", "use 1 or more"),
+    ("tiny-gpt", ["stride=8"], "stride", "remove stride"),
+    ("tiny-translator", ["attention=[full, full, full]"], "attention", "at most one for each layer"),
+    ("tiny-gpt", ["target_vocab_size=9"], "target_vocab_size", "use vocab_size"),
+    ("tiny-encoder", ["segments=-1"], "segments", "use 0 or more"),
+    ("tiny-encoder", ["outputs=tags", "labels=-1"], "labels", "use 0 or more"),
+    ("tiny-llama", ["rope_theta=1"], "rope_theta", "use more than 1"),
+    ("tiny-llama", ["rope_theta=null"], "rope_theta", "remove the line"),
+    ("tiny-llama", ["rope_scaling.factor=0.5"], "rope_scaling.factor", "use 1 or more"),
+    (
+        "tiny-llama",
+        ["rope_scaling.factor=8.0", "rope_scaling.low_frequency_factor=0"],
+        "rope_scaling.low_frequency_factor",
+        "use more than 0",
+    ),
+    (
+        "tiny-llama",
+        ["rope_scaling.factor=8.0", "rope_scaling.original_positions=0"],
+        "rope_scaling.original_positions",
+        "use 1 or more",
+    ),
     ("tiny-gtp", [], "preset", "did you mean tiny-gpt?"),
 ]
 NAMES = [" ".join([name, *changes])[:60] for name, changes, _, _ in BAD]
@@ -212,3 +246,28 @@ def test_a_config_survives_being_written_and_read() -> None:
 def test_a_config_cannot_be_changed() -> None:
     with pytest.raises(Exception, match="frozen"):
         preset("tiny-gpt").width = 3  # type: ignore[misc]
+
+
+def test_yml_is_yaml_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.yml").write_text("preset: tiny-gpt\nff_width: 99\n")
+    assert preset(str(tmp_path / "mine.yml")).ff_width == 99
+
+
+def test_what_is_no_mapping_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"mine: expected settings as `key: value`, found \[1\]"):
+        ModelConfig.build([1], where="mine")
+
+
+def test_a_text_that_is_none_is_named() -> None:
+    class Named(Settings):
+        name: str
+
+    with pytest.raises(ConfigError, match="name: 5 is not a text; give a name"):
+        Named.build({"name": 5})
+
+
+def test_overrides_leave_the_settings_they_start_from_alone() -> None:
+    data = {"width": 8, "rope_scaling": {"factor": 2.0}}
+    changed = apply(data, ["width=9", "rope_scaling.factor=4.0"])
+    assert (changed["width"], changed["rope_scaling"]) == (9, {"factor": 4.0})
+    assert data == {"width": 8, "rope_scaling": {"factor": 2.0}}

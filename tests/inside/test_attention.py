@@ -62,3 +62,19 @@ def test_updates_of_a_quantised_layer_are_close_to_its_output() -> None:
     look = looks["decoder.layers.0.attention"]
     total = look.updates.sum(1) + look.bias
     assert (total - look.output).norm() < 0.05 * look.output.norm()
+
+
+def test_each_head_has_its_own_look_and_nothing_is_watched_afterwards() -> None:
+    network, ids = build(preset("tiny-gpt")).eval(), torch.arange(6)[None]
+    layer = network.decoder.layers[0].attention
+    with torch.no_grad():
+        layer.output.weight[:, :32] = 0  # what the first head would write
+    with watch(network) as looks:
+        network(ids)
+    look = looks["decoder.layers.0.attention"]
+    assert look.updates[:, 0].abs().max() == 0
+    assert look.updates[:, 1:].abs().amax(dim=(0, 2, 3)).min() > 0
+    torch.testing.assert_close(look.weights.sum(dim=-1), torch.ones(1, 4, 6))
+    assert look.weights.triu(1).abs().max() == 0
+    network(ids)
+    assert looks["decoder.layers.0.attention"] is look

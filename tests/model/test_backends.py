@@ -2,13 +2,15 @@
 
 import logging
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
-from clearhead.model import Documents, Mask, Pattern, attend
+from clearhead.model import Documents, Mask, Pattern, attend, backend, backends
 from clearhead.model.backends import choose
 from clearhead.model.dense import attention
 from tests.equality import TOLERANCE, check, inputs
@@ -123,3 +125,67 @@ def test_a_forced_backend_that_cannot_falls_back_and_the_log_says_so(caplog: pyt
     assert "varlen cannot be used here" in caplog.text
     with pytest.raises(ValueError, match="no attention backend 'fast'"):
         attend(q, k, v, Mask(), backend="fast")
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("pattern", [Pattern("window", 40), Pattern("summary", 60, 7)], ids=str)
+def test_long_rows_equal_the_reference_with_and_without_gradients(pattern: Pattern, causal: bool) -> None:
+    """More than two chunks of 512 queries and many blocks of a window."""
+    q, k, v = inputs(1, 2, 1, 1100, torch.float32)
+    check(q, k, v, Mask(causal, pattern), torch.ones(1, 1100, dtype=torch.bool), "sparse")
+    with torch.no_grad():
+        found, expected = (attend(q, k, v, Mask(causal, pattern), backend=name) for name in ("sparse", "reference"))
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "sparse", None])
+@pytest.mark.parametrize("pattern", [Pattern(), Pattern("window", 3)], ids=str)
+def test_packed_shifted_and_fewer_queries_equal_the_reference_in_every_backend(
+    pattern: Pattern, name: str | None
+) -> None:
+    q, k, v = inputs(1, 4, 2, 12, torch.float64)
+    documents = Documents.of([7, 5])
+    for mask, queries in (
+        (Mask(True, pattern, documents=(documents, documents)), 12),
+        (Mask(True, pattern, start=torch.tensor([4])), 12),
+        (Mask(False, pattern), 5),
+    ):
+        found, expected = (attend(q[:, :, :queries], k, v, mask, backend=way) for way in (name, "reference"))
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("pattern", [Pattern(), Pattern("window", 50), Pattern("summary", 4, 2)], ids=str)
+@pytest.mark.parametrize("lengths", [None, torch.tensor([90])], ids=["full", "padded"])
+def test_dropout_reaches_whichever_backend_the_mask_chooses(pattern: Pattern, lengths: torch.Tensor | None) -> None:
+    q = k = torch.zeros(1, 1, 100, 8)
+    v, mask = torch.ones(1, 1, 100, 8), Mask(False, pattern, lengths)
+    assert attend(q, k, v, mask, dropout=0.5).std() > 0.05
+    assert attend(q, k, v, mask).std() < 1e-6
+
+
+def test_a_forced_backend_ends_with_its_with() -> None:
+    with backend("reference"):
+        with backend("sdpa"):
+            pass
+        assert backends._forced == "reference"
+    assert backends._forced is None
+
+
+def test_no_kernel_is_asked_about_a_query_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes out of one differs from kernel to kernel, and can be NaN."""
+    fused = F.scaled_dot_product_attention
+
+    def careful(*args: Any, attn_mask: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+        assert attn_mask is None or (attn_mask if attn_mask.dtype == torch.bool else attn_mask == 0).any(dim=-1).all()
+        return fused(*args, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", careful)
+    q, k, v = inputs(1, 2, 1, 1100, torch.float32)
+    nothing = torch.tensor([0])
+    for mask in (
+        Mask(lengths=nothing),
+        Mask(True, Pattern("summary", 600, 1)),  # its first summary stands in the second chunk of queries
+        Mask(False, Pattern("summary", 60, 7), nothing),
+        Mask(False, Pattern("window", 40), nothing),
+    ):
+        attend(q, k, v, mask)

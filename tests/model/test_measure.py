@@ -64,3 +64,18 @@ def test_cache_bytes_are_those_of_a_cache() -> None:
     assert measure(config, context=100, dtype=torch.bfloat16).cache_bytes == held
     network = build(config)
     assert measure(config).weight_bytes == 4 * parameters(network)
+
+
+def test_a_translator_caches_its_source_too_and_no_context_is_longer_than_the_positions() -> None:
+    cost = measure(preset("tiny-translator"), context=10_000, dtype=torch.bfloat16)  # max_positions is 256
+    # keys and values, of target and source, in two layers
+    assert cost.cache_bytes == 2 * 2 * 2 * 128 * 256 * torch.bfloat16.itemsize
+    assert cost.training_bytes == 16 * cost.parameters
+
+
+def test_flops_leave_out_what_a_pattern_hides_and_what_runs_once_a_row() -> None:
+    def flops(*changes: str) -> int:
+        return measure(preset("tiny-gpt", changes), context=16).flops_per_token
+
+    assert flops() - flops("attention=window", "window=5") == 4 * 128 * 2 * (16 - 5)
+    assert flops("outputs=classes", "labels=3") == flops("outputs=[]")

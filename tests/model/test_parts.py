@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.config import ModelConfig, RopeScaling, preset
-from clearhead.model import Cache, Documents, build
+from clearhead.model import Cache, Documents, Mask, build
 from clearhead.model.measure import parameters
 from clearhead.model.norms import BatchNorm
 from clearhead.model.positions import rotate, rotations, sinusoids, stretched
@@ -261,3 +261,87 @@ def test_patterns_larger_than_the_row_cost_nothing_extra() -> None:
         with FlopCounterMode(display=False) as counter:
             network(ids)
         assert counter.get_total_flops() < 3e8
+
+
+@pytest.mark.parametrize(("name", "stack"), [("tiny-gpt", "decoder"), ("tiny-translator", "encoder")])
+def test_a_layer_whose_sublayers_are_dropped_gives_back_what_came_in(name: str, stack: str) -> None:
+    """Pre-norm (GPT): x itself; post-norm (the translator): x, normed twice."""
+    layer = getattr(build(preset(name, ["dropout=0.999999"])), stack).layers[0].train()
+    x = torch.randn(2, 6, 128)
+    torch.testing.assert_close(layer(x, Mask()), x if layer.pre else layer.feed_forward_norm(layer.attention_norm(x)))
+
+
+def test_attention_dropout_acts_in_training_alone() -> None:
+    network, ids = build(preset("tiny-gpt", ["dropout=0", "attention_dropout=0.5"])), torch.randint(4000, (1, 8))
+    assert not torch.equal(network.train()(ids), network(ids))
+    assert torch.equal(network.eval()(ids), network(ids))
+
+
+def test_labels_are_scored_behind_dropout() -> None:
+    head = build(preset("tiny-gpt", ["outputs=classes", "labels=3", "dropout=0.999999"])).train().heads.classes
+    torch.testing.assert_close(head(torch.randn(4, 128)), head.scores.bias.expand(4, 3))
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_biases_are_everywhere_or_nowhere(bias: bool, norm: str) -> None:
+    changes = ["pooler=false", "outputs=words", "output_bias=false", "activation=swiglu"]
+    network = build(preset("tiny-encoder", [*changes, f"norm={norm}", f"bias={str(bias).lower()}"]))
+    parts = [module for module in network.modules() if isinstance(module, nn.Linear | nn.LayerNorm | BatchNorm)]
+    assert {part.bias is not None for part in parts if part is not network.heads.words.scores} == {bias}
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms", "batch"])
+def test_every_norm_has_the_eps_of_the_config(kind: str) -> None:
+    network = build(preset("tiny-gpt", [f"norm={kind}", "norm_eps=0.01"]))
+    assert {module.eps for module in network.modules() if hasattr(module, "eps")} == {0.01}
+
+
+def test_learned_positions_are_added_unscaled() -> None:
+    embedding = build(preset("tiny-gpt", ["scale_embedding=true", "dropout=0"])).decoder.embedding
+    expected = embedding.tokens.weight[3] * math.sqrt(128) + embedding.positions.weight[2]
+    torch.testing.assert_close(embedding(torch.tensor([[3]]), torch.tensor([[2]]))[0, 0], expected)
+
+
+@pytest.mark.parametrize("name", ["tiny-translator", "tiny-encoder", "tiny-gpt", "tiny-llama"])
+def test_a_network_in_bfloat16_stays_in_bfloat16(name: str) -> None:
+    network, ids = build(preset(name)).bfloat16().eval(), torch.randint(4000, (1, 5))
+    assert network(*((ids, ids) if name == "tiny-translator" else (ids,))).dtype == torch.bfloat16
+
+
+def test_an_encoder_pools_first_tokens_and_a_decoder_last_ones() -> None:
+    hidden, documents = torch.randn(2, 5, 128), Documents.of([2, 3])
+    encoder = build(preset("tiny-encoder", ["pooler=false", "outputs=classes", "labels=3"])).heads
+    assert torch.equal(encoder.pool(hidden, torch.tensor([5, 2])), hidden[:, 0])
+    assert torch.equal(encoder.pool(hidden[:1], documents=documents), hidden[0, [0, 2]])
+    decoder = build(preset("tiny-gpt", ["outputs=classes", "labels=3"])).heads
+    assert torch.equal(decoder.pool(hidden), hidden[:, -1])
+
+
+def test_a_row_and_each_document_may_fill_max_positions() -> None:
+    network = build(preset("tiny-gpt", ["max_positions=8"]))
+    assert network(torch.zeros(1, 8, dtype=torch.long), cache=Cache(network.config, 1, capacity=8)).shape[1] == 8
+    ids = torch.zeros(1, 12, dtype=torch.long)
+    assert network(ids[:, :8]).shape[1] == 8
+    assert network(ids, documents=Documents.of([8, 4])).shape[1] == 12
+    with pytest.raises(ValueError, match="9 tokens is longer than max_positions 8"):
+        network(ids, documents=Documents.of([9, 3]))
+
+
+def test_padding_of_a_step_may_run_past_the_end_of_a_cache() -> None:
+    network = build(preset("tiny-gpt", ["max_positions=8"])).eval()
+    cache, texts = Cache(network.config, rows=2, capacity=8), [torch.empty(0, dtype=torch.long)] * 2
+    for tokens, counts in ((9, [7, 2]), (6, [1, 6])):  # in the end both rows are full
+        ids = torch.randint(4000, (2, tokens))
+        out = network(ids, torch.tensor(counts), cache=cache)
+        for row, count in enumerate(counts):
+            texts[row] = torch.cat([texts[row], ids[row, :count]])
+            torch.testing.assert_close(out[row, :count], network(texts[row][None])[0, -count:], rtol=1e-4, atol=1e-4)
+    assert cache.lengths.tolist() == [8, 8]
+
+
+def test_scaled_weights_count_decoder_layers_and_cross_attention() -> None:
+    network = build(preset("tiny-translator", ["init=scaled", "encoder_layers=1", "decoder_layers=8"]))
+    for name in ("attention", "cross_attention"):
+        weight = network.decoder.layers[0].get_submodule(name).output.weight
+        assert weight.std().item() == pytest.approx(0.02 / math.sqrt(16), rel=0.03)

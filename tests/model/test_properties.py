@@ -164,3 +164,28 @@ def test_gradients_are_finite_under_padding(config: ModelConfig, length: int) ->
     gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
     assert gradients
     assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@given(configs(DECODERS, norms=("batch",)), st.lists(st.integers(1, 6), min_size=2, max_size=3))
+def test_what_padding_holds_never_changes_a_batch_norm_in_training(config: ModelConfig, lengths: list[int]) -> None:
+    network, sizes = network_of(config).train(), torch.tensor(lengths)
+    ids = tokens(len(lengths), max(lengths) + 2)
+    real = torch.arange(ids.shape[1]) < sizes[:, None]
+    other = torch.where(real, ids, (ids + 1) % config.target_vocab)
+    before, after = (logits(network, these, lengths=sizes)[real] for these in (ids, other))
+    torch.testing.assert_close(before, after, **EXACT)
+
+
+@given(configs(DECODERS), st.integers(2, 9))
+def test_a_cached_step_shows_the_looks_of_the_last_query(config: ModelConfig, length: int) -> None:
+    network, ids = network_of(config), tokens(2, length)
+    cache = Cache(config, rows=2, capacity=length)
+    source = [network.encode(tokens(2, 5))] if isinstance(network, EncoderDecoder) else []
+    with watch(network) as whole:
+        network.decode(ids, *source)
+    network.decode(ids[:, :-1], *source, cache=cache)
+    with watch(network) as late:
+        network.decode(ids[:, -1:], *([None] if source else []), cache=cache)
+    for name, look in late.items():
+        torch.testing.assert_close(look.weights, whole[name].weights[:, :, -1:], **EXACT)
+        torch.testing.assert_close(look.updates, whole[name].updates[:, :, -1:], **EXACT)

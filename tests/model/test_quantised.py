@@ -91,3 +91,20 @@ def test_weights_that_are_loaded_later_are_those_that_count() -> None:
     first(x)
     first.load_state_dict(second.state_dict())
     assert torch.equal(first(x), second(x))
+
+
+@pytest.mark.parametrize(("bits", "steps"), [(8, 254), (4, 15)])
+def test_a_small_weight_is_off_by_half_a_step_at_the_most(bits: int, steps: int) -> None:
+    linear = nn.Linear(32, 50)
+    weight = linear.weight.detach()
+    span = 2 * weight.abs().amax(1) if bits == 8 else weight.amax(1) - weight.amin(1)
+    assert ((QuantisedLinear(linear, bits).spread() - weight).abs().amax(1) <= span / steps / 2 + 1e-6).all()
+
+
+def test_quantise_hands_bits_and_group_down_and_keeps_what_no_group_divides(caplog: pytest.LogCaptureFixture) -> None:
+    module = quantise(nn.Sequential(nn.Sequential(nn.Linear(128, 8)), nn.Linear(40, 8)), bits=4, group=64)
+    assert (module[0][0].bits, module[0][0].group) == (4, 64)
+    assert isinstance(module[1], nn.Linear)
+    assert "1 keeps its weights: its 40 inputs are no multiple of 64" in caplog.text
+    with pytest.raises(ValueError, match="group: 16 is not supported; use 32, 64, 128 or 256"):
+        QuantisedLinear(nn.Linear(32, 8), bits=4, group=16)
