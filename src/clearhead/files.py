@@ -1,6 +1,7 @@
 """Reading lines from any file or stream, gzip or not, with errors that name file, line and fix; atomic writing."""
 
 import gzip
+import logging
 import os
 import sys
 import zlib
@@ -10,6 +11,13 @@ from pathlib import Path
 from typing import IO
 
 from clearhead.errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there, nothing keeps two processes from doing the same work twice
+    fcntl = None  # type: ignore[assignment]
+
+log = logging.getLogger("clearhead")
 
 
 def read_text(path: Path, limit: int = 1 << 20) -> str:
@@ -52,6 +60,19 @@ def read_lines(path: Path) -> Iterator[str]:
         raise UserError(f"{name}, line {number}: not valid UTF-8; save the file as UTF-8") from None
     except (EOFError, zlib.error):
         raise UserError(f"{name}, after line {number}: the gzip data is cut off or damaged; fetch it again") from None
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file's lock, waiting for whoever has it; the system frees it even when its holder is killed."""
+    with path.open("w") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.warning("another process is preparing %s; waiting for it", path.with_suffix(""))
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

@@ -23,7 +23,9 @@ LARGEST = 1 << 24
 def train(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Text, plain or gzip, UTF-8; - is stdin.")],
     out: Annotated[Path, typer.Option(help="Folder to write tokenizer.json into.")],
-    size: Annotated[int, typer.Option(min=1, max=LARGEST, help="Tokens at the most.")] = 8000,
+    size: Annotated[
+        int | None, typer.Option(min=1, max=LARGEST, help="Tokens; without it, 8000 or what the text supports.")
+    ] = None,
     kind: Annotated[str, typer.Option(help="byte-bpe, bpe, wordpiece, unigram, word or char.")] = "byte-bpe",
     roles: Annotated[str, typer.Option(help="Special tokens, by role.")] = "pad,begin,end,unknown",
     lowercase: Annotated[bool, typer.Option(help="Make every letter small first.")] = False,
@@ -41,11 +43,17 @@ def train(
     for role in wanted:
         if role not in ROLES:
             raise UserError(f"--roles: {role!r} is not allowed{nearest(role, list(ROLES))}")
-    tokenizer = train_files(files, kind, size, roles=wanted, lowercase=lowercase, progress=sys.stderr.isatty())
+    tokenizer = train_files(
+        files,
+        kind,
+        size or 8000,
+        roles=wanted,
+        lowercase=lowercase,
+        progress=sys.stderr.isatty(),
+        exact=size is not None,
+    )
     tokenizer.save(out)
     typer.echo(f"{len(tokenizer):,} tokens in {out / 'tokenizer.json'}", err=True)
-    if len(tokenizer) < size and kind != "char":
-        typer.echo(f"The text has no more than that; {size:,} were asked for.", err=True)
 
 
 @app.command()
@@ -110,14 +118,9 @@ def stats(
 
 
 def _load(folder: Path) -> "Tokenizer":
-    """A tokenizer folder of ours, or one with GPT-2's or BERT's files."""
-    from clearhead.text import Tokenizer, from_bert, from_gpt2
+    from clearhead.text import load_folder
 
-    if (folder / "encoder.json").exists():
-        return from_gpt2(folder)
-    if (folder / "vocab.txt").exists():
-        return from_bert(folder)
-    return Tokenizer.load(folder)
+    return load_folder(folder)[0]
 
 
 def _show(found: "dict[str, Stats]") -> None:

@@ -11,17 +11,17 @@ unigram    the most probable pieces, spaces as ▁
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
+from clearhead.config.data import Kind
 from clearhead.errors import UserError
 from clearhead.files import read_lines, read_text
 from clearhead.text.roles import ROLES, Role, spelling
 from clearhead.text.tokenizer import Tokenizer
 
-Kind = Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 BYTES = pre_tokenizers.ByteLevel.alphabet()
 
@@ -33,8 +33,12 @@ def train(
     roles: Sequence[Role] = ("pad", "begin", "end", "unknown"),
     lowercase: bool = False,
     progress: bool = False,
+    exact: bool = False,
 ) -> Tokenizer:
-    """A tokenizer of at most `size` tokens, special ones included, learnt from texts."""
+    """A tokenizer of at most `size` tokens, special ones included, learnt from texts.
+
+    With `exact`, a text that does not support so many is an error; characters are always as many as there are.
+    """
     if kind not in KINDS:
         raise UserError(f"kind: {kind!r} is not allowed; use {', '.join(KINDS)}")
     unknown = spelling("unknown")
@@ -57,12 +61,29 @@ def train(
     if not seen.characters:
         raise UserError("there is no text to train a tokenizer on; give files that are not empty")
     engine.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in later])
-    return Tokenizer(engine)
+    made = Tokenizer(engine)
+    if exact and kind != "char" and len(made) < size:
+        raise UserError(
+            f"size: {size:,} tokens were asked for, but the text supports only {len(made):,}; ask for at most "
+            "that many, or give more text"
+        )
+    return made
 
 
 def train_files(paths: Sequence[Path], kind: Kind, size: int, **options: Any) -> Tokenizer:
     """`train` on the lines of files, plain or gzip."""
     return train((line for path in paths for line in read_lines(path)), kind, size, **options)
+
+
+def load_folder(folder: Path) -> tuple[Tokenizer, ...]:
+    """The tokenizers of a folder, whoever wrote it: ours (one, or a source's and a target's), GPT-2's or BERT's."""
+    if (folder / "encoder.json").exists():
+        return (from_gpt2(folder),)
+    if (folder / "vocab.txt").exists():
+        return (from_bert(folder),)
+    if (folder / "tokenizer.source.json").exists():
+        return tuple(Tokenizer.load(folder / f"tokenizer.{side}.json") for side in ("source", "target"))
+    return (Tokenizer.load(folder),)
 
 
 def from_gpt2(folder: Path) -> Tokenizer:

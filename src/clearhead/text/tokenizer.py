@@ -50,12 +50,26 @@ class Tokenizer:
 
     def offsets(self, text: str) -> list[tuple[int, int, int]]:
         """Every token of a text as (id, first character, character behind the last)."""
+        return self.offsets_all([text])[0]
+
+    def offsets_all(self, texts: Sequence[str]) -> list[list[tuple[int, int, int]]]:
+        """`offsets` of many texts, on all cores."""
         self.engine.encode_special_tokens = True
         try:
-            found = self.engine.encode(text, add_special_tokens=False)
+            rows = self.engine.encode_batch(texts, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError) as error:
-            raise _not_text([text]) or error from None
-        return [(token, *span) for token, span in zip(found.ids, found.offsets, strict=True)]
+            raise _not_text(texts) or error from None
+        return [[(token, *span) for token, span in zip(row.ids, row.offsets, strict=True)] for row in rows]
+
+    def continues(self) -> list[bool]:
+        """For every id, whether it goes on with the word of the token before it (BERT's ##, or no space in front)."""
+        spaced = any(token.startswith(("Ġ", "▁")) for token in self.vocabulary)
+        found = [False] * len(self)
+        for token, number in self.vocabulary.items():
+            if number in self.roles.values():
+                continue
+            found[number] = token[:1].isalnum() if spaced else token.startswith("##")
+        return found
 
     def decode(self, ids: Iterable[int], specials: bool = False) -> str:
         """The text of ids; special tokens are left out, or shown with `specials`."""

@@ -1,0 +1,126 @@
+"""What can be set about data and tokenizers: where it lies, what it is for, how it is cleaned and batched."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from clearhead.config.settings import Settings
+
+Format = Literal["text", "parallel", "tsv", "csv", "jsonl", "conll", "squad", "embedded", "symbols"]
+Task = Literal[
+    "translation",
+    "language-model",
+    "masked-language-model",
+    "classification",
+    "regression",
+    "tagging",
+    "answering",
+    "similarity",
+]
+Language = Literal["en", "de", "zh"]
+Kind = Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"]
+Count = Annotated[int, Field(ge=1, le=1 << 40)]
+
+
+def _several(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+def _corpora(value: Any) -> Any:
+    return (value,) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_several)]
+
+
+class Corpus(Settings):
+    """One set of files, or one that the package makes itself (embedded: its grammar; symbols: copy and reverse)."""
+
+    format: Format = "text"
+    files: Names = ()  # plain or gzip; parallel: source and target, in turn
+    columns: dict[str, int | str] = Field(
+        default_factory=dict
+    )  # what is where: {source: 1, target: 2}, or the names in the header
+    header: bool = False  # the first line of tsv and csv names the columns; a column given by name implies it
+    weight: float = Field(default=1.0, gt=0, le=1000)  # 2: every sample twice an epoch; 0.5: another half each epoch
+    # What the package makes itself
+    languages: Annotated[tuple[Language, ...], BeforeValidator(_several)] = ("en", "de")  # source, target
+    level: int = Field(default=3, ge=1, le=3)
+    split: Literal["train", "valid", "test"] = "train"
+    count: Count = 100_000
+    seed: int = Field(default=0, ge=0, le=1 << 62)
+    order: Literal["copy", "reverse"] = "copy"
+    symbols: int = Field(default=26, ge=2, le=10_000)
+    shortest: int = Field(default=3, ge=1, le=10_000)
+    longest: int = Field(default=16, ge=1, le=10_000)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        own = self.format in ("embedded", "symbols")
+        if not own and not self.files:
+            raise ValueError(f"files: missing; name the files of this {self.format} corpus")
+        if own and self.files:
+            raise ValueError(f"files: {self.format} is made by the package and reads no files; leave it out")
+        if self.format == "parallel" and len(self.files) % 2:
+            raise ValueError(f"files: {len(self.files)} given; parallel needs a source and a target, in turn")
+        if len(self.languages) > 2 or not self.languages:
+            raise ValueError("languages: name one, or a source and a target, like [en, de]")
+        if self.shortest > self.longest:
+            raise ValueError(f"shortest ({self.shortest}) is more than longest ({self.longest})")
+        return self
+
+
+Corpora = Annotated[tuple[Corpus, ...], BeforeValidator(_corpora)]
+
+
+class DataConfig(Settings):
+    """Everything between raw files and batches."""
+
+    task: Task
+    train: Corpora = ()
+    valid: Corpora = ()
+    test: Corpora = ()
+    held_out: float = Field(default=0.0, ge=0, le=0.5)  # share of `train` kept for validation, chosen by source side
+    published: str = ""  # where the files can be found, for whoever does not have them yet
+
+    # Cleaning
+    normalise: Literal["none", "nfc", "nfkc"] = "none"
+    lowercase: bool = False
+    deduplicate: bool = False
+    shortest: int = Field(default=1, ge=0, le=1 << 24)  # tokens; shorter ones are left out
+    longest: int = Field(default=512, ge=2, le=1 << 24)  # tokens; longer ones are left out, or cut where that is usual
+    ratio: float | None = Field(default=None, ge=1, le=1000)  # of the longer to the shorter side of a translation
+
+    # What the task needs
+    documents: Literal["line", "paragraph", "file"] = "file"  # what of a plain text is one document
+    boundaries: bool = False  # language model: no document sees another
+    labels: Names = ()  # allowed labels, in order; empty: those of the training data
+    second: bool = False  # classification and regression of two texts
+    next_sentence: bool = False  # masked language model: with BERT's second task
+    masked: float = Field(default=0.15, gt=0, le=0.9)
+    whole_words: bool = False
+    stride: int = Field(default=128, ge=1, le=1 << 24)  # answering: tokens that neighbouring windows share
+
+    # Batches
+    tokens: int = Field(default=4096, ge=1, le=1 << 30)  # padded tokens of the global batch, source and target together
+    packed: bool = False  # samples of a batch one after the other in one row, without padding
+    pool: int = Field(default=1 << 15, ge=1, le=1 << 22)  # samples that are sorted by length together
+    workers: int = Field(default=2, ge=0, le=256)
+    cache: str = ""  # folder for tokenised data; empty: CLEARHEAD_CACHE, or a folder of the user's
+
+
+class TokenizerConfig(Settings):
+    """Where the tokenizer comes from: trained on the training data, or an existing one."""
+
+    path: str = ""  # a folder with tokenizer.json, GPT-2's or BERT's files; empty: train one
+    kind: Kind = "byte-bpe"
+    size: int = Field(default=8000, ge=1, le=1 << 24)
+    lowercase: bool = False
+    joint: bool = True  # translation: one for both languages
+    target_size: int | None = Field(default=None, ge=1, le=1 << 24)  # of the target's own, where it differs
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.joint and self.target_size is not None:
+            raise ValueError("target_size: joint is true, so there is one tokenizer; set joint to false")
+        return self

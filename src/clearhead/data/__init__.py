@@ -1,0 +1,9 @@
+"""Files to batches: formats, cleaning, tasks, the token cache, the order of samples, the loader."""
+
+from clearhead.data.batch import IGNORED, Batch
+from clearhead.data.dataset import Dataset
+from clearhead.data.loader import Loader, Step
+from clearhead.data.order import Position
+from clearhead.data.prepare import Data, from_records, open_set, prepare
+
+__all__ = ["IGNORED", "Batch", "Data", "Dataset", "Loader", "Position", "Step", "from_records", "open_set", "prepare"]

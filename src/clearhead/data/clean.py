@@ -1,0 +1,98 @@
+"""What is done to raw text before it is tokenised: normal forms, lower case, duplicates, a held-out part."""
+
+import hashlib
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clearhead.config.data import DataConfig
+from clearhead.data.formats import Record
+from clearhead.errors import UserError
+
+Part = Literal["all", "kept", "held out"]
+
+
+class Cleaner:
+    """Records in, clean records out; counts what it leaves out and why."""
+
+    def __init__(self, config: DataConfig, part: Part = "all"):
+        self.config, self.part = config, part
+        self.dropped: Counter[str] = Counter()
+        self.seen = Seen()
+
+    def chunk(self, records: list[Record]) -> list[Record]:
+        """Those of a chunk of records that stay, cleaned."""
+        clean = [
+            Record(record.place, tuple(self._value(record, value) for value in record.values)) for record in records
+        ]
+        if self.part != "all":
+            held = self.config.held_out
+            wanted = self.part == "held out"
+            clean = [record for record in clean if (share(record.values[0]) < held) == wanted]
+        if self.config.deduplicate and clean:
+            new = self.seen.first_time(np.array([digest(record.values) for record in clean], np.uint64))
+            self.dropped["duplicate"] += int((~new).sum())
+            clean = [record for record, is_new in zip(clean, new, strict=True) if is_new]
+        return clean
+
+    def _value(self, record: Record, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._value(record, each) for each in value]
+        if not isinstance(value, str):
+            return value
+        if self.config.normalise != "none":
+            value = unicodedata.normalize("NFC" if self.config.normalise == "nfc" else "NFKC", value)
+        if self.config.lowercase:
+            value = value.lower()
+        if "\x00" in value:
+            raise UserError(f"{record.place}: a zero byte is no text; is the file binary, or UTF-16? Save it as UTF-8")
+        return value
+
+
+def digest(value: Any) -> int:
+    """64 bits that stand for a value."""
+    return int.from_bytes(hashlib.blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+
+
+def share(value: Any) -> float:
+    """A number in [0, 1) that depends on the value alone, so that equal source sides fall to the same part."""
+    return digest(value) / 2**64
+
+
+class Seen:
+    """The digests met so far, eight bytes each, in sorted runs whose sizes double, so that a look-up is quick."""
+
+    def __init__(self) -> None:
+        self.runs: list[NDArray[np.uint64]] = []
+
+    def first_time(self, digests: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """True where a digest is met for the first time; remembers all of them."""
+        new = np.zeros(len(digests), bool)
+        new[np.unique(digests, return_index=True)[1]] = True
+        for run in self.runs:
+            place = np.searchsorted(run, digests)
+            new &= run[np.minimum(place, len(run) - 1)] != digests
+        if new.any():
+            run = np.sort(digests[new])
+            while self.runs and len(self.runs[-1]) <= 2 * len(run):
+                run = np.sort(np.concatenate([self.runs.pop(), run]))
+            self.runs.append(run)
+        return new
+
+
+def chunks(records: Iterator[Record], most: int = 4096, characters: int = 1 << 22) -> Iterator[list[Record]]:
+    """Records in lists of a bounded size, so that many are tokenised at once and few are in memory."""
+    found: list[Record] = []
+    size = 0
+    for record in records:
+        found.append(record)
+        size += sum(len(value) for value in record.values if isinstance(value, str | list))
+        if len(found) >= most or size >= characters:
+            yield found
+            found, size = [], 0
+    if found:
+        yield found

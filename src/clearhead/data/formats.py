@@ -1,0 +1,201 @@
+"""Files to records: parallel lines, TSV, CSV, JSON lines, plain text, CoNLL columns, SQuAD; all of them gzip or not.
+
+A record is a tuple of values, one for each column that the task asks for, with the place it came from, so that
+whatever is wrong with it can be said with file and line.
+"""
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clearhead.config.data import Corpus
+from clearhead.config.settings import nearest
+from clearhead.errors import UserError
+from clearhead.files import read_lines
+
+
+class Place(NamedTuple):
+    """Where a record comes from."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}, line {self.line}"
+
+
+class Record(NamedTuple):
+    """The values of a task's columns, and where they stood."""
+
+    place: Place
+    values: tuple[Any, ...]
+
+
+# What each task reads, in the order of a record's values.
+TRANSLATION, TEXT, PAIR = ("source", "target"), ("text",), ("text", "second")
+TAGS, ANSWERS = ("tokens", "tags"), ("context", "question", "answer", "start")
+
+DEFAULTS = {"source": 1, "target": 2, "text": 1, "second": 2, "tokens": 1, "tags": -1}  # "label" stands last
+
+
+def find(name: str, published: str = "") -> Path:
+    """The file as named, or under CLEARHEAD_DATA, or under ./data; a missing one is named with what to do."""
+    if name == "-":
+        return Path(name)
+    root = os.environ.get("CLEARHEAD_DATA", "")
+    for path in (Path(name), Path(root) / name, Path("data") / name):
+        if path.exists():
+            return path
+    told = f"put it under data/{name}, or set CLEARHEAD_DATA to the folder that has {name}"
+    raise UserError(f"{name} does not exist; {told}" + (f"; it is published at {published}" if published else ""))
+
+
+def read(corpus: Corpus, columns: tuple[str, ...], published: str = "") -> Iterator[Record]:
+    """The records of a corpus of files, with the values of `columns`."""
+    paths = [find(name, published) for name in corpus.files]
+    wrong = set(corpus.columns) - {*columns, "answers"}
+    if wrong:
+        name = sorted(wrong)[0]
+        raise UserError(f"columns: this task reads no column {name!r}{nearest(name, list(columns))}")
+    if corpus.format == "parallel":
+        if len(columns) != 2:
+            raise UserError(f"format: parallel files hold a source and a target; this task reads {', '.join(columns)}")
+        groups: list[Iterable[Record]] = [_parallel(*pair) for pair in zip(paths[::2], paths[1::2], strict=True)]
+    else:
+        reader = {"text": _text, "tsv": _table, "csv": _table, "jsonl": _json_lines, "conll": _conll, "squad": _squad}
+        groups = [reader[corpus.format](path, corpus, columns) for path in paths]
+    for path, group in zip(paths[:: 2 if corpus.format == "parallel" else 1], groups, strict=True):
+        empty = True
+        for record in group:
+            empty = False
+            yield record
+        if empty:
+            raise UserError(f"{path} is empty; give a file with content")
+
+
+def _parallel(source: Path, target: Path) -> Iterator[Record]:
+    """Line n of one file is the translation of line n of the other."""
+    number = 0
+    lines = zip_longest(read_lines(source), read_lines(target))
+    for number, pair in enumerate(lines, start=1):
+        if None in pair:
+            rest = number + sum(1 for _ in lines)
+            counts = (number - 1, rest) if pair[0] is None else (rest, number - 1)
+            raise UserError(
+                f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}: line {number} of one has no "
+                "counterpart; parallel files need the same number of lines"
+            )
+        yield Record(Place(str(source), number), pair)
+
+
+def _text(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
+    if columns != TEXT:
+        raise UserError(f"format: plain text has no columns; this task reads {', '.join(columns)}; use tsv or jsonl")
+    return (Record(Place(str(path), number), (line,)) for number, line in enumerate(read_lines(path), start=1))
+
+
+def _table(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
+    """TSV without quoting (a quotation mark is one), CSV with it."""
+    if corpus.format == "csv":
+        reader = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
+        rows = ((reader.line_num, row) for row in reader)
+    else:
+        rows = ((number, line.split("\t")) for number, line in enumerate(read_lines(path), start=1))
+    try:
+        wanted = {name: corpus.columns.get(name, DEFAULTS.get(name, len(columns))) for name in columns}
+        where = None
+        if corpus.header or any(isinstance(each, str) for each in wanted.values()):
+            number, header = next(rows, (0, []))
+            where = [_named_column(path, header, each) for each in wanted.values()]
+        places = where or [each - 1 if isinstance(each, int) and each > 0 else int(each) for each in wanted.values()]
+        least = max(place + 1 if place >= 0 else -place for place in places)
+        for number, row in rows:
+            if len(row) < least:
+                if corpus.format == "csv" and not row:
+                    continue
+                kind = "commas" if corpus.format == "csv" else "tabs"
+                raise UserError(
+                    f"{path}, line {number}: {len(row)} columns, but column {least} is needed for "
+                    f"{columns[max(range(len(places)), key=lambda n: places[n])]}; separate columns by {kind}"
+                )
+            yield Record(Place(str(path), number), tuple(row[place] for place in places))
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}: {error}; check the quotation marks") from None
+
+
+def _named_column(path: Path, header: list[str], name: int | str) -> int:
+    if isinstance(name, int):
+        return name - 1 if name > 0 else len(header) + name
+    if name not in header:
+        raise UserError(f"{path}, line 1: no column {name!r}{nearest(name, header)}")
+    return header.index(name)
+
+
+def _json_lines(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
+    names = [str(corpus.columns.get(name, name)) for name in columns]
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            continue
+        place = Place(str(path), number)
+        try:
+            found = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise UserError(f"{place}: not valid JSON ({error}); write one object a line") from None
+        if not isinstance(found, dict):
+            raise UserError(f"{place}: {type(found).__name__}, not an object; write one object a line")
+        for name in names:
+            if name not in found:
+                raise UserError(f"{place}: no key {name!r}{nearest(name, list(found))}")
+        yield Record(place, tuple(found[name] for name in names))
+
+
+def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
+    """A token and its tag a line, a blank line between sentences."""
+    if columns != TAGS:
+        raise UserError(f"format: conll holds tokens and tags; this task reads {', '.join(columns)}")
+    token, tag = (int(corpus.columns.get(name, DEFAULTS[name])) for name in TAGS)
+    tokens: list[str] = []
+    tags: list[str] = []
+    first = 1
+    for number, line in enumerate(read_lines(path), start=1):
+        parts = line.split("\t") if "\t" in line else line.split()
+        if not line.strip() or parts[0] == "-DOCSTART-":
+            if tokens:
+                yield Record(Place(str(path), first), (tokens, tags))
+            tokens, tags, first = [], [], number + 1
+            continue
+        if len(parts) < 2 or not all(part.strip() for part in parts):
+            raise UserError(f"{path}, line {number}: {line[:40]!r} has no tag beside its token; write `token tag`")
+        if max(token, tag) > len(parts):
+            raise UserError(f"{path}, line {number}: {len(parts)} columns, but column {max(token, tag)} is needed")
+        tokens.append(parts[token - 1 if token > 0 else token])
+        tags.append(parts[tag - 1 if tag > 0 else tag])
+    if tokens:
+        yield Record(Place(str(path), first), (tokens, tags))
+
+
+def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
+    """SQuAD's JSON, 1.1 or 2.0: the first answer of each question, or none."""
+    if columns != ANSWERS:
+        raise UserError(f"format: squad holds questions and answers; this task reads {', '.join(columns)}")
+    try:
+        found = json.loads("\n".join(read_lines(path)) or "null")
+        if found is None:
+            return
+        number = 0
+        for article in found["data"]:
+            for paragraph in article["paragraphs"]:
+                for question in paragraph["qas"]:
+                    number += 1
+                    answers = [] if question.get("is_impossible") else question["answers"]
+                    answer = (answers[0]["text"], answers[0]["answer_start"]) if answers else ("", 0)
+                    place = Place(f"{path}, question {question.get('id', number)}", number)
+                    yield Record(place, (paragraph["context"], question["question"], *answer))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: not valid JSON ({error}); it should be SQuAD's file") from None
+    except (KeyError, TypeError, IndexError) as error:
+        raise UserError(f"{path}: not SQuAD's form ({error!r}): data > paragraphs > qas > answers") from None

@@ -1,0 +1,100 @@
+"""Records that the package makes itself: the embedded grammar, and symbols to copy or to reverse."""
+
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from clearhead.config.data import Corpus
+from clearhead.data.chance import below
+from clearhead.data.formats import ANSWERS, TAGS, TEXT, TRANSLATION, Place, Record
+from clearhead.errors import UserError
+
+if TYPE_CHECKING:
+    from clearhead.data.embedded import Example
+
+LABELS = ("tense", "sentiment")
+
+
+def records(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
+    """`count` records for a task that reads `columns`."""
+    if corpus.format == "symbols":
+        return _symbols(corpus, columns)
+    return _embedded(corpus, columns)
+
+
+def _embedded(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
+    from clearhead.data.embedded import Grammar  # reads its lexicon, which nobody else needs
+
+    grammar = Grammar(corpus.level)
+    source, target = corpus.languages[0], corpus.languages[-1]
+    label = str(corpus.columns.get("label", LABELS[0]))
+    if "label" in columns and label not in LABELS:
+        raise UserError(f"columns: the embedded corpus has the labels {' and '.join(LABELS)}, not {label!r}")
+    for index in range(corpus.count):
+        example = grammar.example(corpus.split, index, corpus.seed)
+        for values in _values(example, columns, source, target, label):
+            yield Record(Place(f"embedded level {corpus.level} {corpus.split}", index), values)
+
+
+def _values(
+    example: "Example", columns: tuple[str, ...], source: str, target: str, label: str
+) -> Iterator[tuple[Any, ...]]:
+    """What a task reads of one sentence; several questions may be asked of it, or none."""
+    if columns == TRANSLATION:
+        yield example.text(source), example.text(target)
+    elif columns == TEXT:
+        yield (example.text(source),)
+    elif columns == (*TEXT, "label"):
+        yield example.text(source), getattr(example, label)
+    elif columns == TAGS:
+        words, tags = list(example.words(source)), ["O"] * len(example.words(source))
+        for first, behind, kind in example.entities(source):
+            tags[first:behind] = [f"B-{kind}", *[f"I-{kind}"] * (behind - first - 1)]
+        yield words, tags
+    elif columns == ANSWERS:
+        for question, answer, start in example.questions(source):
+            yield example.text(source), question, answer, start
+    else:
+        raise UserError("format: the embedded corpus has no pairs of texts; use another one for this task")
+
+
+def _symbols(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
+    """Sequences of letters (numbers beyond 26); no sequence of one split is in another."""
+    if columns != TRANSLATION:
+        raise UserError("format: symbols are for translation; this task reads " + ", ".join(columns))
+    names = [chr(ord("a") + n) if corpus.symbols <= 26 else str(n) for n in range(corpus.symbols)]
+    made = index = 0
+    while made < corpus.count:
+        length = corpus.shortest + int(below(corpus.longest - corpus.shortest + 1, corpus.seed, index, 0))
+        drawn = [names[int(below(corpus.symbols, corpus.seed, index, n + 1))] for n in range(length)]
+        index += 1
+        if _split(drawn) != corpus.split:
+            if index > 1000 * corpus.count:
+                raise UserError(f"symbols: too few sequences for the split {corpus.split}; use more symbols or lengths")
+            continue
+        made += 1
+        wanted = drawn if corpus.order == "copy" else drawn[::-1]
+        yield Record(Place(f"symbols {corpus.split}", made), (" ".join(drawn), " ".join(wanted)))
+
+
+def _split(drawn: list[str]) -> str:
+    """The split that a sequence belongs to: of a hundred, 96 for training, 2 each for the others."""
+    number = hashlib.blake2b(" ".join(drawn).encode(), digest_size=1).digest()[0]
+    return "valid" if number < 5 else "test" if number < 10 else "train"
+
+
+@cache
+def embedded_version() -> str:
+    """A digest of everything that decides what the embedded grammar says."""
+    found = hashlib.sha256()
+    folders = [resources.files("clearhead.data") / "embedded"]
+    while folders:
+        for entry in sorted(folders.pop().iterdir(), key=lambda each: each.name):
+            if entry.is_dir():
+                if entry.name != "__pycache__":
+                    folders.append(entry)
+            elif not entry.name.endswith(".pyc"):
+                found.update(entry.read_bytes())
+    return found.hexdigest()

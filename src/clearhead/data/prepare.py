@@ -1,0 +1,207 @@
+"""From settings to data sets: reads what is named, trains the tokenizer if there is none, fills and finds the cache."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from clearhead.config.data import Corpus, DataConfig, TokenizerConfig
+from clearhead.data import own
+from clearhead.data.clean import Cleaner, Part, chunks
+from clearhead.data.dataset import Dataset
+from clearhead.data.formats import Place, Record, find, read
+from clearhead.data.labelled import Answering, Classification, Regression, Similarity, Tagging
+from clearhead.data.masking import MaskedLanguageModel
+from clearhead.data.store import Store, Writer, build, build_temporary, cache_folder, content, full_disk, key
+from clearhead.data.tasks import LanguageModel, Task, Translation, documents
+from clearhead.errors import UserError
+from clearhead.files import locked
+from clearhead.text import Tokenizer, load_folder, train
+
+TASKS: dict[str, type[Task]] = {
+    "translation": Translation,
+    "language-model": LanguageModel,
+    "masked-language-model": MaskedLanguageModel,
+    "classification": Classification,
+    "regression": Regression,
+    "tagging": Tagging,
+    "answering": Answering,
+    "similarity": Similarity,
+}
+# Settings that decide what a batch looks like, not what is in the cache.
+BATCHING = {"train", "valid", "test", "held_out", "published", "boundaries", "masked", "whole_words"}
+BATCHING |= {"tokens", "packed", "pool", "workers", "cache"}
+
+TEXTS = ("source", "target", "text", "second", "tokens", "context", "question")  # columns a tokenizer learns from
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Data sets ready for training, and what a model folder has to know about them."""
+
+    train: Dataset
+    valid: Dataset | None
+    task: Task
+    tokenizers: tuple[Tokenizer, ...]  # one, or the source's and the target's
+    labels: tuple[str, ...]
+
+
+def prepare(
+    config: DataConfig,
+    tokenizer: TokenizerConfig | Sequence[Tokenizer],
+    labels: Sequence[str] = (),
+    say: Say = lambda line: None,
+) -> Data:
+    """Everything that training needs; `say` is told, a line at a time, what takes long.
+
+    `tokenizer` is how to get one, or those that a model already has; so are `labels`.
+    """
+    if not config.train:
+        raise UserError("data.train: missing; name the training files")
+    maker = _Maker(config, say)
+    tokenizers = maker.tokenizers(tokenizer) if isinstance(tokenizer, TokenizerConfig) else tuple(tokenizer)
+    names = tuple(labels or config.labels or maker.labels())
+    split: Part = "kept" if config.held_out and not config.valid else "all"
+    train_set = maker.dataset(config.train, tokenizers, names, split)
+    if config.valid:
+        valid_set: Dataset | None = maker.dataset(config.valid, tokenizers, names, "all")
+    else:
+        valid_set = maker.dataset(config.train, tokenizers, names, "held out") if config.held_out else None
+    return Data(train_set, valid_set, train_set.task, tokenizers, names)
+
+
+def open_set(
+    config: DataConfig,
+    corpora: Sequence[Corpus],
+    tokenizers: Sequence[Tokenizer],
+    labels: Sequence[str] = (),
+    say: Say = lambda line: None,
+) -> Dataset:
+    """A data set of any corpora, for a model that has its tokenizers already: a test set."""
+    return _Maker(config, say).dataset(corpora, tokenizers, tuple(labels or config.labels), "all")
+
+
+def from_records(
+    config: DataConfig, records: Iterable[Sequence[Any]], tokenizers: Sequence[Tokenizer], labels: Sequence[str] = ()
+) -> Dataset:
+    """A data set of any Python iterable: a tuple for each record, with the task's columns in their order."""
+    task = TASKS[config.task](config, tokenizers, labels or config.labels)
+    given = (Record(Place("record", number), tuple(each)) for number, each in enumerate(records, start=1))
+    return Dataset(task, [build_temporary(task.kinds, lambda writer: _fill(writer, task, given, Cleaner(config)))])
+
+
+class _Maker:
+    """What the steps of preparing share."""
+
+    def __init__(self, config: DataConfig, say: Say):
+        self.config, self.say = config, say
+        self.folder = cache_folder(config.cache)
+
+    def records(self, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
+        if corpus.format in ("embedded", "symbols"):
+            return own.records(corpus, columns)
+        return read(corpus, columns, self.config.published)
+
+    def identity(self, corpus: Corpus) -> list[Any]:
+        """What decides the records of a corpus: its settings and the content of its files."""
+        files = [content(find(name, self.config.published), self.folder) for name in corpus.files]
+        made = own.embedded_version() if corpus.format == "embedded" else ""
+        return [corpus.model_dump(mode="json", exclude={"files", "weight"}), files, made]
+
+    def dataset(
+        self, corpora: Sequence[Corpus], tokenizers: Sequence[Tokenizer], labels: tuple[str, ...], part: Part
+    ) -> Dataset:
+        task = TASKS[self.config.task](self.config, tokenizers, labels)
+        if isinstance(task, LanguageModel | MaskedLanguageModel) and part != "all":
+            # The end of a text is held out, not random pieces of it, which the rest would give away.
+            task.share = (0.0, 1 - self.config.held_out) if part == "kept" else (1 - self.config.held_out, 1.0)
+            part = "all"
+        stores = [self.store(corpus, task, part) for corpus in corpora]
+        found = Dataset(task, stores, [corpus.weight for corpus in corpora])
+        if not found.size(0):
+            dropped = Counter[str]()
+            for store in stores:
+                dropped.update(store.facts["dropped"])
+            why = ", ".join(f"{times:,} {reason}" for reason, times in dropped.items()) or "there were none"
+            which = "held_out is too small for it" if part == "held out" else f"left out: {why}"
+            raise UserError(f"data: no samples in {corpora[0].files or corpora[0].format} ({which})")
+        return found
+
+    def store(self, corpus: Corpus, task: Task, part: Part) -> Store:
+        settings = self.config.model_dump(mode="json", exclude=BATCHING)
+        split = [part, self.config.held_out if part != "all" else 0]
+        name = key(
+            settings, task.labels, split, self.identity(corpus), [each.engine.to_str() for each in task.tokenizers]
+        )
+        folder = self.folder / "tokens" / name
+        if (folder / "store.json").exists():
+            return Store(folder)
+        self.say(f"tokenising {', '.join(corpus.files) or corpus.format} …")
+        records = self.records(corpus, task.reads(self.config))
+        if task.stream and corpus.format == "text":
+            records = documents(records, self.config.documents)
+        store = build(folder, task.kinds, lambda writer: _fill(writer, task, records, Cleaner(self.config, part)))
+        dropped = ", ".join(f"{times:,} {reason}" for reason, times in store.facts["dropped"].items())
+        self.say(f"{len(store):,} rows" + (f"; left out: {dropped}" if dropped else ""))
+        return store
+
+    def tokenizers(self, settings: TokenizerConfig) -> tuple[Tokenizer, ...]:
+        """Those that are named, or new ones from the training data, kept in the cache."""
+        if settings.path:
+            return load_folder(find(settings.path))
+        task = TASKS[self.config.task]
+        two = self.config.task == "translation" and not settings.joint
+        made = []
+        for side in (0, 1) if two else (None,):
+            size = settings.target_size or settings.size if side == 1 else settings.size
+            cleaning = [self.config.normalise, self.config.lowercase, self.config.deduplicate, self.config.held_out]
+            identities = [self.identity(corpus) for corpus in self.config.train]
+            name = key("tokenizer", settings.model_dump(mode="json"), side, size, task.roles, cleaning, identities)
+            file = self.folder / "tokenizers" / f"{name}.json"
+            with full_disk(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with locked(file.with_suffix(".lock")):
+                    if not file.exists():
+                        self.say(f"training a {settings.kind} tokenizer of {size:,} …")
+                        texts = self._texts(side)
+                        train(texts, settings.kind, size, task.roles, settings.lowercase, exact=True).save(file)
+            made.append(Tokenizer.load(file))
+        return tuple(made)
+
+    def _texts(self, side: int | None) -> Iterator[str]:
+        """The texts of the training data, of one side or of all."""
+        task = TASKS[self.config.task]
+        columns = task.reads(self.config)
+        wanted = [n for n, name in enumerate(columns) if name in TEXTS and side in (None, n)]
+        part: Part = "kept" if self.config.held_out and not self.config.valid and not task.stream else "all"
+        for corpus in self.config.train:
+            cleaner = Cleaner(self.config, part)
+            for chunk in chunks(self.records(corpus, columns)):
+                for record in cleaner.chunk(chunk):
+                    for value in (record.values[n] for n in wanted):
+                        yield " ".join(value) if isinstance(value, list) else str(value)
+
+    def labels(self) -> tuple[str, ...]:
+        """The labels that occur in the training data, in sorted order."""
+        if self.config.task not in ("classification", "tagging"):
+            return ()
+        columns = TASKS[self.config.task].reads(self.config)
+        found: set[str] = set()
+        for corpus in self.config.train:
+            values = (record.values[-1] for record in self.records(corpus, columns))
+            found |= set(map(str, chain.from_iterable(v if isinstance(v, list) else [v] for v in values)))
+            if len(found) > 10_000:
+                raise UserError("data: more than 10,000 different labels; is that the label column?")
+        return tuple(sorted(found, key=lambda name: (name != "O", name)))
+
+
+def _fill(writer: Writer, task: Task, records: Iterator[Record], cleaner: Cleaner) -> Mapping[str, Any]:
+    """Every record into the store; returns what is worth knowing about it."""
+    for chunk in chunks(records):
+        writer.add(task.rows(cleaner.chunk(chunk), cleaner.dropped))
+    return {"dropped": dict(cleaner.dropped)}
