@@ -84,9 +84,7 @@ def main() -> None:
         data = prepare(config, tokenizer)
         spent = time.perf_counter() - start
         total = data.train.stores[0].total("ids")
-        print(
-            f"tokenised {total / 1e6:.0f} M tokens in {spent:.0f} s; peak anonymous memory so far {memory.peak:.0f} MB"
-        )
+        print(f"tokenised {total / 1e6:.0f} M tokens in {spent:.0f} s; anonymous memory up to {memory.peak:.0f} MB")
         start = time.perf_counter()
         prepare(config, tokenizer)
         print(f"second start: {time.perf_counter() - start:.2f} s")

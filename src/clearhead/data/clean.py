@@ -84,7 +84,7 @@ class Seen:
         return new
 
 
-def chunks(records: Iterator[Record], most: int = 4096, characters: int = 1 << 22) -> Iterator[list[Record]]:
+def chunks(records: Iterator[Record], most: int = 4096, characters: int = 1 << 20) -> Iterator[list[Record]]:
     """Records in lists of a bounded size, so that many are tokenised at once and few are in memory."""
     found: list[Record] = []
     size = 0
