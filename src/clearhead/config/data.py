@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from clearhead.config.settings import Settings
+from clearhead.config.settings import Settings, several
 
 Format = Literal["text", "parallel", "tsv", "csv", "jsonl", "conll", "squad", "embedded", "symbols"]
 Task = Literal[
@@ -22,15 +22,11 @@ Kind = Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"]
 Count = Annotated[int, Field(ge=1, le=1 << 40)]
 
 
-def _several(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
-
-
 def _corpora(value: Any) -> Any:
     return (value,) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_several)]
+Names = Annotated[tuple[str, ...], BeforeValidator(several)]
 
 
 class Corpus(Settings):
@@ -44,7 +40,7 @@ class Corpus(Settings):
     header: bool = False  # the first line of tsv and csv names the columns; a column given by name implies it
     weight: float = Field(default=1.0, gt=0, le=1000)  # 2: every sample twice an epoch; 0.5: another half each epoch
     # What the package makes itself
-    languages: Annotated[tuple[Language, ...], BeforeValidator(_several)] = ("en", "de")  # source, target
+    languages: Annotated[tuple[Language, ...], BeforeValidator(several)] = ("en", "de")  # source, target
     level: int = Field(default=3, ge=1, le=3)
     split: Literal["train", "valid", "test"] = "train"
     count: Count = 100_000

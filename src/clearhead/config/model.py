@@ -1,24 +1,15 @@
 """What a model is: every architectural choice as one typed, bounded field. A family is a value of this, not a class."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from clearhead.config.settings import Settings
+from clearhead.config.settings import Settings, several
 
 Family = Literal["encoder-decoder", "encoder", "decoder"]
 Attends = Literal["full", "window", "strided", "fixed"]
 Output = Literal["words", "next-sentence", "classes", "tags", "span"]
-
-
-def _several(value: Any) -> Any:
-    """One name or a list of names, kept as a tuple."""
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{value!r:.60} is neither a name nor a list; write one name, or several like [full, window]")
-    return tuple(value)
 
 
 class RopeScaling(Settings):
@@ -59,7 +50,7 @@ class ModelConfig(Settings):
     heads: int = Field(ge=1, le=1024)
     kv_heads: int = Field(default_factory=lambda known: known["heads"], ge=1, le=1024)
     head_width: int = Field(default_factory=lambda known: max(1, known["width"] // known["heads"]), ge=1, le=1 << 13)
-    attention: Annotated[tuple[Attends, ...], BeforeValidator(_several), Field(min_length=1, max_length=1024)] = (
+    attention: Annotated[tuple[Attends, ...], BeforeValidator(several), Field(min_length=1, max_length=1024)] = (
         "full",
     )
     window: int | None = Field(default=None, ge=1, le=1 << 24)
@@ -92,7 +83,7 @@ class ModelConfig(Settings):
     scale_embedding: bool = False
     segments: int = Field(default=0, ge=0, le=1024)
     embedding_norm: bool = False
-    outputs: Annotated[tuple[Output, ...], BeforeValidator(_several)] = ("words",)
+    outputs: Annotated[tuple[Output, ...], BeforeValidator(several)] = ("words",)
     output_bias: bool = False
     pooler: bool = False
     labels: int = Field(default=0, ge=0, le=1 << 20)

@@ -35,6 +35,15 @@ class Settings(BaseModel):
             raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
+def several(value: Any) -> Any:
+    """One name or a list of names, kept as a tuple."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{value!r:.60} is neither a name nor a list; write one name, or several like [full, window]")
+    return tuple(value)
+
+
 def nearest(name: str, known: list[str]) -> str:
     """`; did you mean heads?`, or the list of what there is when nothing is near and the list is short."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)

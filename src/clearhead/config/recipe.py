@@ -1,0 +1,117 @@
+"""Recipes: model, tokenizer, data and training of one run, as a commented YAML file that doubles as the manual."""
+
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import Field, model_validator
+
+from clearhead.config.data import DataConfig, TokenizerConfig
+from clearhead.config.load import apply, preset_data, read_yaml
+from clearhead.config.model import ModelConfig
+from clearhead.config.settings import Settings, nearest
+from clearhead.config.train import TrainConfig
+from clearhead.errors import ConfigError
+from clearhead.files import read_text
+
+RECIPES = resources.files("clearhead.config") / "recipes"
+VOCABULARY = ("vocab_size", "source_vocab_size", "target_vocab_size")
+# The family and the outputs that each task needs.
+NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
+    "translation": (("encoder-decoder",), "words"),
+    "language-model": (("decoder",), "words"),
+    "masked-language-model": (("encoder",), "words"),
+    "classification": (("encoder", "decoder"), "classes"),
+    "regression": (("encoder", "decoder"), "classes"),
+    "tagging": (("encoder", "decoder"), "tags"),
+    "answering": (("encoder", "decoder"), "span"),
+    "similarity": (("encoder", "decoder"), ""),
+}
+
+
+class Recipe(Settings):
+    """Everything that decides a run. The vocabulary and the labels of the model come from the data."""
+
+    model: dict[str, Any]  # `preset` (or `folder`, a model to go on from) and what differs from it
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
+    data: DataConfig
+    train: TrainConfig
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if "folder" in self.model:
+            if set(self.model) - {"folder", "dropout", "attention_dropout"}:
+                raise ValueError("model: a folder has its architecture already; only dropout can be changed beside it")
+        else:
+            self.architecture((8, 8))
+        if self.data.task != "translation" and self.train.sampling is not None:
+            raise ValueError(f"train.sampling: scheduled sampling is for translation; the task is {self.data.task}")
+        return self
+
+    def architecture(self, sizes: tuple[int, ...], labels: int = 1) -> ModelConfig:
+        """The model for a vocabulary of so many tokens (or a source's and a target's) and so many labels."""
+        settings = {key: value for key, value in self._model_data().items() if key not in VOCABULARY}
+        if len(set(sizes)) == 1 or len(sizes) == 1:
+            settings["vocab_size"] = sizes[0]
+        else:
+            settings |= {"source_vocab_size": sizes[0], "target_vocab_size": sizes[-1]}
+            if settings.get("tie") == "all":
+                settings["tie"] = "output"  # two vocabularies have no matrix in common
+        settings |= outputs(self.data, labels, settings)
+        config = ModelConfig.build(settings, where="model")
+        families = NEEDS[self.data.task][0]
+        if config.family not in families:
+            raise ConfigError(f"model.family: {config.family}, but {self.data.task} needs {' or '.join(families)}")
+        longest = self.data.longest
+        if longest > config.max_positions:
+            raise ConfigError(
+                f"data.longest: {longest} tokens, but the model has {config.max_positions} positions; lower it, or "
+                "raise model.max_positions"
+            )
+        return config
+
+    def _model_data(self) -> dict[str, Any]:
+        data = dict(self.model)
+        base = data.pop("preset", None)
+        return (preset_data(str(base)) if base is not None else {}) | data
+
+
+def outputs(data: DataConfig, labels: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """What the model has to give for a task, as settings of the model."""
+    needed = NEEDS[data.task][1]
+    found: dict[str, Any] = {"outputs": [needed] if needed else [], "labels": 0}
+    if data.task == "masked-language-model" and data.next_sentence:
+        found["outputs"] = ["words", "next-sentence"]
+    if needed in ("classes", "tags"):
+        found["labels"] = 1 if data.task == "regression" else labels
+    if settings.get("family") == "encoder":
+        found["pooler"] = "next-sentence" in found["outputs"] or needed == "classes"
+    return found
+
+
+def recipe_names() -> list[str]:
+    """The names of the recipes that come with the package."""
+    if not RECIPES.is_dir():
+        return []
+    return sorted(Path(entry.name).stem for entry in RECIPES.iterdir() if entry.name.endswith(".yaml"))
+
+
+def recipe_text(name: str) -> str:
+    """The YAML of a recipe by name, or of a file."""
+    if name in recipe_names():
+        return (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
+    if name.endswith((".yaml", ".yml")) or "/" in name or Path(name).is_file():
+        return read_text(Path(name))
+    raise ConfigError(f"recipe: no recipe {name!r}{nearest(name, recipe_names())}")
+
+
+def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe `name`, or a YAML file with one, changed by `group.key=value` overrides."""
+    return Recipe.build(apply(read_yaml(recipe_text(name), name), overrides), where=name)
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """A recipe as resolved, with every default written out; reading it gives the same recipe."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

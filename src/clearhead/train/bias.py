@@ -1,0 +1,76 @@
+"""Exposure bias: how much a translator loses, position by position, when it reads its own words instead of true ones.
+
+B rows · S source tokens · T target tokens
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead.model import Cache, EncoderDecoder, Memory
+from clearhead.train.losses import best_words
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """At each position (T,): how many rows have a word there, and how many were right, read either way."""
+
+    count: Tensor
+    forced: Tensor  # having read the true words before
+    free: Tensor  # having read its own
+
+    @property
+    def bias(self) -> Tensor:
+        """Accuracy forced minus free at each position, 0 where no row reaches: (T,)."""
+        return (self.forced - self.free) / self.count.clamp(min=1)
+
+    @property
+    def mean(self) -> Tensor:
+        """Accuracy forced minus free over all words, a scalar."""
+        return (self.forced - self.free).sum() / self.count.sum().clamp(min=1)
+
+    def __add__(self, other: Exposure) -> Exposure:
+        """What two batches show together."""
+        longest = max(len(self.count), len(other.count))
+        pairs = ((self.count, other.count), (self.forced, other.forced), (self.free, other.free))
+        return Exposure(*(sum(F.pad(x, (0, longest - len(x))) for x in pair) for pair in pairs))
+
+
+def exposure_bias(
+    network: EncoderDecoder, source: Tensor, source_lengths: Tensor, target: Tensor, target_lengths: Tensor, end: int
+) -> Exposure:
+    """Compare reading the true target with writing greedily from its first token, without dropout.
+
+    source (B, S); target (B, T + 1) begins with the token that opens a row, closes with `end`, and its lengths count
+    both. A free word is right where it equals the true word at its position; a row that has ended has no more words.
+    """
+    inputs, true = target[:, :-1], target[:, 1:]  # (B, T) each
+    counts = torch.arange(true.shape[1], device=target.device) < target_lengths[:, None] - 1
+    trains = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            memory = network.encode(source, source_lengths)
+            assert network.heads.words is not None
+            forced = best_words(network.decode(inputs, memory, target_lengths - 1), network.heads.words)
+            free, ended = _free(network, memory, inputs, end)
+    finally:
+        network.train(trains)
+    right = (counts & (forced == true), counts & (free == true) & ~ended)
+    return Exposure(counts.sum(0), right[0].sum(0), right[1].sum(0))
+
+
+def _free(network: EncoderDecoder, memory: Memory, inputs: Tensor, end: int) -> tuple[Tensor, Tensor]:
+    """Greedy words after the first of inputs (B, T), and whether each comes after an `end`: (B, T) both."""
+    cache = Cache(network.config, rows=len(inputs), capacity=inputs.shape[1])
+    word, words = inputs[:, :1], []
+    for step in range(inputs.shape[1]):
+        word = network.words(network.decode(word, None if step else memory, cache=cache)).argmax(-1)  # (B, 1)
+        words.append(word)
+    written = torch.cat(words, dim=1)
+    ends = (written == end).cumsum(1)
+    return written, F.pad(ends[:, :-1], (1, 0)) > 0

@@ -1,0 +1,127 @@
+"""What is made small: every task's loss of a batch, behind one `forward`, so that one loop trains them all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.config.data import DataConfig
+from clearhead.config.train import TrainConfig
+from clearhead.data import IGNORED, Batch
+from clearhead.model import Decoder, Documents, Encoder, EncoderDecoder, Network
+from clearhead.train import losses
+from clearhead.train.losses import Loss
+from clearhead.train.scheduled import mixed_inputs, probability
+
+
+class Draws(NamedTuple):
+    """What a training pass may draw at random from, and how far training has come."""
+
+    step: int
+    generator: torch.Generator
+
+
+class Objective(nn.Module):
+    """A network with the losses of its task, by name: usually one, two for BERT's pretraining."""
+
+    def __init__(self, network: Network, data: DataConfig, train: TrainConfig):
+        super().__init__()
+        self.network, self.data, self.train_settings = network, data, train
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """How many items of each loss a batch has; known before the pass, so that its loss can be a share of all."""
+        name = {"translation": "words", "language-model": "words", "masked-language-model": "words"}.get(
+            self.data.task, self.data.task
+        )
+        labels = batch.get("labels") if "labels" in batch.tensors else batch["first_token"]
+        assert labels is not None
+        found = {name: int((labels != IGNORED).sum())}
+        if "next_sentence" in batch.tensors:
+            found["next_sentence"] = int((batch["next_sentence"] != IGNORED).sum())
+        return found
+
+    def forward(self, batch: Batch, draws: Draws | None = None) -> dict[str, Loss]:
+        """The losses of a batch; `draws` when it is for training."""
+        match self.data.task:
+            case "translation":
+                return {"words": self._translation(batch, draws)}
+            case "language-model":
+                decoder = cast(Decoder, self.network)
+                return {"words": self._words(decoder.decode(batch["ids"], documents=batch.documents.get("ids")), batch)}
+            case "masked-language-model":
+                return self._masked(batch)
+            case "similarity":
+                ends = [self.embed(batch, side) for side in ("first", "second")]
+                return {"similarity": losses.cosine_loss(ends[0], ends[1], batch["labels"])}
+        hidden = self._hidden(batch)
+        heads, lengths, documents = self.network.heads, batch.get("ids_lengths"), batch.documents.get("ids")
+        match self.data.task:
+            case "tagging":
+                assert heads.tags is not None
+                return {"tagging": losses.tag_loss(heads.tags(hidden), batch["labels"])}
+            case "answering":
+                assert heads.span is not None and lengths is not None
+                scores = heads.span(hidden)
+                return {"answering": losses.span_loss(scores, batch["first_token"], batch["last_token"], lengths)}
+        assert heads.classes is not None
+        scores = heads.classes(heads.pool(hidden, lengths, documents))
+        if self.data.task == "regression":
+            return {"regression": losses.regression_loss(scores, batch["labels"])}
+        return {"classification": losses.class_loss(scores, batch["labels"])}
+
+    def _words(self, hidden: Tensor, batch: Batch) -> Loss:
+        head = self.network.heads.words
+        assert head is not None
+        return losses.word_loss(hidden, head, batch["labels"], self.train_settings.smoothing if self.training else 0.0)
+
+    def _translation(self, batch: Batch, draws: Draws | None) -> Loss:
+        network = cast(EncoderDecoder, self.network)
+        target = batch["target"]
+        lengths = batch.get("source_lengths"), batch.get("target_lengths")
+        packed: Mapping[str, Documents] = batch.documents
+        documents = packed.get("source"), packed.get("target")
+        sampling = self.train_settings.sampling
+        if sampling is not None and draws is not None:
+            share = probability(sampling.decay, draws.step, sampling.pace, sampling.floor)
+            target = mixed_inputs(
+                network,
+                batch["source"],
+                target,
+                *lengths,
+                share,
+                draws.generator,
+                source_documents=documents[0],
+                target_documents=documents[1],
+            )
+        memory = network.encode(batch["source"], lengths[0], documents=documents[0])
+        return self._words(network.decode(target, memory, lengths[1], documents=documents[1]), batch)
+
+    def _masked(self, batch: Batch) -> dict[str, Loss]:
+        hidden = self._hidden(batch)
+        found = {"words": self._words(hidden, batch)}
+        heads = self.network.heads
+        if heads.next_sentence is not None:
+            pooled = heads.pool(hidden, batch.get("ids_lengths"), batch.documents.get("ids"))
+            found["next_sentence"] = losses.next_sentence(heads.next_sentence(pooled), batch["next_sentence"])
+        return found
+
+    def _hidden(self, batch: Batch, side: str = "ids") -> Tensor:
+        """Hidden states of one side, whichever way the network reads: (B, T, D), or (1, N, D) packed."""
+        lengths, documents = batch.get(f"{side}_lengths"), batch.documents.get(side)
+        if isinstance(self.network, Encoder):
+            segments = batch.get("segments") if self.network.config.segments else None
+            return self.network.encode(batch[side], lengths, documents=documents, segments=segments)
+        return cast(Decoder, self.network).decode(batch[side], lengths, documents=documents)
+
+    def embed(self, batch: Batch, side: str) -> Tensor:
+        """One vector for each text: the mean of its hidden states, (B, D)."""
+        hidden, lengths, documents = self._hidden(batch, side), batch.get(f"{side}_lengths"), batch.documents.get(side)
+        if documents is not None:
+            sums = hidden.new_zeros(len(documents.lengths), hidden.shape[-1]).index_add(0, documents.index, hidden[0])
+            return sums / documents.lengths[:, None]
+        assert lengths is not None
+        real = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
+        return (hidden * real[..., None]).sum(1) / lengths[:, None]

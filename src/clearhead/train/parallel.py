@@ -1,0 +1,130 @@
+"""Speed and scale, put on from outside: devices, precision, compiled blocks, recomputed activations, many processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+from clearhead.config.train import TrainConfig
+from clearhead.errors import UserError
+from clearhead.model import Network
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which process this is, of how many, on which device."""
+
+    device: torch.device
+    rank: int = 0
+    processes: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process speaks and writes for all."""
+        return self.rank == 0
+
+    def sum(self, numbers: Tensor) -> Tensor:
+        """Numbers added up over all processes, float64 on the CPU in and out."""
+        if self.processes == 1:
+            return numbers
+        found = numbers.to(self.device)
+        dist.all_reduce(found)
+        return found.cpu()
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so in any process; all of them learn it."""
+        return flag if self.processes == 1 else bool(self.sum(torch.tensor([float(flag)], dtype=torch.float64))[0])
+
+
+@contextlib.contextmanager
+def place(device: str) -> Iterator[Place]:
+    """This process's place: alone, or as torchrun says in the environment."""
+    processes, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    chosen = choose_device(device, local)
+    if processes == 1:
+        yield Place(chosen)
+        return
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        yield Place(chosen, rank, processes)
+    finally:
+        dist.destroy_process_group()
+
+
+def choose_device(name: str, local: int = 0) -> torch.device:
+    """The device of that name; `auto` is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device: {name!r} is no device; use auto, cpu, cuda or cuda:0") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("device: cuda was asked for, but torch sees no GPU here; use device=cpu")
+    if device.type == "cuda" and (device.index or local) >= torch.cuda.device_count():
+        raise UserError(
+            f"device: {name} was asked for, but there are {torch.cuda.device_count()} GPUs; use a lower number"
+        )
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", local)
+    if device.type not in ("cuda", "cpu", "mps"):
+        raise UserError(f"device: {name!r} is not supported; use auto, cpu, cuda or cuda:0")
+    return device
+
+
+def precision(settings: TrainConfig, device: torch.device) -> torch.dtype:
+    """What matrix products are computed in."""
+    if settings.precision != "auto":
+        return DTYPES[settings.precision]
+    return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
+
+
+def cast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
+    """Matrix products in half precision, sums and weights in fp32; nothing to do for fp32 and fp64."""
+    if dtype in (torch.bfloat16, torch.float16):
+        return torch.autocast(device.type, dtype)
+    return contextlib.nullcontext()
+
+
+def speed_up(network: Network, settings: TrainConfig, device: torch.device) -> None:
+    """Recompute activations and compile, block by block; both leave the names of parameters as they are."""
+    layers = [layer for name in ("encoder", "decoder") for layer in getattr(getattr(network, name, None), "layers", ())]
+    for layer in layers:
+        if settings.recompute:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        if compiles(settings, device):
+            layer.compile(dynamic=None)
+
+
+def compiles(settings: TrainConfig, device: torch.device) -> bool:
+    """Whether blocks are compiled."""
+    return settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
+
+
+def spread(objective: nn.Module, network: Network, settings: TrainConfig, place: Place) -> nn.Module:
+    """The objective over all processes: whole in each (DDP), or sharded over them (FSDP2)."""
+    if place.processes == 1:
+        return objective
+    if settings.parallel == "ddp":
+        return nn.parallel.DistributedDataParallel(objective)
+    from torch.distributed.fsdp import fully_shard
+
+    for name in ("encoder", "decoder"):
+        for layer in getattr(getattr(network, name, None), "layers", ()):
+            fully_shard(layer)
+    fully_shard(objective)
+    return objective

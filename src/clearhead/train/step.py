@@ -1,0 +1,128 @@
+"""One update: losses of all parts of a global batch, one gradient, one step of the optimiser, or none if it is broken."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.config.train import TrainConfig
+from clearhead.data import Batch
+from clearhead.data.chance import mix
+from clearhead.train.losses import Loss
+from clearhead.train.objective import Draws, Objective
+from clearhead.train.optimiser import clip, set_rate
+from clearhead.train.parallel import Place, cast
+from clearhead.train.schedules import rate
+
+
+@dataclass
+class Scaler:
+    """fp16 has few exponents: losses are scaled up so that gradients do not vanish, and down when they overflow."""
+
+    scale: float = 2.0**16
+    steps: int = 0  # since the scale last changed
+    patience: int = 2000
+
+    def learn(self, finite: bool) -> None:
+        """Halve after an overflow, double after a long time without."""
+        if not finite:
+            self.scale, self.steps = max(1.0, self.scale / 2), 0
+            return
+        self.steps += 1
+        if self.steps >= self.patience:
+            self.scale, self.steps = min(2.0**24, self.scale * 2), 0
+
+
+@dataclass
+class Progress:
+    """What is added up between two lines of the log; sums stay on the device until they are read."""
+
+    sums: dict[str, Tensor] = field(default_factory=dict)  # name → (plain, count, right)
+    tokens: int = 0
+    steps: int = 0
+
+    def add(self, found: dict[str, Loss]) -> None:
+        """Take in the losses of one part."""
+        for name, loss in found.items():
+            now = torch.stack([loss.plain.detach().double(), loss.count.double(), loss.right.double()])
+            self.sums[name] = self.sums[name] + now if name in self.sums else now
+
+    def means(self, place: Place) -> dict[str, float]:
+        """Mean loss and share of right answers for each name, over all processes."""
+        found: dict[str, float] = {}
+        for name, sums in self.sums.items():
+            plain, count, right = place.sum(sums.cpu()).tolist()
+            found |= {name: plain / max(count, 1), f"{name}_accuracy": right / max(count, 1)}
+        return found
+
+
+@dataclass
+class Updater:
+    """The optimiser with everything that decides an update besides the batch."""
+
+    objective: Objective  # the bare one
+    spread: nn.Module  # the same over all processes
+    optimiser: torch.optim.Optimizer
+    settings: TrainConfig
+    place: Place
+    dtype: torch.dtype
+    scaler: Scaler | None = None
+
+    def update(self, batches: tuple[Batch, ...], step: int, progress: Progress) -> Tensor:
+        """Learn from one global batch; returns the length of its gradient, which is not finite if nothing was learnt.
+
+        Every loss is a share of the count over all parts and processes, so that the parts add up to the gradient of
+        the whole. Random draws depend on (seed, step, part, rank) alone.
+        """
+        settings = self.settings
+        counts = self._counts(batches)
+        parts = len(batches)
+        for part, batch in enumerate(batches):
+            seed = int(mix(settings.seed, step, part, self.place.rank)) >> 1
+            torch.manual_seed(seed)
+            draws = Draws(step, torch.Generator().manual_seed(seed))
+            with self._last_part(part + 1 == parts), cast(self.place.device, self.dtype):
+                found = self.spread(batch.to(self.place.device), draws)
+                share = sum(loss.total / counts[name] for name, loss in found.items())
+                assert isinstance(share, Tensor)
+                # Several processes average their gradients; what is wanted is the sum.
+                (share * self.place.processes * (self.scaler.scale if self.scaler else 1.0)).backward()  # type: ignore[no-untyped-call]
+            progress.add(found)
+            progress.tokens += batch.tokens
+        progress.steps += 1
+        return self._step(step)
+
+    def _step(self, step: int) -> Tensor:
+        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+        if self.scaler:
+            torch._foreach_div_([p.grad for p in parameters if p.grad is not None], self.scaler.scale)
+        norm = clip(parameters, self.settings.clip)
+        # The fused optimiser leaves everything as it is where this is 1, without asking the device first.
+        finite = norm.isfinite()
+        self.optimiser.found_inf = (~finite).float().reshape(())  # type: ignore[attr-defined]
+        set_rate(self.optimiser, rate(self.settings, step, self.settings.steps))
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.scaler:
+            self.scaler.learn(bool(finite))
+        return norm
+
+    def _counts(self, batches: tuple[Batch, ...]) -> dict[str, float]:
+        """Items of each loss in the global batch."""
+        names = list(self.objective.counts(batches[0]))
+        own = [[self.objective.counts(batch)[name] for name in names] for batch in batches]
+        total = self.place.sum(torch.tensor(own, dtype=torch.float64).sum(0))
+        return {name: max(1.0, float(count)) for name, count in zip(names, total, strict=True)}
+
+    def _last_part(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Processes exchange gradients after the last part only."""
+        if self.place.processes == 1:
+            return contextlib.nullcontext()
+        if isinstance(self.spread, nn.parallel.DistributedDataParallel):
+            return contextlib.nullcontext() if last else self.spread.no_sync()
+        self.spread.set_requires_gradient_sync(last)  # type: ignore[operator]
+        return contextlib.nullcontext()
