@@ -59,7 +59,7 @@ def test_keys_seen_are_those_of_the_last_row_of_the_mask(pattern: Pattern) -> No
 def test_cache_bytes_are_those_of_a_cache() -> None:
     config = preset("tiny-llama")
     cache = Cache(config, rows=1, capacity=100)
-    build(config).bfloat16()(torch.zeros(1, 1, dtype=torch.long), cache=cache)
+    build(config).bfloat16()(torch.zeros(1, 100, dtype=torch.long), cache=cache)
     held = sum(layer.keys[:, :, :100].nbytes + layer.values[:, :, :100].nbytes for layer in cache.layers)
     assert measure(config, context=100, dtype=torch.bfloat16).cache_bytes == held
     network = build(config)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from clearhead import __version__
-from clearhead.cli import demo, presets, tokenizer
+from clearhead.cli import demo, presets, tokenizer, train
 from clearhead.errors import UserError
 
 app = typer.Typer(
@@ -19,6 +19,8 @@ app = typer.Typer(
 )
 app.command("presets")(presets.presets)
 app.command("demo")(demo.demo)
+app.command("recipes")(train.recipes)
+app.command("train")(train.train)
 app.add_typer(tokenizer.app, name="tokenizer")
 
 WrongUse: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, wherever this typer keeps it

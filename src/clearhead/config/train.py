@@ -101,9 +101,3 @@ class TrainConfig(ScheduleConfig, OptimiserConfig):
     compile: Literal["auto", "on", "off"] = "auto"  # auto: on a GPU
     recompute: bool = False  # activation checkpointing: less memory, a third more work
     parallel: Literal["ddp", "fsdp"] = "ddp"  # with several processes (torchrun)
-
-    @model_validator(mode="after")
-    def _check_train(self) -> Self:
-        if self.schedule in FALLING and self.warmup >= self.steps:
-            raise ValueError(f"warmup: {self.warmup} steps of {self.steps} in all; use fewer, or raise steps")
-        return self

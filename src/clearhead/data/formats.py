@@ -54,9 +54,24 @@ def find(name: str, published: str = "") -> Path:
     raise UserError(f"{name} does not exist; {told}" + (f"; it is published at {published}" if published else ""))
 
 
+def paths(corpus: Corpus, published: str = "") -> list[Path]:
+    """The files of a corpus; a folder stands for all files in it, by name."""
+    found: list[Path] = []
+    for name in corpus.files:
+        path = find(name, published)
+        if path.is_dir():
+            inside = sorted(each for each in path.iterdir() if each.is_file() and not each.name.startswith("."))
+            if not inside:
+                raise UserError(f"{path} is an empty folder; give a file, or a folder with files")
+            found += inside
+        else:
+            found.append(path)
+    return found
+
+
 def read(corpus: Corpus, columns: tuple[str, ...], published: str = "") -> Iterator[Record]:
     """The records of a corpus of files, with the values of `columns`."""
-    paths = [find(name, published) for name in corpus.files]
+    files = paths(corpus, published)
     wrong = set(corpus.columns) - {*columns, "answers"}
     if wrong:
         name = sorted(wrong)[0]
@@ -64,11 +79,11 @@ def read(corpus: Corpus, columns: tuple[str, ...], published: str = "") -> Itera
     if corpus.format == "parallel":
         if len(columns) != 2:
             raise UserError(f"format: parallel files hold a source and a target; this task reads {', '.join(columns)}")
-        groups: list[Iterable[Record]] = [_parallel(*pair) for pair in zip(paths[::2], paths[1::2], strict=True)]
+        groups: list[Iterable[Record]] = [_parallel(*pair) for pair in zip(files[::2], files[1::2], strict=True)]
     else:
         reader = {"text": _text, "tsv": _table, "csv": _table, "jsonl": _json_lines, "conll": _conll, "squad": _squad}
-        groups = [reader[corpus.format](path, corpus, columns) for path in paths]
-    for path, group in zip(paths[:: 2 if corpus.format == "parallel" else 1], groups, strict=True):
+        groups = [reader[corpus.format](path, corpus, columns) for path in files]
+    for path, group in zip(files[:: 2 if corpus.format == "parallel" else 1], groups, strict=True):
         empty = True
         for record in group:
             empty = False

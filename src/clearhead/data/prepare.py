@@ -12,7 +12,7 @@ from clearhead.config.data import Corpus, DataConfig, TokenizerConfig
 from clearhead.data import own
 from clearhead.data.clean import Cleaner, Part, chunks
 from clearhead.data.dataset import Dataset
-from clearhead.data.formats import Place, Record, find, read
+from clearhead.data.formats import Place, Record, find, paths, read
 from clearhead.data.labelled import Answering, Classification, Regression, Similarity, Tagging
 from clearhead.data.masking import MaskedLanguageModel
 from clearhead.data.store import Store, Writer, build, build_temporary, cache_folder, content, full_disk, key
@@ -109,7 +109,7 @@ class _Maker:
 
     def identity(self, corpus: Corpus) -> list[Any]:
         """What decides the records of a corpus: its settings and the content of its files."""
-        files = [content(find(name, self.config.published), self.folder) for name in corpus.files]
+        files = [content(path, self.folder) for path in paths(corpus, self.config.published)]
         made = own.embedded_version() if corpus.format == "embedded" else ""
         return [corpus.model_dump(mode="json", exclude={"files", "weight"}), files, made]
 

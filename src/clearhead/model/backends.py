@@ -92,10 +92,13 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> t
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
-    square = mask.start is None and mask.documents is None and mask.pattern.kind == "full" and q.shape[2] == k.shape[2]
-    if mask.causal and square:  # padding is later than every real query, so causality hides it
-        return sdpa(q, k, v, None, dropout, causal=True)
-    return sdpa(q, k, v, mask.dense(q.shape[2], k.shape[2], q.device), dropout)
+    if mask.causal and mask.documents is None and mask.pattern.kind == "full":
+        if mask.start is None and q.shape[2] == k.shape[2]:  # padding is later than every real query, hidden by that
+            return sdpa(q, k, v, None, dropout, causal=True)
+        if isinstance(mask.start, int) and q.shape[2] == 1 and mask.start == k.shape[2] - 1:  # the last sees everything
+            return sdpa(q, k, v, None, dropout)
+    allowed = mask.dense(q.shape[2], k.shape[2], q.device)
+    return sdpa(q, k, v, allowed, dropout, all_see=mask.paths is not None)
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
@@ -116,7 +119,7 @@ def _sparse_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | N
         return "the mask is not sparse"
     if mask.documents is not None:
         return "the row is packed"
-    if mask.start is not None or q.shape[2] != k.shape[2]:
+    if mask.start is not None or mask.paths is not None or q.shape[2] != k.shape[2]:
         return "queries and keys are not the same positions"
     return None
 

@@ -1,39 +1,45 @@
 """Keys and values of what was already read, so that each step computes new tokens alone.
 
-B rows · G key-value heads · T new tokens · C capacity · E head width · S source tokens
+B rows · G key-value heads · T new tokens · C slots · E head width · S source tokens · K branches
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from clearhead.config import ModelConfig
-from clearhead.model.masks import Mask
+from clearhead.model.masks import Mask, Paths
+
+FIRST_SLOTS = 32  # what a cache begins with; it doubles when full, so that a generous capacity costs nothing
 
 
 @dataclass
 class LayerCache:
     """One decoder layer's share: its own keys and values, and those of the source once they are known."""
 
-    capacity: int
     keys: Tensor | None = None  # (B, G, C + 1, E); the slot behind the last takes what padding writes
     values: Tensor | None = None
-    slots: tuple[Tensor, Tensor] | None = None  # rows (B, 1) and places (B, T) where this step's tokens go
+    slots: int = 0  # C
+    places: slice | tuple[Tensor, Tensor] | None = None  # this step's slots: the same for all, or rows and slots (B, T)
     readable: int = 0  # how many slots this step looks at
     source: tuple[Tensor, Tensor] | None = None  # (B, G, S, E) each
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Put this step's k and v (B, G, T, E) in place; returns all keys and values up to here, without gradient."""
         if self.keys is None or self.values is None:  # the first step says in which dtype and on which device
-            shape = (k.shape[0], k.shape[1], self.capacity + 1, k.shape[3])
-            self.keys, self.values = (torch.zeros(shape, dtype=x.dtype, device=x.device) for x in (k, v))
-        assert self.slots is not None
-        rows, places = self.slots
-        self.keys[rows, :, places] = k.detach().transpose(1, 2)  # an index on two axes puts them first: (B, T, G, E)
-        self.values[rows, :, places] = v.detach().transpose(1, 2)
+            self.keys, self.values = (x.new_zeros(*x.shape[:2], self.slots + 1, x.shape[3]) for x in (k, v))
+        elif (more := self.slots + 1 - self.keys.shape[2]) > 0:
+            self.keys, self.values = (F.pad(x, (0, 0, 0, more)) for x in (self.keys, self.values))
+        for held, new in ((self.keys, k.detach()), (self.values, v.detach())):
+            if isinstance(self.places, slice):
+                held[:, :, self.places] = new
+            elif self.places is not None:  # an index on two axes puts them first: (B, T, G, E)
+                held[self.places[0], :, self.places[1]] = new.transpose(1, 2)
         return self.read()
 
     def read(self) -> tuple[Tensor, Tensor]:
@@ -44,19 +50,20 @@ class LayerCache:
 
 
 class Cache:
-    """Preallocated keys and values of a batch of rows, each row as long as it is.
+    """Keys and values of a batch of rows, each row as long as it is; memory grows with use, up to `capacity` tokens.
 
     `lengths` (B,) counts the tokens of each row; `longest` bounds them on the host, so that no step waits for the GPU.
+    While no row was padded, all are `even`: `longest` is then their length, and steps go without tables.
     """
 
     def __init__(self, config: ModelConfig, rows: int, capacity: int):
         if capacity > config.max_positions:
             raise ValueError(f"a cache of {capacity} tokens is longer than max_positions {config.max_positions}")
-        self.config, self.capacity, self.longest = config, capacity, 0
+        self.config, self.capacity, self.longest, self.slots, self.even = config, capacity, 0, 0, True
         self.lengths = torch.zeros(rows, dtype=torch.long)
         self.source_lengths: Tensor | None = None
         self.source: object = None  # what the first step has encoded
-        self.layers = [LayerCache(capacity) for _ in range(config.decoder_layers)]
+        self.layers = [LayerCache() for _ in range(config.decoder_layers)]
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -72,14 +79,17 @@ class Cache:
         self.lengths = self.lengths.to(ids.device)
         if self.longest + tokens > self.capacity:
             self._look_closer(tokens, counts)
+        readable = min(self.longest + tokens, self.capacity)
+        self._grow(readable)
         steps = torch.arange(tokens, device=ids.device)
+        if self.even and counts is None:
+            self._place(slice(self.longest, readable), readable)
+            return steps[None] + self.longest, Mask(causal=True, start=self.longest or None)
         positions = places = self.lengths[:, None] + steps  # (B, T)
         if counts is not None:  # padding may run past the end, and must not overwrite what is there
-            places = torch.where(steps < counts[:, None], positions, self.capacity)
+            places = torch.where(steps < counts[:, None], positions, self.slots)
             positions = positions.clamp(max=self.capacity - 1)
-        numbers = torch.arange(rows, device=ids.device)[:, None]
-        for layer in self.layers:
-            layer.slots, layer.readable = (numbers, places), min(self.longest + tokens, self.capacity)
+        self._place((torch.arange(rows, device=ids.device)[:, None], places), readable)
         if self.longest == 0:  # nothing before: queries and keys are the same positions
             return steps[None].clamp(max=self.capacity - 1), Mask(causal=True, lengths=counts)
         return positions, Mask(causal=True, start=self.lengths)
@@ -91,13 +101,27 @@ class Cache:
         if needed > self.capacity:
             raise ValueError(f"the cache holds {self.capacity} tokens a row, {needed} are needed; make it larger")
 
+    def _grow(self, needed: int) -> None:
+        if needed > self.slots:
+            self.slots = min(self.capacity, max(needed, 2 * self.slots, FIRST_SLOTS))
+
+    def _place(self, places: slice | tuple[Tensor, Tensor], readable: int) -> None:
+        for layer in self.layers:
+            layer.slots, layer.places, layer.readable = self.slots, places, readable
+
     def advance(self, tokens: int, counts: Tensor | None = None) -> None:
         """The step is done: every row is longer by its count, or by `tokens`."""
         self.lengths = self.lengths + (tokens if counts is None else counts.clamp(0, tokens))
         self.longest = min(self.longest + tokens, self.capacity)
+        self.even = self.even and counts is None
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Forget what each row holds beyond so many tokens (guesses that were wrong)."""
+        self.lengths = torch.tensor(lengths, device=self.lengths.device)
+        self.longest, self.even = max(lengths), len(set(lengths)) == 1
 
     def select(self, rows: Tensor) -> None:
-        """Keep, repeat, reorder or drop rows: row n becomes what row rows[n] was (beams, finished sentences)."""
+        """Keep, repeat, reorder or drop rows: row n becomes what row rows[n] was (samples, finished sentences)."""
         self.lengths = self.lengths[rows]
         if self.source_lengths is not None:
             self.source_lengths = self.source_lengths[rows]
@@ -106,3 +130,49 @@ class Cache:
                 layer.keys, layer.values = layer.keys[rows], layer.values[rows]
             if layer.source is not None:
                 layer.source = (layer.source[0][rows], layer.source[1][rows])
+
+
+class Tree(Cache):
+    """K continuations of every row of a cache, which goes over into this one; what they share is held once.
+
+    A step brings one token for each branch, ids (B, K), and each looks along its own path alone. When a search goes on
+    from other branches, only the paths change: no key or value is ever copied, and the source is read once a row.
+    """
+
+    def __init__(self, trunk: Cache, branches: int, steps: int):
+        self.config, self.longest, self.slots, self.even = trunk.config, trunk.longest, trunk.slots, trunk.even
+        self.capacity = trunk.longest + branches * steps
+        self.lengths, self.layers = trunk.lengths, trunk.layers
+        self.source, self.source_lengths = trunk.source, trunk.source_lengths
+        device, rows = self.lengths.device, len(trunk)
+        self.positions = torch.arange(trunk.longest, device=device).expand(rows, -1)  # (B, slots used), of the keys
+        held = self.positions < self.lengths[:, None]
+        self.paths = held[:, None].expand(-1, branches, -1)  # (B, K, slots used)
+        self.itself = torch.eye(branches, dtype=torch.bool, device=device)  # (K, K)
+
+    def begin(self, ids: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Mask]:
+        """Make room for a token of each branch, ids (B, K); returns their positions (B, 1) and their paths as mask."""
+        if counts is not None or ids.shape != self.paths.shape[:2]:
+            raise ValueError(f"a step of a tree is one token a branch, {tuple(self.paths.shape[:2])}, without padding")
+        readable = self.longest + ids.shape[1]
+        if readable > self.capacity:
+            raise ValueError("the tree was made for fewer steps")
+        self._grow(readable)
+        self._place(slice(self.longest, readable), readable)
+        now = self.lengths[:, None]
+        self.paths = torch.cat([self.paths, self.itself.expand(len(self), -1, -1)], dim=2)
+        self.positions = torch.cat([self.positions, now.expand(ids.shape)], dim=1)
+        return now, Mask(paths=Paths(self.paths, now, self.positions))
+
+    def advance(self, tokens: int, counts: Tensor | None = None) -> None:
+        """The step is done: every branch is longer by one."""
+        self.lengths, self.longest = self.lengths + 1, self.longest + tokens
+
+    def graft(self, parents: Tensor) -> None:
+        """Branch k of row b goes on from where branch parents[b, k] stands."""
+        self.paths = self.paths.gather(1, parents[:, :, None].expand(-1, -1, self.paths.shape[2]))
+
+    def select(self, rows: Tensor) -> None:
+        """Keep, reorder or drop rows with all their branches."""
+        super().select(rows)
+        self.paths, self.positions = self.paths[rows], self.positions[rows]

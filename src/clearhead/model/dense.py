@@ -29,6 +29,9 @@ def attention(
     return weights @ v, weights
 
 
+FEW = 64  # queries up to which repeating the mask is cheaper than repeating keys and values
+
+
 def sdpa(
     q: Tensor,
     k: Tensor,
@@ -44,14 +47,19 @@ def sdpa(
     query is left without a key, and may give numbers to add to the scores instead of a truth table.
     """
     heads, groups, shape = q.shape[1], k.shape[1], q.shape
+    few = shape[2] == 1 or (shape[2] <= FEW and not causal)
+    if heads != groups and few and (allowed is None or allowed.shape[1] == 1):  # a group joins the query axis
+        q = q.reshape(shape[0], groups, -1, shape[3])  # (B, G, H/G · T, E)
+        if allowed is not None and allowed.shape[2] > 1:
+            allowed = allowed.repeat(1, 1, heads // groups, 1)
+        heads, causal = groups, False
     if allowed is None:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=heads != groups)
-    if heads != groups and shape[2] == 1 and allowed.shape[1] == 1:  # one query: its group is the query axis
-        q = q.reshape(shape[0], groups, heads // groups, shape[3])
-    elif heads != groups:  # the kernel that takes a mask takes no groups
+        out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=heads != groups)
+        return out.reshape(shape)
+    if heads != groups:  # the kernel that takes a mask takes no groups
         k, v = (x.repeat_interleave(heads // groups, dim=1) for x in (k, v))
     if all_see:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, dropout_p=dropout).view(shape)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, dropout_p=dropout).reshape(shape)
     blind = ~allowed.any(dim=-1, keepdim=True)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed | blind, dropout_p=dropout)
-    return out.masked_fill(blind, 0).view(shape)
+    return out.masked_fill(blind, 0).reshape(shape)

@@ -24,7 +24,9 @@ def flex_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | None
         "it needs a CUDA device": q.device.type != "cuda",
         "it is here for windows and summaries": pattern.kind not in ("window", "summary"),
         "the row is packed": mask.documents is not None,
-        "queries and keys are not the same positions": mask.start is not None or q.shape[2] != k.shape[2],
+        "queries and keys are not the same positions": mask.start is not None
+        or mask.paths is not None
+        or q.shape[2] != k.shape[2],
         "padding has to be hidden": mask.needs_lengths,
         "it has no dropout": dropout > 0,
         "its head width is a power of two from 16 to 256": not 16 <= width <= 256 or width & (width - 1) != 0,

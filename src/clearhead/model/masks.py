@@ -116,6 +116,14 @@ class Documents:
         return self.index * self.longest + self.positions
 
 
+class Paths(NamedTuple):
+    """What each query may look at, written out, where one row holds several continuations; every query sees a key."""
+
+    allowed: Tensor  # (B, T, S)
+    queries: Tensor  # (B, 1) the position of the queries
+    keys: Tensor  # (B, S) the position of each key
+
+
 @dataclass(frozen=True)
 class Mask:
     """What each query may look at: the AND of everything that is set."""
@@ -123,7 +131,8 @@ class Mask:
     causal: bool = False  # nothing later than the query itself
     pattern: Pattern = FULL
     lengths: Tensor | None = None  # (B,) real keys at the front of each row; the rest is padding
-    start: Tensor | None = None  # (B,) position of each row's first query among the keys; None: 0
+    start: Tensor | int | None = None  # (B,) or for all, position of the first query among the keys; None: 0
+    paths: Paths | None = None  # takes the place of causal, lengths and start
     documents: tuple[Documents, Documents] | None = None  # of the queries and of the keys, both packed
 
     def simplified(self, keys: int) -> Mask:
@@ -147,9 +156,13 @@ class Mask:
             same = (ours.index[:, None] == theirs.index)[None, None]  # (1, 1, N, N')
             other = self._allowed(ours.positions[None], theirs.positions)
             return same if other is None else same & other
+        if self.paths is not None:
+            visible, i, j = self.paths
+            other = self.pattern.allows(i[:, None, :, None], j[:, None, None])
+            return visible[:, None] if other is None else visible[:, None] & other
         i = torch.arange(queries, device=device)[None]  # (1, T)
         if self.start is not None:
-            i = i + self.start[:, None]  # (B, T)
+            i = i + (self.start[:, None] if isinstance(self.start, Tensor) else self.start)  # (B or 1, T)
         return self.between(i, torch.arange(keys, device=device))
 
     def between(self, i: Tensor, j: Tensor) -> Tensor | None:

@@ -6,58 +6,74 @@ Labels are int64, and −100 stands where nothing counts. Every loss is a sum wi
 several parts, or over several processes, gives the update of the whole: add the sums, divide by the sum of the counts.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.model.heads import WordHead
+from clearhead.train.pieces import IGNORED, InPieces, Piece, piece, wide
 
-IGNORED = -100
-LIMIT = 1 << 30  # bytes of fp32 word scores; where a batch has more, they are made and used in pieces
-PIECE = LIMIT // 4  # bytes in one piece: its scores, their logarithms and their gradients are in memory together
+LIMIT = 1 << 30  # bytes of fp32 word scores that may be in memory at once; a batch that has more goes in pieces
 
 
 class Loss(NamedTuple):
     """Sums over what counts, all scalars that stay on the device."""
 
     total: Tensor  # what to differentiate, fp32 or float64
-    count: Tensor  # int64: how many items count
+    count: Tensor  # type: ignore[assignment]  # int64: how many items count (a tuple has a method of this name)
     plain: Tensor  # without smoothing and class weights: perplexity is exp(plain / count)
     right: Tensor  # int64: how many of them were predicted right; 0 where the answer is a number
 
 
 def word_loss(
-    hidden: Tensor, head: WordHead, labels: Tensor, smoothing: float = 0.0, limit: int = LIMIT, piece: int = PIECE
+    hidden: Tensor,
+    head: WordHead,
+    labels: Tensor,
+    smoothing: float = 0.0,
+    limit: int = LIMIT,
+    compiled: Callable[..., Piece] | None = None,
 ) -> Loss:
     """Cross entropy of the words that `head` reads off hidden (…, D), against labels (…).
 
     Smoothing ε puts 1 − ε on the right word and ε / (V − 1) on every other (section 5.4). A masked model has a layer
     before its scores and few words that count: only those go through (finding them waits for the GPU, once).
+    Where the scores would exceed `limit` bytes, or there is a `compiled` form of `piece`, they are never whole.
     """
     x, answers = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     if head.transform is not None:
         places = (answers != IGNORED).nonzero().squeeze(1)
         x, answers = head.transform(x[places]), answers[places]
-    scores, row = head.scores, 4 * head.scores.out_features
-    if len(x) * row <= limit:
+    scores, rows = head.scores, _rows(head, limit)
+    if not torch.is_grad_enabled():
+        parts = zip(x.split(rows), answers.split(rows), strict=True)
+        found = [cross_entropy(scores(part), here, smoothing) for part, here in parts]
+        return Loss(*(torch.stack(column).sum() for column in zip(*found, strict=True)))
+    if len(x) <= rows and compiled is None:
         return cross_entropy(scores(x), answers, smoothing)
-    rows, learns = max(1, piece // row), torch.is_grad_enabled()
-    return Loss(*_InPieces.apply(x, scores.weight, scores.bias, answers, smoothing, rows, learns))
+    work = compiled or piece
+    sums = InPieces.apply(x, scores.weight, scores.bias, answers, smoothing, rows, work)  # type: ignore[no-untyped-call]
+    return Loss(*sums)
 
 
-def best_words(hidden: Tensor, head: WordHead, piece: int = PIECE) -> Tensor:
+def best_words(hidden: Tensor, head: WordHead, limit: int = LIMIT) -> Tensor:
     """The word with the highest score at every position, without gradient: (…, D) to (…)."""
     x = hidden.reshape(-1, hidden.shape[-1])
-    rows = max(1, piece // (4 * head.scores.out_features))
     with torch.no_grad():
-        return torch.cat([head(part).argmax(-1) for part in x.split(rows)]).reshape(hidden.shape[:-1])
+        best = [head(part).argmax(-1) for part in x.split(_rows(head, limit))]
+    return torch.cat(best).reshape(hidden.shape[:-1])
+
+
+def _rows(head: WordHead, limit: int) -> int:
+    """How many positions have so many bytes of fp32 scores, at least one."""
+    return max(1, limit // (4 * head.scores.out_features))
 
 
 def cross_entropy(scores: Tensor, labels: Tensor, smoothing: float = 0.0) -> Loss:
     """−Σ q log softmax(scores) for scores (N, C) and labels (N,), q being the smoothed answer."""
-    scores = _wide(scores)
+    scores = wide(scores)
     classes = scores.shape[-1]
     spread = smoothing * classes / max(1, classes - 1)  # torch shares ε out to all classes, the right one among them
     total = F.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=spread)
@@ -70,65 +86,12 @@ def cross_entropy(scores: Tensor, labels: Tensor, smoothing: float = 0.0) -> Los
     return Loss(total, counts.sum(), plain, right)
 
 
-class _InPieces(torch.autograd.Function):
-    """`cross_entropy` of x Wᵀ + b for some rows at a time: their gradients are made at once and their scores dropped."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        smoothing: float,
-        rows: int,
-        learns: bool,
-    ) -> tuple[Tensor, ...]:
-        given = [x, weight] if bias is None else [x, weight, bias]
-        # Autocast would cast the matrix anew for every piece; what is added up over the pieces stays in fp32.
-        inputs = [tensor.detach().to(_product_dtype(x)) for tensor in given]
-        wanted = [n for n in range(len(given)) if learns and ctx.needs_input_grad[n]]
-        grads = {n: torch.zeros_like(_wide(given[n])) for n in wanted}
-        pieces: list[Loss] = []
-        for at in range(0, len(x), rows):
-            here = slice(at, at + rows)
-            leaves = [inputs[0][here], *inputs[1:]]
-            with torch.enable_grad():
-                for n in wanted:
-                    leaves[n].requires_grad_()
-                piece = cross_entropy(F.linear(*leaves), labels[here], smoothing)
-            if wanted:
-                found = torch.autograd.grad(piece.total, [leaves[n] for n in wanted])
-                for n, grad in zip(wanted, found, strict=True):
-                    (grads[n][here] if n == 0 else grads[n]).add_(grad)
-            pieces.append(piece._replace(total=piece.total.detach()))
-        sums = tuple(torch.stack(column).sum() for column in zip(*pieces, strict=True))
-        ctx.save_for_backward(*(grads.get(n) for n in range(3)))
-        ctx.mark_non_differentiable(*sums[1:])
-        return sums
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        return *(None if found is None else found * grad for found in ctx.saved_tensors), None, None, None, None
-
-
-def _product_dtype(x: Tensor) -> torch.dtype:
-    """What a linear layer computes in: autocast's dtype where that is on and applies."""
-    casts = x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type)
-    return torch.get_autocast_dtype(x.device.type) if casts else x.dtype
-
-
-def _wide(x: Tensor) -> Tensor:
-    """x in fp32, or in float64 if it is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def class_loss(scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> Loss:
     """Cross entropy of class scores (…, C) against labels (…).
 
     `weights` (C,) multiply the loss of each item by that of its class; the count stays that of the items.
     """
-    scores, labels = _wide(scores.reshape(-1, scores.shape[-1])), labels.reshape(-1)
+    scores, labels = wide(scores.reshape(-1, scores.shape[-1])), labels.reshape(-1)
     loss = cross_entropy(scores, labels)
     if weights is None:
         return loss
@@ -147,7 +110,7 @@ def span_loss(scores: Tensor, first: Tensor, last: Tensor, lengths: Tensor) -> L
     scores (B, T, 2); first and last (B,), both 0 where there is no answer; lengths (B,): padding is no place to point.
     """
     padding = torch.arange(scores.shape[1], device=scores.device) >= lengths[:, None]  # (B, T)
-    begins, ends = _wide(scores).masked_fill(padding[..., None], -torch.inf).unbind(-1)
+    begins, ends = wide(scores).masked_fill(padding[..., None], -torch.inf).unbind(-1)
     both = [cross_entropy(begins, first), cross_entropy(ends, last)]
     total = (both[0].total + both[1].total) / 2
     right = ((begins.argmax(1) == first) & (ends.argmax(1) == last)).sum()
@@ -156,12 +119,12 @@ def span_loss(scores: Tensor, first: Tensor, last: Tensor, lengths: Tensor) -> L
 
 def regression_loss(scores: Tensor, values: Tensor) -> Loss:
     """Squared error of scores (B,) or (B, 1) against values (B,)."""
-    return _numbers(F.mse_loss(_wide(scores).reshape(values.shape), values.to(_wide(scores)), reduction="none"))
+    return _numbers(F.mse_loss(wide(scores).reshape(values.shape), values.to(wide(scores)), reduction="none"))
 
 
 def cosine_loss(a: Tensor, b: Tensor, scores: Tensor) -> Loss:
     """Squared error of the cosine of two embeddings (B, D) each, against how similar they should be (B,), 0 to 1."""
-    return regression_loss(F.cosine_similarity(_wide(a), _wide(b), dim=-1), scores)
+    return regression_loss(F.cosine_similarity(wide(a), wide(b), dim=-1), scores)
 
 
 def contrastive_loss(a: Tensor, b: Tensor, temperature: float = 0.05) -> Loss:
@@ -169,7 +132,7 @@ def contrastive_loss(a: Tensor, b: Tensor, temperature: float = 0.05) -> Loss:
 
     The other rows of the batch are the wrong answers, so this is the one loss that parts of a batch do not add up to.
     """
-    scores = F.normalize(_wide(a), dim=-1) @ F.normalize(_wide(b), dim=-1).T / temperature  # (B, B)
+    scores = F.normalize(wide(a), dim=-1) @ F.normalize(wide(b), dim=-1).T / temperature  # (B, B)
     own = torch.arange(len(scores), device=scores.device)
     there, back = cross_entropy(scores, own), cross_entropy(scores.T, own)
     total = (there.total + back.total) / 2

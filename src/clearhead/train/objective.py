@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, cast
 
 import torch
@@ -14,6 +14,7 @@ from clearhead.data import IGNORED, Batch
 from clearhead.model import Decoder, Documents, Encoder, EncoderDecoder, Network
 from clearhead.train import losses
 from clearhead.train.losses import Loss
+from clearhead.train.pieces import Piece
 from clearhead.train.scheduled import mixed_inputs, probability
 
 
@@ -30,6 +31,7 @@ class Objective(nn.Module):
     def __init__(self, network: Network, data: DataConfig, train: TrainConfig):
         super().__init__()
         self.network, self.data, self.train_settings = network, data, train
+        self.piece: Callable[..., Piece] | None = None  # a compiled `losses.piece`, put on from outside
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """How many items of each loss a batch has; known before the pass, so that its loss can be a share of all."""
@@ -63,7 +65,8 @@ class Objective(nn.Module):
                 assert heads.tags is not None
                 return {"tagging": losses.tag_loss(heads.tags(hidden), batch["labels"])}
             case "answering":
-                assert heads.span is not None and lengths is not None
+                assert heads.span is not None
+                assert lengths is not None
                 scores = heads.span(hidden)
                 return {"answering": losses.span_loss(scores, batch["first_token"], batch["last_token"], lengths)}
         assert heads.classes is not None
@@ -75,7 +78,8 @@ class Objective(nn.Module):
     def _words(self, hidden: Tensor, batch: Batch) -> Loss:
         head = self.network.heads.words
         assert head is not None
-        return losses.word_loss(hidden, head, batch["labels"], self.train_settings.smoothing if self.training else 0.0)
+        smoothing = self.train_settings.smoothing if self.training else 0.0
+        return losses.word_loss(hidden, head, batch["labels"], smoothing, compiled=self.piece)
 
     def _translation(self, batch: Batch, draws: Draws | None) -> Loss:
         network = cast(EncoderDecoder, self.network)

@@ -17,6 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from clearhead.config.train import TrainConfig
 from clearhead.errors import UserError
 from clearhead.model import Network
+from clearhead.train.objective import Objective
+from clearhead.train.pieces import piece
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 
@@ -100,14 +102,17 @@ def cast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContext
     return contextlib.nullcontext()
 
 
-def speed_up(network: Network, settings: TrainConfig, device: torch.device) -> None:
+def speed_up(objective: Objective, settings: TrainConfig, device: torch.device) -> None:
     """Recompute activations and compile, block by block; both leave the names of parameters as they are."""
-    layers = [layer for name in ("encoder", "decoder") for layer in getattr(getattr(network, name, None), "layers", ())]
+    stacks = (getattr(objective.network, name, None) for name in ("encoder", "decoder"))
+    layers = [layer for stack in stacks for layer in getattr(stack, "layers", ())]
     for layer in layers:
         if settings.recompute:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
         if compiles(settings, device):
-            layer.compile(dynamic=None)
+            layer.compile()
+    if compiles(settings, device):
+        objective.piece = torch.compile(piece, dynamic=True)
 
 
 def compiles(settings: TrainConfig, device: torch.device) -> bool:

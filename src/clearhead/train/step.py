@@ -1,4 +1,4 @@
-"""One update: losses of all parts of a global batch, one gradient, one step of the optimiser, or none if it is broken."""
+"""One update: losses of all parts of a global batch, one gradient, one step of the optimiser."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Updater:
                 share = sum(loss.total / counts[name] for name, loss in found.items())
                 assert isinstance(share, Tensor)
                 # Several processes average their gradients; what is wanted is the sum.
-                (share * self.place.processes * (self.scaler.scale if self.scaler else 1.0)).backward()  # type: ignore[no-untyped-call]
+                (share * self.place.processes * (self.scaler.scale if self.scaler else 1.0)).backward()
             progress.add(found)
             progress.tokens += batch.tokens
         progress.steps += 1

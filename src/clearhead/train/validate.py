@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
+import numpy as np
 import torch
 
 from clearhead.config.data import DataConfig
+from clearhead.config.decode import DecodeConfig
 from clearhead.config.train import TrainConfig
 from clearhead.data import Data, Dataset, Loader
+from clearhead.data.tasks import LanguageModel, Translation
+from clearhead.decode import generate, translate
+from clearhead.evaluate.translation import bleu, chrf
+from clearhead.model import Decoder, EncoderDecoder
 from clearhead.train.objective import Objective
 from clearhead.train.parallel import Place, cast
 from clearhead.train.step import Progress
 
+N = TypeVar("N", Decoder, EncoderDecoder)
 HIGHER = ("bleu", "chrf", "accuracy", "f1", "matthews", "spearman", "exact")  # metrics of which more is better
+
+
+class Sample(TypedDict, total=False):
+    """Something to read: what went in, what was expected, what came out."""
+
+    source: str
+    reference: str
+    output: str
 
 
 def better(metric: str, new: float, old: float | None) -> bool:
@@ -65,8 +80,71 @@ def losses(
     return found
 
 
-def scores(objective: Objective, data: Data, settings: TrainConfig, task: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """What the model writes or says for some validation samples: scores, and a few samples to read."""
-    if data.valid is None or task not in SCORERS or (task == "translation" and not settings.scored):
+def scores(objective: Objective, data: Data, settings: TrainConfig) -> tuple[dict[str, Any], list[Sample]]:
+    """What the model writes for some validation samples: scores with their signature, and a few samples to read."""
+    if data.valid is None or not settings.scored:
         return {}, []
-    return SCORERS[task](objective, data, settings)
+    trains = objective.training
+    objective.eval()
+    try:
+        with torch.no_grad():
+            if isinstance(data.task, Translation):
+                return _translations(cast_network(objective, EncoderDecoder), data, settings.scored)
+            if isinstance(data.task, LanguageModel):
+                return {}, _continuations(cast_network(objective, Decoder), data)
+    finally:
+        objective.train(trains)
+    return {}, []
+
+
+def _translations(network: EncoderDecoder, data: Data, most: int) -> tuple[dict[str, Any], list[Sample]]:
+    assert data.valid is not None
+    source, target = data.tokenizers[0], data.tokenizers[-1]
+    size = data.valid.size(0)
+    chosen = np.linspace(0, size - 1, min(most, size)).astype(np.int64)
+    pairs: list[tuple[list[int], list[int]]] = []
+    for sample in chosen:
+        batch = data.valid.batch(np.array([sample]), 0, 0)
+        pairs.append((batch["source"][0].tolist(), batch["labels"][0].tolist()))
+    longest = max(len(reference) for _, reference in pairs)
+    limit = min(2 * longest + 10, network.config.max_positions - 1)
+    found = translate(
+        network,
+        [ids for ids, _ in pairs],
+        DecodeConfig(max_new_tokens=limit),
+        begin=target.id("begin"),
+        end=target.id("end"),
+    )
+    outputs = target.decode_all([answers[0].ids for answers in found])
+    references = target.decode_all([reference for _, reference in pairs])
+    sources = source.decode_all([ids for ids, _ in pairs])
+    scored = {"bleu": bleu(outputs, references), "chrf": chrf(outputs, references)}
+    numbers: dict[str, Any] = {name: score.value for name, score in scored.items()}
+    numbers["exact"] = sum(a == b for a, b in zip(outputs, references, strict=True)) / len(outputs)
+    numbers["signature"] = {name: score.signature for name, score in scored.items()}
+    shown = list(zip(sources, references, outputs, strict=True))[:: max(1, len(outputs) // 5)][:5]
+    return numbers, [Sample(source=s, reference=r, output=o) for s, r, o in shown]
+
+
+def _continuations(network: Decoder, data: Data) -> list[Sample]:
+    """How the model goes on from the beginnings of a few validation windows."""
+    assert data.valid is not None
+    tokenizer = data.tokenizers[0]
+    size = data.valid.size(0)
+    prompts = []
+    for sample in np.linspace(0, size - 1, min(3, size)).astype(np.int64):
+        ids = data.valid.batch(np.array([sample]), 0, 0)["ids"][0].tolist()
+        prompts.append(ids[: max(1, min(32, len(ids) // 2))])
+    room = max(1, min(100, network.config.max_positions - max(map(len, prompts)) - 1))
+    end = tokenizer.roles.get("end", len(tokenizer))  # a tokenizer without an end goes on to the limit
+    found = generate(network, prompts, DecodeConfig(max_new_tokens=room, temperature=0.8, top_p=0.95), end=end)
+    return [
+        Sample(source=tokenizer.decode(prompt), output=tokenizer.decode(answers[0].ids))
+        for prompt, answers in zip(prompts, found, strict=True)
+    ]
+
+
+def cast_network(objective: Objective, kind: type[N]) -> N:
+    """The objective's network, known to be of a family."""
+    assert isinstance(objective.network, kind)
+    return objective.network

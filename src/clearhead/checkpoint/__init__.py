@@ -1,0 +1,37 @@
+"""Model folders and training states on disk: atomic, checksummed, safetensors and JSON only."""
+
+from clearhead.checkpoint.averaging import average
+from clearhead.checkpoint.card import Score, model_card
+from clearhead.checkpoint.folder import Loaded, load_model, save_model, with_weights
+from clearhead.checkpoint.gathering import (
+    gather,
+    gather_weights,
+    load_optimiser_state,
+    load_weights,
+    optimiser_state,
+    scatter,
+)
+from clearhead.checkpoint.state import State, newest_state, read_state, run_lock, save_state
+from clearhead.checkpoint.tensors import save_tensors
+
+__all__ = [
+    "Loaded",
+    "Score",
+    "State",
+    "average",
+    "gather",
+    "gather_weights",
+    "load_model",
+    "load_optimiser_state",
+    "load_weights",
+    "model_card",
+    "newest_state",
+    "optimiser_state",
+    "read_state",
+    "run_lock",
+    "save_model",
+    "save_state",
+    "save_tensors",
+    "scatter",
+    "with_weights",
+]

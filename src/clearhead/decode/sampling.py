@@ -1,0 +1,85 @@
+"""How a word is chosen from scores: the best, or drawn with noise that only the row's seed and place decide.
+
+R rows · V words
+
+Drawing is Gumbel's: the best of score / temperature + noise is a draw from the softmax. The noise of a word is a hash of
+(seed of the row, number of the new token, word), so that a row's text never depends on its batch mates, the size of the
+batch or the device; and since a choice is then a plain function of the scores, guesses about it can be checked.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from clearhead.config import DecodeConfig
+
+# splitmix64 (Steele, Lea and Flood 2014): an odd step, and two multipliers that mix it; int64 wraps around.
+STEP, FIRST, SECOND = (x - (1 << 64) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Temperature 0 takes the best word; otherwise one is drawn among those that top-k, top-p and min-p leave."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @classmethod
+    def of(cls, config: DecodeConfig) -> Self:
+        """As the config says."""
+        return cls(config.temperature, config.top_k, config.top_p, config.min_p)
+
+    def __call__(self, scores: Tensor, seeds: Tensor, numbers: Tensor) -> Tensor:
+        """scores (R, V), the seed of each row (R,) and the number of its new token (R,) to ids (R,)."""
+        if self.temperature == 0:
+            return scores.argmax(dim=-1)
+        return (self.narrowed(scores) + gumbel(seeds, numbers, scores.shape[-1])).argmax(dim=-1)
+
+    def narrowed(self, scores: Tensor) -> Tensor:
+        """Scores at this temperature, -inf where a word is left out."""
+        scores = scores / self.temperature
+        if 0 < self.top_k < scores.shape[-1]:
+            least = scores.topk(self.top_k, dim=-1).values[..., -1:]
+            scores = scores.masked_fill(scores < least, -math.inf)
+        if self.top_p < 1:
+            ordered, words = scores.sort(dim=-1, descending=True, stable=True)
+            shares = ordered.softmax(dim=-1)
+            beyond = shares.cumsum(dim=-1) - shares >= self.top_p  # those before it are enough; the first always stays
+            scores = scores.masked_fill(beyond.scatter(-1, words, beyond), -math.inf)
+        if self.min_p > 0:
+            floor = scores.amax(dim=-1, keepdim=True) + math.log(self.min_p)
+            scores = scores.masked_fill(scores < floor, -math.inf)
+        return scores
+
+
+def gumbel(seeds: Tensor, numbers: Tensor, words: int) -> Tensor:
+    """Gumbel noise (R, words) for the token of that number (R,) in rows with these seeds (R,)."""
+    keys = mix(mix(seeds) + numbers * STEP)
+    bits = mix(keys[:, None] + torch.arange(1, words + 1, device=seeds.device) * STEP)
+    chance = ((bits >> 32) & 0xFFFFFFFF).float().add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
+    return chance.neg_().log1p_().neg_().log_().neg_()  # -log(-log(1 - chance)), exact where the noise is largest
+
+
+def mix(x: Tensor) -> Tensor:
+    """Every bit of the result hangs on every bit of x (int64)."""
+    x = (x ^ _shifted(x, 30)) * FIRST
+    x = (x ^ _shifted(x, 27)) * SECOND
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, places: int) -> Tensor:
+    """x >> places with zeros coming in, which int64 does not do by itself."""
+    return (x >> places) & ((1 << (64 - places)) - 1)
+
+
+def sample_seeds(seeds: list[int], samples: int) -> list[int]:
+    """A seed for each of several samples of a row, row after row; the first keeps the row's own."""
+    numbers = torch.tensor(seeds)[:, None] + torch.arange(samples) * SECOND  # (B, samples)
+    return torch.where(torch.arange(samples) == 0, torch.tensor(seeds)[:, None], mix(numbers)).flatten().tolist()

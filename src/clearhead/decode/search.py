@@ -1,0 +1,152 @@
+"""Continue prompts, translate sources: checks what came in, cuts it into batches and runs the search of the config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from clearhead.config import DecodeConfig
+from clearhead.decode.alignment import with_alignments
+from clearhead.decode.batches import in_batches
+from clearhead.decode.beam import Beams
+from clearhead.decode.output import Output
+from clearhead.decode.rows import Rows
+from clearhead.decode.sampling import sample_seeds
+from clearhead.decode.speculative import Draft, Speculative
+from clearhead.decode.step import Ids, Step, Writer
+from clearhead.decode.stops import Stops
+from clearhead.errors import UserError
+from clearhead.model import Decoder, EncoderDecoder
+
+Ends = int | Sequence[int]
+
+
+def generate(
+    network: Decoder,
+    prompts: Sequence[Ids],
+    config: DecodeConfig,
+    *,
+    end: Ends,
+    seeds: Sequence[int] | None = None,
+    stops: Stops | None = None,
+    draft: Draft | None = None,
+) -> list[list[Output]]:
+    """Go on from each prompt: for each, `n_best` texts of a beam search, or `samples` of greedy search or sampling.
+
+    `end` is the token (or tokens) that ends a text; row n draws by seeds[n], or by n where none are given. A draft makes
+    it faster and changes nothing (see `speculative`).
+    """
+    if config.align:
+        raise UserError("align: only a translator has a source to align with; set it to false")
+    return _search(network, prompts, None, config, end, seeds, stops, draft)
+
+
+def translate(
+    network: EncoderDecoder,
+    sources: Sequence[Ids],
+    config: DecodeConfig,
+    *,
+    begin: int,
+    end: Ends,
+    prefixes: Sequence[Ids] | None = None,
+    seeds: Sequence[int] | None = None,
+    stops: Stops | None = None,
+    draft: Draft | None = None,
+) -> list[list[Output]]:
+    """Translate each source; the target goes on from its prefix where one is given, which is no part of the output."""
+    prompts = [[begin, *prefix] for prefix in (prefixes if prefixes is not None else [()] * len(sources))]
+    if len(prompts) != len(sources):
+        raise ValueError(f"{len(sources)} sources, but {len(prompts)} prefixes; give one for each, or none")
+    found = _search(network, prompts, sources, config, end, seeds, stops, draft)
+    return with_alignments(network, sources, prompts, found) if config.align else found
+
+
+def _search(
+    network: Writer,
+    prompts: Sequence[Ids],
+    sources: Sequence[Ids] | None,
+    config: DecodeConfig,
+    end: Ends,
+    seeds: Sequence[int] | None,
+    stops: Stops | None,
+    draft: Draft | None,
+) -> list[list[Output]]:
+    ends = (end,) if isinstance(end, int) else tuple(end)
+    seeds = range(len(prompts)) if seeds is None else seeds
+    if len(seeds) != len(prompts):
+        raise ValueError(f"{len(prompts)} prompts, but {len(seeds)} seeds; give one for each")
+    if config.beam > 1 and (stops is not None or draft is not None):
+        raise UserError("stop strings and drafts are for texts that are written straight on; use them with beam=1")
+    check(network, prompts, sources, config, ends)
+
+    def work(batch: list[int]) -> list[list[Output]]:
+        rows = [prompts[number] for number in batch]
+        texts = [sources[number] for number in batch] if sources is not None else None
+        own = sample_seeds([seeds[number] for number in batch], config.samples)
+        with torch.inference_mode():
+            if config.beam > 1:
+                return Beams(*started(network, rows, texts, config), rows, config, ends).run()
+            found = written(network, rows, texts, config, ends, own, stops, draft).run()
+        return [found[n : n + config.samples] for n in range(0, len(found), config.samples)]
+
+    sizes = [len(prompt) for prompt in prompts]
+    if sources is not None:
+        sizes = [max(size, len(source)) for size, source in zip(sizes, sources, strict=True)]
+    branches = config.beam * config.samples
+    return in_batches(sizes, max(1, config.batch_tokens // branches), config.batch_rows, work)
+
+
+def started(
+    network: Writer, prompts: Sequence[Ids], sources: Sequence[Ids] | None, config: DecodeConfig
+) -> tuple[Step, Tensor]:
+    """A step that has read the prompts, and the scores (B, V) of what comes next."""
+    step = Step(network, len(prompts), max(map(len, prompts)) + config.max_new_tokens)
+    return step, step.start(prompts, sources)
+
+
+def written(
+    network: Writer,
+    prompts: Sequence[Ids],
+    sources: Sequence[Ids] | None,
+    config: DecodeConfig,
+    ends: Sequence[int],
+    seeds: Sequence[int],
+    stops: Stops | None = None,
+    draft: Draft | None = None,
+) -> Rows:
+    """Rows about to be written, `samples` for each prompt, which is read once; a seed for each row."""
+    step, scores = started(network, prompts, sources, config)
+    guesser = draft and draft.begin(prompts, sources, config.max_new_tokens)
+    if config.samples > 1:
+        several = torch.arange(len(prompts), device=step.device).repeat_interleave(config.samples)
+        step.select(several)
+        if guesser is not None:
+            guesser.select(several)
+        scores, prompts = scores[several], [prompt for prompt in prompts for _ in range(config.samples)]
+    if guesser is not None and draft is not None:
+        return Speculative(step, scores, prompts, config, ends, seeds, stops, guesser=guesser, ahead=draft.ahead)
+    return Rows(step, scores, prompts, config, ends, seeds, stops)
+
+
+def check(
+    network: Writer, prompts: Sequence[Ids], sources: Sequence[Ids] | None, config: DecodeConfig, ends: Sequence[int]
+) -> None:
+    """Every row has tokens, no more than the model has positions, and all tokens are in the vocabulary."""
+    positions, words = network.config.max_positions, network.config.target_vocab
+    for what, rows, size in (("prompt", prompts, words), ("source", sources or (), network.config.source_vocab)):
+        for number, row in enumerate(rows):
+            if not row:
+                raise ValueError(f"{what} {number + 1} is empty; give it at least a begin or an end token")
+            if len(row) > positions:
+                raise UserError(
+                    f"{what} {number + 1} has {len(row)} tokens, but the model has {positions} positions; "
+                    "shorten it, or cut it into pieces"
+                )
+            if not 0 <= min(row) <= max(row) < size:
+                wrong = next(token for token in row if not 0 <= token < size)
+                raise ValueError(f"{what} {number + 1}: token {wrong} is outside the vocabulary of {size} tokens")
+    for what, groups in (("banned", config.banned), ("forced", config.forced), ("end", (ends,))):
+        for token in (token for group in groups for token in group if not 0 <= token < words):
+            raise UserError(f"{what}: token {token} is outside the vocabulary of {words} tokens")

@@ -1,0 +1,110 @@
+"""Cross entropy of a large vocabulary in pieces, so that its scores are never in memory all at once.
+
+N rows · D width · V words
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+IGNORED = -100  # a label that does not count
+
+
+class Piece(NamedTuple):
+    """The sums of some rows, and the gradients of their total."""
+
+    total: Tensor
+    count: Tensor  # type: ignore[assignment]  # a tuple has a method of this name
+    plain: Tensor
+    right: Tensor
+    x: Tensor  # (N, D)
+    weight: Tensor  # (V, D)
+    bias: Tensor  # (V,)
+
+
+def piece(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float) -> Piece:
+    """`cross_entropy` of x Wᵀ + b and its gradients, written out: softmax minus the answer; compiled, few passes.
+
+    x (N, D), weight (V, D), labels (N,).
+    """
+    scores = wide(F.linear(x, weight, bias))  # (N, V)
+    classes = scores.shape[-1]
+    spread = smoothing * classes / max(1, classes - 1)
+    counts = labels != IGNORED
+    answers = labels.clamp(min=0)[:, None]
+    log_sum = scores.logsumexp(dim=1, keepdim=True)
+    answered = scores.gather(1, answers)
+    plain = (log_sum - answered)[:, 0].masked_fill(~counts, 0).sum()
+    lead = (answered[:, 0] - scores.mean(dim=1)).masked_fill(~counts, 0).sum()
+    right = (scores.argmax(dim=1) == labels).sum()
+    here = torch.arange(classes, device=x.device) == answers
+    grad = (scores - log_sum).exp() - spread / classes - (1 - spread) * here.to(scores)
+    grad = grad.masked_fill(~counts[:, None], 0).to(x.dtype)  # (N, V)
+    sums = plain + spread * lead, counts.sum(), plain, right
+    return Piece(*sums, grad @ weight, grad.T @ x, grad.sum(0))
+
+
+class InPieces(torch.autograd.Function):
+    """`cross_entropy` of x Wᵀ + b for some rows at a time: gradients are made at once and the scores dropped."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        smoothing: float,
+        rows: int,
+        work: Callable[..., Piece],
+    ) -> tuple[Tensor, ...]:
+        # Autocast would cast the matrix anew for every piece; what is added up over the pieces stays in fp32.
+        dtype = _product_dtype(x)
+        inputs, matrix, offset = (None if t is None else t.detach().to(dtype) for t in (x, weight, bias))
+        assert inputs is not None
+        sums: list[Tensor] = []
+        grads = [torch.empty_like(x), *(None if t is None else torch.zeros_like(wide(t)) for t in (weight, bias))]
+        for at in range(0, len(x), rows):
+            here = slice(at, at + rows)
+            found = work(inputs[here], matrix, offset, labels[here], smoothing)
+            grads[0][here] = found.x  # type: ignore[index]
+            grads[1].add_(found.weight)  # type: ignore[union-attr]
+            if grads[2] is not None:
+                grads[2].add_(found.bias)
+            sums.append(torch.stack([each.double() for each in found[:4]]))
+        total, count, plain, right = torch.stack(sums).sum(0)
+        kind = wide(x).dtype
+        ctx.save_for_backward(*grads)
+        found_sums = total.to(kind), count.long(), plain.to(kind), right.long()
+        ctx.mark_non_differentiable(*found_sums[1:])
+        return found_sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        return (
+            *(None if found is None else found * grad.to(found.dtype) for found in ctx.saved_tensors),
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _product_dtype(x: Tensor) -> torch.dtype:
+    """What a linear layer computes in: autocast's dtype where that is on and applies."""
+    casts = x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type)
+    return torch.get_autocast_dtype(x.device.type) if casts else x.dtype
+
+
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """What to add up in: fp32, or float64 for x that is."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def wide(x: Tensor) -> Tensor:
+    return x.to(wide_dtype(x))
