@@ -129,6 +129,12 @@ def test_pieces_are_made_only_above_the_limit_and_stay_below_it(monkeypatch: pyt
     assert seen[1:] == [4, 4, 2]
 
 
+@pytest.mark.parametrize("limit", [0, 4 * WORDS * 4, 1 << 30])
+def test_best_words_are_the_highest_scores_in_pieces_or_not(limit: int) -> None:
+    head, hidden = head_of("encoder"), torch.randn(2, 5, WIDTH).double()
+    assert torch.equal(losses.best_words(hidden, head, limit), head(hidden).argmax(-1))
+
+
 def test_only_masked_words_go_through_a_masked_models_head() -> None:
     head, seen = head_of("encoder"), []
     head.scores.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))

@@ -73,6 +73,17 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Say which file it was that cannot be read, and why."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from None
+
+
 def present(folder: Path) -> Path:
     """Where a folder is now: under its name or, between the two renames of its replacement, under the old one."""
     old = _old(folder.resolve())
@@ -83,12 +94,12 @@ def verify(folder: Path) -> set[str]:
     """The names that the manifest lists, every file being of the size and SHA-256 it says; else what is wrong."""
     entries = _manifest(folder)
     for name, entry in entries.items():  # sizes first: they cost nothing
-        with _reading(folder / name):
+        with reading(folder / name):
             size = (folder / name).stat().st_size
         if size != entry["size"]:
             raise UserError(f"{folder / name} is damaged ({size:,} bytes instead of {entry['size']:,})")
     for name, entry in entries.items():
-        with _reading(folder / name):
+        with reading(folder / name):
             digest = _sha256(folder / name)
         if digest != entry["sha256"]:
             raise UserError(f"{folder / name} is damaged (SHA-256 differs)")
@@ -224,16 +235,6 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UserError(f"{path} is damaged (no JSON object)")
     return data
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from None
 
 
 def _sha256(path: Path) -> str:

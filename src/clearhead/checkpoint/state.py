@@ -131,6 +131,7 @@ def run_lock(run: Path) -> Iterator[None]:
     finally:
         if descriptor in _held:
             _held.remove(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from clearhead.checkpoint.disk import naming
+from clearhead.checkpoint.disk import naming, reading
 from clearhead.errors import UserError
 
 SHOWN = 3  # names in an error, before "and 17 more"
@@ -68,10 +68,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 @contextmanager
 def open_tensors(path: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
     """A safetensors file, opened: `keys()` and `get_tensor(name)`; on a CPU a tensor is read as it is touched."""
+    with reading(path):
+        path.open("rb").close()  # safetensors calls missing whatever it cannot open
     try:
         file = safe_open(path, framework="pt", device=str(device))
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing") from None
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} cannot be read as safetensors ({error})") from None
     with file as opened:

@@ -1,0 +1,40 @@
+"""Answers to scores: translations, classes, values, tags and answers beside what was expected."""
+
+from clearhead.evaluate.labels import (
+    F1,
+    Answers,
+    Entities,
+    accuracy,
+    answers,
+    binary_f1,
+    confusion,
+    entities,
+    entity_f1,
+    macro_f1,
+    matthews,
+    micro_f1,
+    pearson,
+    spearman,
+)
+from clearhead.evaluate.translation import Score, bleu, chrf, tokenised_bleu
+
+__all__ = [
+    "F1",
+    "Answers",
+    "Entities",
+    "Score",
+    "accuracy",
+    "answers",
+    "binary_f1",
+    "bleu",
+    "chrf",
+    "confusion",
+    "entities",
+    "entity_f1",
+    "macro_f1",
+    "matthews",
+    "micro_f1",
+    "pearson",
+    "spearman",
+    "tokenised_bleu",
+]

@@ -36,8 +36,11 @@ class Exposure:
     def __add__(self, other: Exposure) -> Exposure:
         """What two batches show together."""
         longest = max(len(self.count), len(other.count))
-        pairs = ((self.count, other.count), (self.forced, other.forced), (self.free, other.free))
-        return Exposure(*(sum(F.pad(x, (0, longest - len(x))) for x in pair) for pair in pairs))
+
+        def both(a: Tensor, b: Tensor) -> Tensor:
+            return F.pad(a, (0, longest - len(a))) + F.pad(b, (0, longest - len(b)))
+
+        return Exposure(both(self.count, other.count), both(self.forced, other.forced), both(self.free, other.free))
 
 
 def exposure_bias(

@@ -1,16 +1,161 @@
+"""The log of a run: a line of JSON for every step worth telling, and the same numbers for TensorBoard if it is there.
+
+    {"kind": "start", "recipe": "mini-en-de", "parameters": 4200000, "steps": 2000, …}
+    {"kind": "step", "step": 10, "loss": 6.1, "accuracy": 0.1, "rate": 1e-4, "norm": 1.2, "tokens_per_second": 9000, …}
+    {"kind": "validation", "step": 100, "loss": 5.2, "bleu": 3.1, "signature": "nrefs:1|…", "samples": [{…}], …}
+    {"kind": "note", "step": 120, "text": "the gradient was not finite; the step was left out"}
+    {"kind": "end", "step": 2000, …}
+
+`seconds` counts from the start, or from where the run went on. A number that is none (NaN, infinite) is null.
+"""
+
+from __future__ import annotations
+
 import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal
+
+from clearhead.errors import UserError
+from clearhead.files import write_text
+
+Kind = Literal["start", "step", "validation", "note", "end"]
+Line = dict[str, Any]
+Points = list[tuple[float, float | None]]  # of (step, value), None where the value is none
+Series = dict[str, Points]
+NUMBERS = (int, float)
 
 
 class Record:
-    def __init__(self, run):
+    """Writes RUN/log.jsonl and RUN/events; neither is there before the first line."""
+
+    def __init__(self, run: Path) -> None:
         self.run = run
+        self.path = run / "log.jsonl"
+        self._file: IO[str] | None = None
+        self._events: Any = None  # a SummaryWriter, or False where TensorBoard is not installed
+        self._from: int | None = None  # events of this step and later ones, from before a rewind, are void
 
-    def write(self, e):
-        if self.run is None:
+    def write(self, kind: Kind, step: int | None = None, **values: Any) -> None:
+        """Add a line and hand it to the system at once, so that a run that is killed has told all it knew."""
+        text = _text({"kind": kind} | ({} if step is None else {"step": step}) | values)
+        try:
+            if self._file is None:
+                self._file = self._open()
+            self._file.write(text)
+            self._file.flush()
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written ({error.strerror}); make room, then resume") from None
+        if step is not None and kind in ("step", "validation"):
+            self._mirror("training" if kind == "step" else kind, step, values)
+
+    def rewind(self, step: int) -> None:
+        """Forget what was written after a step, and that the run ended, because it goes on from there."""
+        self.close()
+        self._from = step + 1
+        if not self.path.exists():
             return
-        self.run.mkdir(parents=True, exist_ok=True)
-        with open(self.run / "log.jsonl", "a") as f:
-            f.write(json.dumps(e) + "\n")
+        lines = read_log(self.path)
+        later = (place for place, line in enumerate(lines) if line.get("step", 0) > step)
+        kept = [line for line in lines[: next(later, len(lines))] if line["kind"] != "end"]
+        write_text(self.path, "".join(map(_text, kept)))
 
-    def rewind(self, step):
-        pass
+    def close(self) -> None:
+        """Close the files; a later line opens them again."""
+        if self._file is not None:
+            self._file.close()
+        if self._events:
+            self._events.close()
+        self._file = self._events = None
+
+    def __enter__(self) -> Record:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> IO[str]:
+        self.run.mkdir(parents=True, exist_ok=True)
+        if self.path.exists() and self.path.read_bytes()[-1:] not in (b"\n", b""):
+            write_text(self.path, "".join(map(_text, read_log(self.path))))  # else the next line would join a cut one
+        return self.path.open("a", encoding="utf-8", newline="")
+
+    def _mirror(self, group: str, step: int, values: Line) -> None:
+        if self._events is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                self._events = False
+            else:
+                self._events = SummaryWriter(str(self.run / "events"), purge_step=self._from)
+        if not self._events:
+            return
+        for name, value in values.items():
+            if number(value) is not None:
+                self._events.add_scalar(f"{group}/{name}", value, step)
+        if group == "validation":
+            self._events.flush()
+
+
+def read_log(path: Path) -> list[Line]:
+    """The lines of a log. A last line that was cut off is left out; other damage is an error."""
+    try:
+        rows = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); give the folder of a run") from None
+    lines: list[Line] = []
+    for place, row in enumerate(rows, start=1):
+        try:
+            line = json.loads(row.decode())
+            if not isinstance(line["kind"], str) or not isinstance(line.get("step", 0), int):
+                raise ValueError
+        except (ValueError, LookupError, TypeError, RecursionError):
+            if place == len(rows):  # empty, behind the last end of line, or cut off
+                break
+            raise UserError(f"{path}, line {place}: damaged, no line of a log; remove the line") from None
+        lines.append(line)
+    return lines
+
+
+def number(value: Any) -> float | None:
+    """A value that can be drawn, or None for one that is missing, not a number or not finite."""
+    if isinstance(value, NUMBERS) and not isinstance(value, bool) and abs(value) < 1e300:
+        return float(value)
+    return None
+
+
+def series(lines: Iterable[Line], kind: Kind) -> Series:
+    """Every number in the lines of a kind, by name."""
+    found: Series = defaultdict(list)
+    for line in lines:
+        if line["kind"] == kind and (step := number(line.get("step"))) is not None:
+            for name, value in line.items():
+                if name != "step" and (value is None or isinstance(value, NUMBERS)):
+                    found[name].append((step, number(value)))
+    return found
+
+
+def elapsed(lines: Iterable[Line]) -> float:
+    """The seconds that a run took in all, its clock having begun anew wherever it went on."""
+    times = [seconds for line in lines if (seconds := number(line.get("seconds"))) is not None]
+    return sum(before for before, after in pairwise(times) if after < before) + (times[-1] if times else 0.0)
+
+
+def _text(line: Line) -> str:
+    # A lone surrogate is the one thing that UTF-8 cannot hold; \udc80 is what JSON writes for it.
+    text = json.dumps(_plain(line), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "backslashreplace").decode() + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

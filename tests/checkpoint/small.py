@@ -1,0 +1,60 @@
+"""Small models, tokenizers and training runs for the checkpoint tests."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from clearhead.config import ModelConfig
+from clearhead.model import Network, build
+from clearhead.text import Tokenizer, train
+from tests.strategies import logits, tokens
+
+TEXTS = ["the cat sat on the mat", "die Katze saß auf der Matte", "猫坐在垫子上"] * 3
+CONFIG = ModelConfig.build(
+    {"family": "decoder", "decoder_layers": 2, "width": 8, "heads": 2, "ff_width": 12, "vocab_size": 300}
+    | {"tie": "output", "position": "rotary", "max_positions": 64}
+)
+
+
+def tokenizer(size: int = 280) -> Tokenizer:
+    return train(TEXTS, "byte-bpe", size)
+
+
+def network(seed: int = 0, config: ModelConfig = CONFIG) -> Network:
+    torch.manual_seed(seed)
+    return build(config)
+
+
+def trained(seed: int = 0, steps: int = 2) -> tuple[Network, torch.optim.AdamW]:
+    """A network a few steps into training, with its optimiser: matrices and vectors in groups of their own."""
+    made = network(seed)
+    optimiser = adam(made)
+    for _ in range(steps):
+        step(made, optimiser)
+    return made, optimiser
+
+
+def adam(made: torch.nn.Module) -> torch.optim.AdamW:
+    matrices = [p for p in made.parameters() if p.dim() > 1]
+    vectors = [p for p in made.parameters() if p.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
+def step(made: torch.nn.Module, optimiser: torch.optim.Optimizer, ids: Tensor | None = None) -> None:
+    optimiser.zero_grad()
+    logits(made.train(), tokens(2, 5) if ids is None else ids).square().mean().backward()  # type: ignore[arg-type]
+    optimiser.step()
+
+
+def equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    """Same names, kinds and bits."""
+    return left.keys() == right.keys() and all(
+        left[name].dtype == right[name].dtype and torch.equal(left[name], right[name]) for name in left
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, with its bytes."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,278 @@
+"""Training states: what comes back, which one is taken, which are deleted, who may train; optimiser state by name."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from clearhead.checkpoint import (
+    average,
+    gather,
+    load_optimiser_state,
+    newest_state,
+    optimiser_state,
+    read_state,
+    run_lock,
+    save_model,
+    save_state,
+    scatter,
+)
+from clearhead.checkpoint.tensors import tensors_of
+from clearhead.errors import UserError
+from tests.checkpoint.small import adam, contents, equal, network, step, tokenizer, trained
+from tests.strategies import tokens
+
+NUMBERS = {"position": 12, "epoch": 3, "scale": 0.1 + 0.2, "digest": "0a1b", "files": [1, [2, 3]], "best": None}
+
+
+def save(run: Path, number: int, keep: int = 3, seed: int = 0) -> Path:
+    return save_state(run, number, *gather(*trained(seed)), NUMBERS | {"seed": seed}, keep)
+
+
+def kept(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+def test_a_run_goes_on_from_its_state_to_the_bit(tmp_path: Path) -> None:
+    made, optimiser = trained()
+    save_state(tmp_path, 2, *gather(made, optimiser), NUMBERS, keep=1)
+    state, refused = newest_state(tmp_path)
+    assert state is not None
+    assert (state.step, state.numbers, refused) == (2, NUMBERS, [])
+    other = network(5)
+    resumed = torch.optim.AdamW(list(other.parameters())[::-1], lr=0.01)  # other order, one group
+    for group in resumed.param_groups:
+        group["weight_decay"] = 0.0
+    scatter(other, resumed, state.weights(), state.optimiser())
+    assert equal(tensors_of(other), tensors_of(made))
+    for group in optimiser.param_groups:
+        group["weight_decay"] = 0.0
+    given = state.optimiser()
+    load_optimiser_state(other, resumed, given)
+    for _ in range(3):
+        ids = tokens(2, 5)
+        step(made, optimiser, ids)
+        step(other, resumed, ids)
+    assert equal(tensors_of(other), tensors_of(made))
+    assert equal(optimiser_state(other, resumed), optimiser_state(made, optimiser))
+    assert equal(given, state.optimiser()), "what was given is not what the optimiser works on"
+    read_state(state.folder)
+
+
+def test_only_safetensors_and_json_are_written(tmp_path: Path) -> None:
+    folder = save(tmp_path, 100)
+    assert folder == tmp_path / "checkpoints" / "step-00000100"
+    assert sorted(contents(folder)) == ["manifest.json", "optimiser.safetensors", "state.json", "weights.safetensors"]
+
+
+def test_the_newest_states_are_kept(tmp_path: Path) -> None:
+    for number in (5, 20, 100, 110):
+        save(tmp_path, number, keep=2)
+    assert kept(tmp_path) == ["step-00000100", "step-00000110"]
+    save(tmp_path, 110, keep=1, seed=7)  # the same step again
+    assert kept(tmp_path) == ["step-00000110"]
+    state, _ = newest_state(tmp_path)
+    assert state is not None
+    assert state.numbers["seed"] == 7
+    with pytest.raises(ValueError, match="keep one or more"):
+        save(tmp_path, 120, keep=0)
+
+
+def test_a_damaged_newer_state_is_named_and_the_one_before_offered(tmp_path: Path) -> None:
+    for number in (100, 200, 300):
+        save(tmp_path, number)
+    weights = tmp_path / "checkpoints" / "step-00000300" / "weights.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    state, refused = newest_state(tmp_path)
+    assert state is not None
+    assert state.step == 200
+    assert refused == [f"{weights} is damaged (SHA-256 differs)"]
+    # It does not count as one of those to keep, and is replaced when the run gets there.
+    save(tmp_path, 250, keep=1)
+    assert kept(tmp_path) == ["step-00000250", "step-00000300"]
+    assert newest_state(tmp_path)[0].step == 250  # type: ignore[union-attr]
+    save(tmp_path, 300, keep=1)
+    assert kept(tmp_path) == ["step-00000300"]
+    state, refused = newest_state(tmp_path)
+    assert state is not None
+    assert (state.step, refused) == (300, [])
+
+
+def test_when_no_state_is_whole_all_are_named(tmp_path: Path) -> None:
+    assert newest_state(tmp_path) == (None, [])
+    for number in (1, 2):
+        (save(tmp_path, number) / "optimiser.safetensors").unlink()
+    (tmp_path / "checkpoints" / "step-3").mkdir()
+    (tmp_path / "checkpoints" / "step-four").mkdir()
+    (tmp_path / "checkpoints" / ".step-00000005.tmp-77").mkdir()
+    state, refused = newest_state(tmp_path)
+    assert state is None
+    assert [line.replace(str(tmp_path / "checkpoints"), "") for line in refused] == [
+        "/step-3/manifest.json is missing",
+        "/step-00000002/optimiser.safetensors is missing",
+        "/step-00000001/optimiser.safetensors is missing",
+    ]
+
+
+def test_a_renamed_state_is_refused(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    folder.rename(folder.with_name("step-00000009"))
+    assert "is of step 1; someone renamed the folder" in newest_state(tmp_path)[1][0]
+
+
+def test_numbers_that_json_cannot_hold_leave_nothing_behind(tmp_path: Path) -> None:
+    for wrong in (float("nan"), object()):
+        with pytest.raises((ValueError, TypeError)):
+            save_state(tmp_path, 1, {}, {}, {"loss": wrong}, keep=1)
+    assert kept(tmp_path) == []
+
+
+def test_optimiser_state_is_named_after_the_parameters() -> None:
+    made, optimiser = trained()
+    state = optimiser_state(made, optimiser)
+    assert state["exp_avg/decoder.layers.0.attention.query.weight"].shape == (8, 8)
+    assert state["step/decoder.norm.bias"] == 2
+    assert len(state) == 3 * len(list(made.parameters()))
+
+
+OPTIMISERS: list[Any] = [
+    lambda parameters: torch.optim.AdamW(parameters, amsgrad=True),
+    lambda parameters: torch.optim.AdamW(parameters, fused=True),
+    lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    lambda parameters: torch.optim.Adafactor(parameters),
+]
+
+
+@pytest.mark.parametrize("make", OPTIMISERS)
+def test_any_optimiser_of_torch_goes_on_to_the_bit(make: Any, tmp_path: Path) -> None:
+    made, other = network(), network(1)
+    optimiser, resumed = make(made.parameters()), make(other.parameters())
+    step(made, optimiser)
+    save_state(tmp_path, 1, *gather(made, optimiser), {}, keep=1)
+    state, _ = newest_state(tmp_path)
+    assert state is not None
+    scatter(other, resumed, state.weights(), state.optimiser())
+    ids = tokens(2, 5)
+    step(made, optimiser, ids)
+    step(other, resumed, ids)
+    assert equal(tensors_of(other), tensors_of(made))
+
+
+def test_a_parameter_without_gradient_has_no_state_and_none_after_loading() -> None:
+    made, _ = trained()
+    optimiser = adam(made)
+    made.decoder.norm.weight.requires_grad_(False)  # type: ignore[union-attr]
+    step(made, optimiser)
+    other = network()
+    resumed = adam(other)
+    step(other, resumed)
+    load_optimiser_state(other, resumed, optimiser_state(made, optimiser))
+    assert other.decoder.norm.weight not in resumed.state  # type: ignore[union-attr]
+    assert len(resumed.state) == len(optimiser.state)
+
+
+def test_optimiser_state_that_does_not_fit_is_named_and_nothing_changes() -> None:
+    made, optimiser = trained()
+    state = optimiser_state(made, optimiser)
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    name = "decoder.norm.weight"
+    for change, says in (
+        ({f"exp_avg_sq/{name}": None}, f"exp_avg_sq/{name} is missing"),
+        ({f"{key}/{name}": None for key in ("step", "exp_avg", "exp_avg_sq")}, f"nothing is stored for {name}"),
+        ({"exp_avg/other": torch.zeros(1)}, "other is no parameter here"),
+        ({f"exp_avg/{name}": torch.zeros(9)}, rf"exp_avg/{name} has shape \(9,\), the parameter \(8,\)"),
+        ({f"exp_avg/{name}": torch.zeros(8, 8)}, rf"exp_avg/{name} has shape \(8, 8\)"),
+    ):
+        wrong = {key: value for key, value in (state | change).items() if value is not None}  # type: ignore[operator]
+        with pytest.raises(UserError, match=says):
+            load_optimiser_state(made, optimiser, wrong)
+    assert equal(optimiser_state(made, optimiser), before)
+    with pytest.raises(ValueError, match="the optimiser holds a parameter that the network does not have"):
+        optimiser_state(network(), optimiser)
+
+
+def test_a_second_process_is_refused_and_told_who_trains(tmp_path: Path) -> None:
+    run = tmp_path / "new" / "run"
+    with run_lock(run):
+        with pytest.raises(UserError, match=f"process {os.getpid()} is training here"), run_lock(run):
+            pass
+        code = f"""if True:
+            from pathlib import Path
+            from clearhead.checkpoint import run_lock
+            with run_lock(Path({str(run)!r})): pass"""
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert f"UserError: {run}: process {os.getpid()} is training here; wait until it ends" in other.stderr
+    with run_lock(run):
+        pass
+
+
+def test_a_forked_worker_does_not_hold_the_lock_of_a_killed_trainer(tmp_path: Path) -> None:
+    """A data worker can outlive a killed trainer by seconds; the restarted one must not be refused meanwhile."""
+    waits, ends = os.pipe()
+    told, tells = os.pipe()
+    trainer = os.fork()
+    if trainer == 0:
+        with run_lock(tmp_path):
+            if os.fork() == 0:
+                os.write(tells, b"x")
+                os.read(waits, 1)
+                os._exit(0)
+            os.read(told, 1)  # the worker has begun
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(trainer, 0)
+    try:
+        with run_lock(tmp_path):
+            pass
+    finally:
+        os.write(ends, b"x")
+
+
+def test_the_lock_clears_what_a_killed_process_left(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    places = tmp_path / "checkpoints"
+    (places / f".step-00000002.tmp-{os.getppid()}").mkdir()  # under the lock, whoever wrote it is gone
+    (tmp_path / ".best.tmp-99").mkdir()
+    save_model(tmp_path / "best", network(), tokenizer())
+    (tmp_path / "best").rename(tmp_path / ".best.old")
+    (tmp_path / ".notes.old").write_text("a file of the user's")
+    with run_lock(tmp_path):
+        assert kept(tmp_path) == ["step-00000001"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", ".notes.old", "best", "checkpoints"]
+
+
+def test_the_average_is_that_of_float64(tmp_path: Path) -> None:
+    states = [save(tmp_path, number, seed=number) for number in (1, 2, 3)]
+    weights = [tensors_of(trained(number)[0]) for number in (1, 2, 3)]
+    found = average(states)
+    for name in weights[0]:
+        exact = torch.stack([each[name].detach().double() for each in weights]).mean(0)
+        assert torch.equal(found[name], exact.float())
+    save_model(tmp_path / "half", network(1), (), dtype=torch.bfloat16)
+    save_model(tmp_path / "full", network(2), ())
+    mixed = average([tmp_path / "half", tmp_path / "full"])
+    assert mixed["decoder.norm.weight"].dtype == torch.float32
+    assert equal(average([tmp_path / "full"]), {name: t.detach() for name, t in tensors_of(network(2)).items()})
+
+
+def test_different_models_have_no_average(tmp_path: Path) -> None:
+    config = network().config
+    for name, change in (("a", {}), ("b", {"ff_width": 13}), ("c", {"decoder_layers": 1})):
+        save_model(tmp_path / name, network(config=config.model_copy(update=change)), ())
+    with pytest.raises(UserError, match=r"b and .*a are of different models: .* differs in shape"):
+        average([tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(UserError, match=r"c and .*a are of different models: only one has decoder\.layers\.1"):
+        average([tmp_path / "a", tmp_path / "c"])
+    with (tmp_path / "a" / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(UserError, match="is damaged"):
+        average([tmp_path / "a"])
+    with pytest.raises(ValueError, match="give one folder or more"):
+        average([])
