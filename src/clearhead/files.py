@@ -22,7 +22,7 @@ log = logging.getLogger("clearhead")
 
 def read_text(path: Path, limit: int = 1 << 20) -> str:
     """The whole of a small UTF-8 file (settings, not corpora); refuses one of more than `limit` bytes."""
-    with _named(str(path)), path.open("rb") as file:
+    with named(str(path)), path.open("rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise UserError(f"{path} is larger than {limit:,} bytes, too large for a settings file")
@@ -53,7 +53,7 @@ def read_lines(path: Path) -> Iterator[str]:
     name = "standard input" if str(path) == "-" else str(path)
     number = 0
     try:
-        with _named(name), _open(path) as file:
+        with named(name), _open(path) as file:
             for number, line in enumerate(file, start=1):
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError:
@@ -76,7 +76,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
+def named(name: str) -> Iterator[None]:
     """What the system says about a file that cannot be read, for people."""
     try:
         yield

@@ -23,7 +23,9 @@ Count = Annotated[int, Field(ge=1, le=1 << 40)]
 
 
 def _corpora(value: Any) -> Any:
-    return (value,) if isinstance(value, dict) else tuple(value) if isinstance(value, list) else value
+    if not isinstance(value, dict | list | tuple | Corpus):
+        raise ValueError(f"{value!r:.60} is no corpus; write its parts, like `files: …`, or a list of such corpora")
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(several)]
@@ -34,9 +36,8 @@ class Corpus(Settings):
 
     format: Format = "text"
     files: Names = ()  # plain or gzip; parallel: source and target, in turn
-    columns: dict[str, int | str] = Field(
-        default_factory=dict
-    )  # what is where: {source: 1, target: 2}, or the names in the header
+    # What is where: {source: 1, target: 2} (-1: the last), or the names in the header
+    columns: dict[str, int | str] = Field(default_factory=dict)
     header: bool = False  # the first line of tsv and csv names the columns; a column given by name implies it
     weight: float = Field(default=1.0, gt=0, le=1000)  # 2: every sample twice an epoch; 0.5: another half each epoch
     # What the package makes itself
@@ -59,6 +60,8 @@ class Corpus(Settings):
             raise ValueError(f"files: {self.format} is made by the package and reads no files; leave it out")
         if self.format == "parallel" and len(self.files) % 2:
             raise ValueError(f"files: {len(self.files)} given; parallel needs a source and a target, in turn")
+        if 0 in self.columns.values():
+            raise ValueError("columns: there is no column 0; the first is 1, the last is -1")
         if len(self.languages) > 2 or not self.languages:
             raise ValueError("languages: name one, or a source and a target, like [en, de]")
         if self.shortest > self.longest:
@@ -84,7 +87,8 @@ class DataConfig(Settings):
     lowercase: bool = False
     deduplicate: bool = False
     shortest: int = Field(default=1, ge=0, le=1 << 24)  # tokens; shorter ones are left out
-    longest: int = Field(default=512, ge=2, le=1 << 24)  # tokens; longer ones are left out, or cut where that is usual
+    # Tokens; longer ones are left out, or cut where that is usual. Five hold two texts of a token and BERT's marks.
+    longest: int = Field(default=512, ge=5, le=1 << 24)
     ratio: float | None = Field(default=None, ge=1, le=1000)  # of the longer to the shorter side of a translation
 
     # What the task needs
@@ -103,6 +107,16 @@ class DataConfig(Settings):
     pool: int = Field(default=1 << 15, ge=1, le=1 << 22)  # samples that are sorted by length together
     workers: int = Field(default=2, ge=0, le=256)
     cache: str = ""  # folder for tokenised data; empty: CLEARHEAD_CACHE, or a folder of the user's
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.held_out and self.valid:
+            raise ValueError("held_out: valid names its own data; leave one of them out")
+        if self.task == "answering" and (self.lowercase or self.normalise != "none"):
+            raise ValueError("lowercase, normalise: answers are found by their place; let the tokenizer do it")
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError("labels: one is named twice; name each once")
+        return self
 
 
 class TokenizerConfig(Settings):

@@ -110,6 +110,8 @@ def _first(cls: type[BaseModel], path: list[str]) -> str:
 def _fields(cls: type[BaseModel], path: list[str]) -> list[str]:
     """The names of the settings in the group at `path` below `cls`."""
     for name in path:
+        if name.isdigit():  # one of several: its settings are those of each
+            continue
         field = cls.model_fields.get(name)
         parts = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
         below = next((part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)), None)

@@ -5,6 +5,7 @@ B samples · T tokens of the longest · N tokens of all samples together
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -93,17 +94,21 @@ class Batch:
 
 
 def arrange(
-    sides: dict[str, dict[str, tuple[NDArray[Any], int]]],
-    lengths: dict[str, NDArray[np.int64]],
+    sides: Mapping[str, Mapping[str, NDArray[Any]]],
+    lengths: Mapping[str, NDArray[np.int64]],
     packed: bool,
-    others: dict[str, NDArray[Any]] | None = None,
+    padding: Mapping[str, int],
+    others: Mapping[str, NDArray[Any]] | None = None,
 ) -> Batch:
-    """A batch of sides (source, target …), each with fields of the same lengths: {side: {field: (values, fill)}}."""
+    """A batch of sides (source, target …), each with fields (N,) of the same lengths: {side: {field: values}}.
+
+    `padding` says what stands behind shorter rows of a field, where it is not 0; `others` has a value for each row.
+    """
     tensors: dict[str, Tensor] = {}
     documents: dict[str, Documents] = {}
     for side, fields in sides.items():
-        for name, (values, fill) in fields.items():
-            tensors[name] = Ragged(values, lengths[side]).arrange(packed, fill)
+        for name, values in fields.items():
+            tensors[name] = Ragged(values, lengths[side]).arrange(packed, padding.get(name, 0))
         if packed:
             documents[side] = Documents.of(lengths[side].tolist())
         else:
@@ -113,7 +118,7 @@ def arrange(
     return Batch(tensors, int(sum(each.sum() for each in lengths.values())), documents)
 
 
-def together(batches: list[Batch]) -> Batch:
+def together(batches: list[Batch], padding: Mapping[str, int]) -> Batch:
     """One batch of several, in turn."""
     if len(batches) == 1:
         return batches[0]
@@ -122,8 +127,7 @@ def together(batches: list[Batch]) -> Batch:
         parts = [batch.tensors[name] for batch in batches]
         if parts[0].ndim == 2 and not batches[0].documents:
             widest = max(part.shape[1] for part in parts)
-            fill = IGNORED if name == "labels" else 0
-            parts = [F.pad(part, (0, widest - part.shape[1]), value=fill) for part in parts]
+            parts = [F.pad(part, (0, widest - part.shape[1]), value=padding.get(name, 0)) for part in parts]
         tensors[name] = torch.cat(parts, dim=1 if batches[0].documents and parts[0].ndim == 2 else 0)
     documents = {
         name: Documents.of(torch.cat([batch.documents[name].lengths for batch in batches]))

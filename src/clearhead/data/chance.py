@@ -11,7 +11,7 @@ _GOLDEN, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1C
 
 
 def mix(*values: int | NDArray[np.integer]) -> Integers:
-    """A hash of integers, each a number or an array of one shape: 64 well-mixed bits (SplitMix64, absorbed in turn)."""
+    """A hash of integers, numbers or arrays that go together: 64 well-mixed bits (SplitMix64, absorbed in turn)."""
     state = np.zeros((), np.uint64)
     with np.errstate(over="ignore"):
         for value in values:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.config.data import DataConfig
-from clearhead.data.formats import Record
+from clearhead.data.formats import TEXTS, Record
 from clearhead.errors import UserError
 
 Part = Literal["all", "kept", "held out"]
@@ -19,16 +19,15 @@ Part = Literal["all", "kept", "held out"]
 class Cleaner:
     """Records in, clean records out; counts what it leaves out and why."""
 
-    def __init__(self, config: DataConfig, part: Part = "all"):
+    def __init__(self, config: DataConfig, columns: tuple[str, ...], part: Part = "all"):
         self.config, self.part = config, part
+        self.columns = columns
         self.dropped: Counter[str] = Counter()
         self.seen = Seen()
 
     def chunk(self, records: list[Record]) -> list[Record]:
         """Those of a chunk of records that stay, cleaned."""
-        clean = [
-            Record(record.place, tuple(self._value(record, value) for value in record.values)) for record in records
-        ]
+        clean = [self._record(record) for record in records]
         if self.part != "all":
             held = self.config.held_out
             wanted = self.part == "held out"
@@ -39,17 +38,27 @@ class Cleaner:
             clean = [record for record, is_new in zip(clean, new, strict=True) if is_new]
         return clean
 
-    def _value(self, record: Record, value: Any) -> Any:
-        if isinstance(value, list):
-            return [self._value(record, each) for each in value]
+    def _record(self, record: Record) -> Record:
+        values = list(record.values)
+        for place, name in enumerate(self.columns):
+            if name == "tokens" and isinstance(values[place], list):
+                values[place] = [self._text(record, each) for each in values[place]]
+            elif name in TEXTS:  # labels, tags and answers stay as they are
+                values[place] = self._text(record, values[place])
+        return Record(record.place, tuple(values))
+
+    def _text(self, record: Record, value: Any) -> str:
         if not isinstance(value, str):
-            return value
+            raise UserError(f"{record.place}: {value!r:.40} is {type(value).__name__}, not a text; put it in quotes")
         if self.config.normalise != "none":
             value = unicodedata.normalize("NFC" if self.config.normalise == "nfc" else "NFKC", value)
         if self.config.lowercase:
             value = value.lower()
-        if "\x00" in value:
-            raise UserError(f"{record.place}: a zero byte is no text; is the file binary, or UTF-16? Save it as UTF-8")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            half = f"U+{ord(value[error.start]):04X}"
+            raise UserError(f"{record.place}: {half} is half of a surrogate pair, no character; replace it") from None
         return value
 
 

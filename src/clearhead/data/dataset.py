@@ -83,5 +83,6 @@ class Dataset:
             [
                 self.task.batch(self.stores[number], own, epoch, int(mix(seed, number)))
                 for number, _, own in self._by_store(samples, epoch)
-            ]
+            ],
+            self.task.padding,
         )

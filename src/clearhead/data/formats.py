@@ -22,10 +22,11 @@ class Place(NamedTuple):
     """Where a record comes from."""
 
     file: str
-    line: int
+    number: int | str
+    unit: str = "line"
 
     def __str__(self) -> str:
-        return f"{self.file}, line {self.line}"
+        return f"{self.file}, {self.unit} {self.number}"
 
 
 class Record(NamedTuple):
@@ -38,6 +39,7 @@ class Record(NamedTuple):
 # What each task reads, in the order of a record's values.
 TRANSLATION, TEXT, PAIR = ("source", "target"), ("text",), ("text", "second")
 TAGS, ANSWERS = ("tokens", "tags"), ("context", "question", "answer", "start")
+TEXTS = ("source", "target", "text", "second", "tokens", "context", "question")  # what is cleaned and tokenised
 
 DEFAULTS = {"source": 1, "target": 2, "text": 1, "second": 2, "tokens": 1, "tags": -1}  # "label" stands last
 
@@ -45,12 +47,14 @@ DEFAULTS = {"source": 1, "target": 2, "text": 1, "second": 2, "tokens": 1, "tags
 def find(name: str, published: str = "") -> Path:
     """The file as named, or under CLEARHEAD_DATA, or under ./data; a missing one is named with what to do."""
     if name == "-":
-        return Path(name)
+        raise UserError("files: standard input can be read only once; write it to a file first")
     root = os.environ.get("CLEARHEAD_DATA", "")
     for path in (Path(name), Path(root) / name, Path("data") / name):
-        if path.exists():
+        if os.path.exists(path):  # Path.exists would raise where a folder may not be searched
             return path
     told = f"put it under data/{name}, or set CLEARHEAD_DATA to the folder that has {name}"
+    if Path(name).is_absolute():
+        told = "check the path"
     raise UserError(f"{name} does not exist; {told}" + (f"; it is published at {published}" if published else ""))
 
 
@@ -72,13 +76,17 @@ def paths(corpus: Corpus, published: str = "") -> list[Path]:
 def read(corpus: Corpus, columns: tuple[str, ...], published: str = "") -> Iterator[Record]:
     """The records of a corpus of files, with the values of `columns`."""
     files = paths(corpus, published)
-    wrong = set(corpus.columns) - {*columns, "answers"}
+    wrong = set(corpus.columns) - set(columns)
     if wrong:
         name = sorted(wrong)[0]
         raise UserError(f"columns: this task reads no column {name!r}{nearest(name, list(columns))}")
     if corpus.format == "parallel":
         if len(columns) != 2:
             raise UserError(f"format: parallel files hold a source and a target; this task reads {', '.join(columns)}")
+        if len(files) % 2:
+            raise UserError(
+                f"files: the folders hold {len(files)} files; parallel needs a source and a target, in turn"
+            )
         groups: list[Iterable[Record]] = [_parallel(*pair) for pair in zip(files[::2], files[1::2], strict=True)]
     else:
         reader = {"text": _text, "tsv": _table, "csv": _table, "jsonl": _json_lines, "conll": _conll, "squad": _squad}
@@ -92,39 +100,52 @@ def read(corpus: Corpus, columns: tuple[str, ...], published: str = "") -> Itera
             raise UserError(f"{path} is empty; give a file with content")
 
 
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file with their numbers; what cannot be text is refused."""
+    for number, line in enumerate(read_lines(path), start=1):
+        if "\0" in line:
+            raise UserError(f"{path}, line {number}: a zero byte is no text; if the file is UTF-16, save it as UTF-8")
+        yield number, line
+
+
 def _parallel(source: Path, target: Path) -> Iterator[Record]:
     """Line n of one file is the translation of line n of the other."""
-    number = 0
-    lines = zip_longest(read_lines(source), read_lines(target))
-    for number, pair in enumerate(lines, start=1):
-        if None in pair:
+    lines = zip_longest(_lines(source), _lines(target))
+    for number, (ours, theirs) in enumerate(lines, start=1):
+        if ours is None or theirs is None:
             rest = number + sum(1 for _ in lines)
-            counts = (number - 1, rest) if pair[0] is None else (rest, number - 1)
+            counts = (number - 1, rest) if ours is None else (rest, number - 1)
             raise UserError(
                 f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}: line {number} of one has no "
                 "counterpart; parallel files need the same number of lines"
             )
-        yield Record(Place(str(source), number), pair)
+        yield Record(Place(str(source), number), (ours[1], theirs[1]))
 
 
 def _text(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     if columns != TEXT:
         raise UserError(f"format: plain text has no columns; this task reads {', '.join(columns)}; use tsv or jsonl")
-    return (Record(Place(str(path), number), (line,)) for number, line in enumerate(read_lines(path), start=1))
+    return (Record(Place(str(path), number), (line,)) for number, line in _lines(path))
 
 
 def _table(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     """TSV without quoting (a quotation mark is one), CSV with it."""
+    if columns in (TAGS, ANSWERS):
+        raise UserError(
+            f"format: {corpus.format} holds a text a column; this task reads {', '.join(columns)}; use jsonl"
+        )
     if corpus.format == "csv":
-        reader = csv.reader((line + "\n" for line in read_lines(path)), strict=True)
+        reader = csv.reader((line + "\n" for _, line in _lines(path)), strict=True)
         rows = ((reader.line_num, row) for row in reader)
     else:
-        rows = ((number, line.split("\t")) for number, line in enumerate(read_lines(path), start=1))
+        rows = ((number, line.split("\t")) for number, line in _lines(path))
     try:
         wanted = {name: corpus.columns.get(name, DEFAULTS.get(name, len(columns))) for name in columns}
         where = None
         if corpus.header or any(isinstance(each, str) for each in wanted.values()):
             number, header = next(rows, (0, []))
+            if not number:
+                return
             where = [_named_column(path, header, each) for each in wanted.values()]
         places = where or [each - 1 if isinstance(each, int) and each > 0 else int(each) for each in wanted.values()]
         least = max(place + 1 if place >= 0 else -place for place in places)
@@ -134,8 +155,8 @@ def _table(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
                     continue
                 kind = "commas" if corpus.format == "csv" else "tabs"
                 raise UserError(
-                    f"{path}, line {number}: {len(row)} columns, but column {least} is needed for "
-                    f"{columns[max(range(len(places)), key=lambda n: places[n])]}; separate columns by {kind}"
+                    f"{path}, line {number}: only {len(row)} columns, but {least} are needed to find "
+                    f"{' and '.join(columns)}; separate columns by {kind}, or set columns"
                 )
             yield Record(Place(str(path), number), tuple(row[place] for place in places))
     except csv.Error as error:
@@ -152,14 +173,11 @@ def _named_column(path: Path, header: list[str], name: int | str) -> int:
 
 def _json_lines(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     names = [str(corpus.columns.get(name, name)) for name in columns]
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in _lines(path):
         if not line.strip():
             continue
         place = Place(str(path), number)
-        try:
-            found = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise UserError(f"{place}: not valid JSON ({error}); write one object a line") from None
+        found = _parsed(line, place, "write one object a line")
         if not isinstance(found, dict):
             raise UserError(f"{place}: {type(found).__name__}, not an object; write one object a line")
         for name in names:
@@ -172,11 +190,13 @@ def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
     """A token and its tag a line, a blank line between sentences."""
     if columns != TAGS:
         raise UserError(f"format: conll holds tokens and tags; this task reads {', '.join(columns)}")
-    token, tag = (int(corpus.columns.get(name, DEFAULTS[name])) for name in TAGS)
+    token, tag = (corpus.columns.get(name, DEFAULTS[name]) for name in TAGS)
+    if isinstance(token, str) or isinstance(tag, str):
+        raise UserError("columns: conll has no header; give the columns of tokens and tags by number, like 1 and -1")
     tokens: list[str] = []
     tags: list[str] = []
     first = 1
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in _lines(path):
         parts = line.split("\t") if "\t" in line else line.split()
         if not line.strip() or parts[0] == "-DOCSTART-":
             if tokens:
@@ -185,8 +205,8 @@ def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
             continue
         if len(parts) < 2 or not all(part.strip() for part in parts):
             raise UserError(f"{path}, line {number}: {line[:40]!r} has no tag beside its token; write `token tag`")
-        if max(token, tag) > len(parts):
-            raise UserError(f"{path}, line {number}: {len(parts)} columns, but column {max(token, tag)} is needed")
+        if max(abs(token), abs(tag)) > len(parts):
+            raise UserError(f"{path}, line {number}: only {len(parts)} columns; columns asks for {token} and {tag}")
         tokens.append(parts[token - 1 if token > 0 else token])
         tags.append(parts[tag - 1 if tag > 0 else tag])
     if tokens:
@@ -197,20 +217,27 @@ def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
     """SQuAD's JSON, 1.1 or 2.0: the first answer of each question, or none."""
     if columns != ANSWERS:
         raise UserError(f"format: squad holds questions and answers; this task reads {', '.join(columns)}")
+    text = "\n".join(line for _, line in _lines(path))
+    if not text.strip():
+        return
+    found, number = _parsed(text, path, "it should be SQuAD's file"), 0
     try:
-        found = json.loads("\n".join(read_lines(path)) or "null")
-        if found is None:
-            return
-        number = 0
         for article in found["data"]:
             for paragraph in article["paragraphs"]:
                 for question in paragraph["qas"]:
                     number += 1
                     answers = [] if question.get("is_impossible") else question["answers"]
                     answer = (answers[0]["text"], answers[0]["answer_start"]) if answers else ("", 0)
-                    place = Place(f"{path}, question {question.get('id', number)}", number)
+                    place = Place(str(path), str(question.get("id", number)), "question")
                     yield Record(place, (paragraph["context"], question["question"], *answer))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON ({error}); it should be SQuAD's file") from None
-    except (KeyError, TypeError, IndexError) as error:
-        raise UserError(f"{path}: not SQuAD's form ({error!r}): data > paragraphs > qas > answers") from None
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise UserError(
+            f"{path}, question {number}: not SQuAD's form ({error!r}); it holds data > paragraphs > qas > answers"
+        ) from None
+
+
+def _parsed(text: str, where: object, fix: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits, too
+        raise UserError(f"{where}: not valid JSON ({error}); {fix}") from None

@@ -15,10 +15,11 @@ from clearhead.config.settings import nearest
 from clearhead.data.batch import IGNORED, Batch, arrange
 from clearhead.data.formats import ANSWERS, PAIR, TAGS, TEXT, Record
 from clearhead.data.store import Row, Store
-from clearhead.data.tasks import Samples, Task, check_text, token_kind
+from clearhead.data.tasks import Samples, Task, token_kind
 from clearhead.errors import UserError
 from clearhead.text import Role, Tokenizer
 
+LARGEST = float(np.finfo(np.float32).max)  # of a score, which is kept in four bytes
 ROLES: tuple[Role, ...] = ("pad", "unknown", "class", "separator", "mask")
 
 
@@ -34,7 +35,7 @@ def label_number(record: Record, label: Any, labels: tuple[str, ...]) -> int:
     if not isinstance(label, str | int) or isinstance(label, bool):
         raise UserError(f"{record.place}: {label!r:.40} is no label; use a text or a whole number")
     if str(label) not in labels:
-        near = nearest(str(label), list(labels))
+        near = nearest(str(label), list(labels)) if labels else ", which is empty; name the labels"
         raise UserError(f"{record.place}: label {str(label)!r:.40} is not in the label set{near}")
     return labels.index(str(label))
 
@@ -60,12 +61,8 @@ class _Framed(Task):
         ids, lengths = store.take("ids", samples)
         place = np.arange(len(ids)) - np.repeat(lengths.cumsum() - lengths, lengths)
         boundary = np.repeat(store.take("boundary", samples)[0], lengths)
-        sides: dict[str, tuple[NDArray[Any], int]] = {
-            "ids": (ids, self.tokenizer.roles.get("pad", 0)),
-            "segments": ((place >= boundary).astype(np.int64), 0),
-        }
-        sides |= {name: (values, IGNORED) for name, values in fields.items()}
-        return arrange({"ids": sides}, {"ids": lengths}, self.config.packed, others)
+        sides = {"ids": {"ids": ids, "segments": (place >= boundary).astype(np.int64), **fields}}
+        return arrange(sides, {"ids": lengths}, self.config.packed, self.padding, others)
 
 
 class Classification(_Framed):
@@ -82,7 +79,6 @@ class Classification(_Framed):
         return {"ids": token_kind(self.tokenizer), "boundary": "int32", "label": self.label_kind}
 
     def rows(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
-        check_text([Record(record.place, record.values[:-1]) for record in records])
         sides = [
             self.tokenizer.encode_all([r.values[side] for r in records])
             for side in range(2 if self.config.second else 1)
@@ -130,7 +126,6 @@ class Similarity(Classification):
         return {"first": kind, "second": kind, "label": self.label_kind}
 
     def rows(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
-        check_text([Record(record.place, record.values[:-1]) for record in records])
         sides = [self.tokenizer.encode_all([r.values[side] for r in records]) for side in (0, 1)]
         rows: list[Row] = []
         for record, first, second in zip(records, *sides, strict=True):
@@ -145,13 +140,12 @@ class Similarity(Classification):
         return np.stack([store.span(side, samples)[1] for side in ("first", "second")], axis=1)
 
     def batch(self, store: Store, samples: Samples, epoch: int, seed: int) -> Batch:
-        pad = self.tokenizer.roles.get("pad", 0)
         sides, lengths = {}, {}
         for side in ("first", "second"):
             values, lengths[side] = store.take(side, samples)
-            sides[side] = {side: (values, pad)}
+            sides[side] = {side: values}
         labels = np.array(store.take("label", samples)[0])
-        return arrange(sides, lengths, self.config.packed, {"labels": labels})
+        return arrange(sides, lengths, self.config.packed, self.padding, {"labels": labels})
 
 
 class Tagging(_Framed):
@@ -206,8 +200,8 @@ def check_tags(record: Record) -> None:
     tokens, tags = record.values
     if isinstance(tokens, str):
         raise UserError(f"{record.place}: tokens are a text; give a list of words")
-    if not isinstance(tokens, list) or not isinstance(tags, list) or not all(isinstance(w, str) for w in tokens):
-        raise UserError(f"{record.place}: tokens and tags must be lists of texts")
+    if not isinstance(tokens, list) or not isinstance(tags, list):
+        raise UserError(f"{record.place}: tokens and tags must be lists; give a list of words and a list of tags")
     if len(tokens) != len(tags):
         raise UserError(f"{record.place}: {len(tokens)} tokens but {len(tags)} tags; give every token one tag")
 
@@ -259,7 +253,7 @@ class Answering(_Framed):
 def windows(length: int, room: int, stride: int) -> list[int]:
     """Where windows of `room` tokens begin, so that they cover `length` and neighbours share `stride`."""
     if room <= stride:
-        raise UserError(f"longest: only {room} tokens are left for the context, but stride is {stride}; raise longest")
+        raise UserError(f"stride: {stride}, but longest leaves only {room} tokens for the context; lower it")
     starts = [0]
     while starts[-1] + room < length:
         starts.append(starts[-1] + room - stride)
@@ -268,12 +262,13 @@ def windows(length: int, room: int, stride: int) -> list[int]:
 
 def check_answer(record: Record) -> None:
     """Refuse an answer that does not stand where it is said to."""
-    context, question, answer, start = record.values
-    check_text([Record(record.place, (context, question)), Record(record.place, (answer,))])
-    if not isinstance(start, int) or isinstance(start, bool):
-        raise UserError(f"{record.place}: the answer's start is {start!r:.40}, not a whole number")
-    if answer and context[max(0, start) : max(0, start) + len(answer)] != answer:
-        there = context[max(0, start) : max(0, start) + len(answer)]
+    context, _, answer, start = record.values
+    if not isinstance(answer, str):
+        raise UserError(f"{record.place}: the answer is {answer!r:.40}, not a text; put it in quotes")
+    if not isinstance(start, int) or isinstance(start, bool) or start < 0:
+        raise UserError(f"{record.place}: the answer's start is {start!r:.40}; give a whole number from 0 on")
+    there = context[start : start + len(answer)]
+    if there != answer:
         raise UserError(
             f"{record.place}: the answer {answer!r:.40} does not stand at character {start} of the context (there: "
             f"{there!r:.40}); count characters, not bytes, from 0"
@@ -284,8 +279,8 @@ def number(record: Record) -> float:
     """The last value of a record as a finite number."""
     try:
         value = float(record.values[-1])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
-    if not math.isfinite(value):
+    if not abs(value) <= LARGEST or isinstance(record.values[-1], bool):
         raise UserError(f"{record.place}: {record.values[-1]!r:.40} is not a number; the last column is the score")
     return value

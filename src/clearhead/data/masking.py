@@ -16,7 +16,7 @@ from clearhead.data.batch import IGNORED, Batch, arrange
 from clearhead.data.chance import below, uniform
 from clearhead.data.formats import TEXT, Record
 from clearhead.data.store import Row, Store, ranges
-from clearhead.data.tasks import Samples, Task, check_text, token_kind
+from clearhead.data.tasks import Samples, Task, token_kind
 from clearhead.text import Tokenizer
 
 MASK, RANDOM = 0.8, 0.1  # of the chosen tokens: masked, replaced by another; the rest stays
@@ -26,29 +26,28 @@ OTHERS, SWAP, CHOOSE, REPLACE, PICK = range(1, 6)  # what a draw is for
 class MaskedLanguageModel(Task):
     """Documents cut into samples of up to `longest` tokens; with next_sentence, each of two segments in a row.
 
-    A row is (first, second, document); half of the samples get the second segment of another document.
+    A row is (ids, cut, document): the second segment begins at `cut`. Half of the samples get as many tokens from the
+    end of another document's row instead, so that a sample's length does not tell which of the two it is.
     """
 
     columns = TEXT
     roles = ("pad", "unknown", "class", "separator", "mask")
     stream = True
-    share: tuple[float, float] = (0.0, 1.0)
 
     def __init__(self, config: DataConfig, tokenizers: Sequence[Tokenizer], labels: Sequence[str] = ()):
         super().__init__(config, tokenizers, labels)
         self.open, self.close, self.mask = (self.tokenizer.id(role) for role in ("class", "separator", "mask"))
-        special = set(self.tokenizer.roles.values())
-        self.ordinary = np.array([number for number in range(len(self.tokenizer)) if number not in special])
+        self.special = np.zeros(len(self.tokenizer), bool)
+        self.special[list(self.tokenizer.roles.values())] = True
+        self.ordinary = np.flatnonzero(~self.special)
         self.continues = np.array(self.tokenizer.continues())
         self.document, self.rest = 0, list[int]()
 
     @property
     def kinds(self) -> dict[str, str]:
-        kind = token_kind(self.tokenizer)
-        return {"first": kind, "second": kind, "document": "int64"}
+        return {"ids": token_kind(self.tokenizer), "cut": "int32", "document": "int64"}
 
     def rows(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
-        check_text(records)
         rows: list[Row] = []
         room = self.config.longest - (3 if self.config.next_sentence else 2)
         for record, ids in zip(records, self.tokenizer.encode_all([r.values[0] for r in records]), strict=True):
@@ -63,7 +62,7 @@ class MaskedLanguageModel(Task):
                     dropped["too short"] += 1
                     continue
                 half = len(piece) if not self.config.next_sentence else self._half(piece, len(rows))
-                rows.append({"first": piece[:half], "second": piece[half:], "document": [self.document]})
+                rows.append({"ids": piece, "cut": [half], "document": [self.document]})
         return rows
 
     def _half(self, piece: list[int], salt: int) -> int:
@@ -76,33 +75,32 @@ class MaskedLanguageModel(Task):
     def samples(self, store: Store, epoch: int) -> int:
         return int(self.share[1] * len(store)) - int(self.share[0] * len(store))
 
+    def enough(self, store: Store) -> bool:
+        """Whether there are documents enough for the task: two, where a second segment has to come from another."""
+        if not self.config.next_sentence:
+            return True
+        begin, behind = (int(share * len(store)) for share in self.share)
+        documents = store.fields["document"][0][begin:behind]
+        return len(documents) > 0 and bool(documents[0] != documents[-1])
+
     def lengths(self, store: Store, samples: Samples, epoch: int) -> NDArray[np.int64]:
-        rows = self._rows(store, samples)
         extra = 3 if self.config.next_sentence else 2
-        return (store.span("first", rows)[1] + store.span("second", rows)[1] + extra)[:, None]
+        return (store.span("ids", self._rows(store, samples))[1] + extra)[:, None]
 
     def batch(self, store: Store, samples: Samples, epoch: int, seed: int) -> Batch:
         rows = self._rows(store, samples)
         others, swapped = self._seconds(store, rows, epoch, seed)
-        first, n = store.take("first", rows)
-        second, m = store.take("second", others)
-        if self.config.next_sentence:  # a longer second segment is cut to the room there is
-            kept = np.minimum(m, self.config.longest - 3 - n)
-            second, m = second[ranges(m.cumsum() - m, kept)], kept
+        starts, sizes = store.span("ids", rows)
+        n = store.take("cut", rows)[0].astype(np.int64)
+        other_starts, other_sizes = store.span("ids", others)
+        m = np.minimum(sizes - n, other_sizes)
+        values = store.fields["ids"][0]
+        first, second = values[ranges(starts, n)], values[ranges(other_starts + other_sizes - m, m)]
         ids, lengths, segments = join(first, n, second, m, self.open, self.close, self.config.next_sentence)
         chosen, masked = self._masked(ids, lengths, rows, epoch, seed)
-        return arrange(
-            {
-                "ids": {
-                    "ids": (masked, self.tokenizer.roles.get("pad", 0)),
-                    "segments": (segments, 0),
-                    "labels": (np.where(chosen, ids, IGNORED), IGNORED),
-                }
-            },
-            {"ids": lengths},
-            self.config.packed,
-            {"next_sentence": swapped.astype(np.int64)} if self.config.next_sentence else None,
-        )
+        fields = {"ids": masked, "segments": segments, "labels": np.where(chosen, ids, IGNORED)}
+        others_by_row = {"next_sentence": swapped.astype(np.int64)} if self.config.next_sentence else None
+        return arrange({"ids": fields}, {"ids": lengths}, self.config.packed, self.padding, others_by_row)
 
     def _seconds(self, store: Store, rows: Samples, epoch: int, seed: int) -> tuple[Samples, NDArray[np.bool_]]:
         """The row that each second segment comes from, and whether that is another document's."""
@@ -124,14 +122,14 @@ class MaskedLanguageModel(Task):
         """Which tokens are asked for, and the tokens with masks in their place; (N,) both."""
         row = np.repeat(rows, lengths)
         place = np.arange(len(ids)) - np.repeat(lengths.cumsum() - lengths, lengths)
-        eligible = (ids != self.open) & (ids != self.close)
+        eligible = ~self.special[ids]
         word = place
         if self.config.whole_words:  # the tokens of a word share one draw
             starts = ~self.continues[ids] | ~eligible | (place == 0)
             word = place[np.maximum.accumulate(np.where(starts, np.arange(len(ids)), 0))]
         draws = np.where(eligible, uniform(seed, epoch, row, word, CHOOSE), 2.0)
         chosen = draws < self.config.masked
-        chosen |= self._least(draws, lengths)
+        chosen |= eligible & self._least(draws, lengths)
         action = uniform(seed, epoch, row, word, REPLACE)
         replacement = self.ordinary[below(len(self.ordinary), seed, epoch, row, place, PICK)]
         masked = np.where(chosen & (action < MASK), self.mask, ids)

@@ -4,7 +4,10 @@ import hashlib
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
+from itertools import count
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from clearhead.config.data import Corpus
 from clearhead.data.chance import below
@@ -35,7 +38,7 @@ def _embedded(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     for index in range(corpus.count):
         example = grammar.example(corpus.split, index, corpus.seed)
         for values in _values(example, columns, source, target, label):
-            yield Record(Place(f"embedded level {corpus.level} {corpus.split}", index), values)
+            yield Record(Place(f"embedded level {corpus.level} {corpus.split}", index, "sentence"), values)
 
 
 def _values(
@@ -65,18 +68,26 @@ def _symbols(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     if columns != TRANSLATION:
         raise UserError("format: symbols are for translation; this task reads " + ", ".join(columns))
     names = [chr(ord("a") + n) if corpus.symbols <= 26 else str(n) for n in range(corpus.symbols)]
-    made = index = 0
-    while made < corpus.count:
-        length = corpus.shortest + int(below(corpus.longest - corpus.shortest + 1, corpus.seed, index, 0))
-        drawn = [names[int(below(corpus.symbols, corpus.seed, index, n + 1))] for n in range(length)]
-        index += 1
-        if _split(drawn) != corpus.split:
-            if index > 1000 * corpus.count:
-                raise UserError(f"symbols: too few sequences for the split {corpus.split}; use more symbols or lengths")
-            continue
-        made += 1
-        wanted = drawn if corpus.order == "copy" else drawn[::-1]
-        yield Record(Place(f"symbols {corpus.split}", made), (" ".join(drawn), " ".join(wanted)))
+    made = 0
+    for index, drawn in enumerate(_sequences(corpus, names)):
+        if made == corpus.count:
+            return
+        if _split(drawn) == corpus.split:
+            made += 1
+            wanted = drawn if corpus.order == "copy" else drawn[::-1]
+            yield Record(Place(f"symbols {corpus.split}", made, "sequence"), (" ".join(drawn), " ".join(wanted)))
+        elif index > 1000 * (made + 10):
+            raise UserError(f"symbols: too few sequences for the split {corpus.split}; use more symbols or lengths")
+
+
+def _sequences(corpus: Corpus, names: list[str]) -> Iterator[list[str]]:
+    """Endless random sequences, drawn many at once for speed; each depends on its number alone."""
+    many = max(1, (1 << 16) // corpus.longest)
+    for start in count(0, many):
+        numbers = np.arange(start, start + many)
+        lengths = corpus.shortest + below(corpus.longest - corpus.shortest + 1, corpus.seed, numbers, 0)
+        drawn = below(corpus.symbols, corpus.seed, numbers[:, None], np.arange(1, corpus.longest + 1))
+        yield from ([names[n] for n in row[:length]] for row, length in zip(drawn.tolist(), lengths, strict=True))
 
 
 def _split(drawn: list[str]) -> str:

@@ -12,7 +12,7 @@ from clearhead.config.data import Corpus, DataConfig, TokenizerConfig
 from clearhead.data import own
 from clearhead.data.clean import Cleaner, Part, chunks
 from clearhead.data.dataset import Dataset
-from clearhead.data.formats import Place, Record, find, paths, read
+from clearhead.data.formats import TEXTS, Place, Record, find, paths, read
 from clearhead.data.labelled import Answering, Classification, Regression, Similarity, Tagging
 from clearhead.data.masking import MaskedLanguageModel
 from clearhead.data.store import Store, Writer, build, build_temporary, cache_folder, content, full_disk, key
@@ -35,7 +35,7 @@ TASKS: dict[str, type[Task]] = {
 BATCHING = {"train", "valid", "test", "held_out", "published", "boundaries", "masked", "whole_words"}
 BATCHING |= {"tokens", "packed", "pool", "workers", "cache"}
 
-TEXTS = ("source", "target", "text", "second", "tokens", "context", "question")  # columns a tokenizer learns from
+LABELS = 10_000  # more are a text taken for a label
 
 Say = Callable[[str], None]
 
@@ -91,8 +91,17 @@ def from_records(
 ) -> Dataset:
     """A data set of any Python iterable: a tuple for each record, with the task's columns in their order."""
     task = TASKS[config.task](config, tokenizers, labels or config.labels)
-    given = (Record(Place("record", number), tuple(each)) for number, each in enumerate(records, start=1))
-    return Dataset(task, [build_temporary(task.kinds, lambda writer: _fill(writer, task, given, Cleaner(config)))])
+    given = _given(records, task.reads(config))
+    cleaner = Cleaner(config, task.reads(config))
+    return Dataset(task, [build_temporary(task.kinds, lambda writer: _fill(writer, task, given, cleaner))])
+
+
+def _given(records: Iterable[Sequence[Any]], columns: tuple[str, ...]) -> Iterator[Record]:
+    for number, each in enumerate(records, start=1):
+        place = Place("the iterable", number, "record")
+        if isinstance(each, str) or len(each) != len(columns):
+            raise UserError(f"{place}: {each!r:.40} is no tuple of {len(columns)}; give ({', '.join(columns)})")
+        yield Record(place, tuple(each))
 
 
 class _Maker:
@@ -102,10 +111,14 @@ class _Maker:
         self.config, self.say = config, say
         self.folder = cache_folder(config.cache)
 
-    def records(self, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
+    def records(self, corpus: Corpus) -> Iterator[Record]:
+        """The records of a corpus as the task reads them."""
+        task = TASKS[self.config.task]
+        columns = task.reads(self.config)
         if corpus.format in ("embedded", "symbols"):
             return own.records(corpus, columns)
-        return read(corpus, columns, self.config.published)
+        found = read(corpus, columns, self.config.published)
+        return documents(found, self.config.documents) if task.stream and corpus.format == "text" else found
 
     def identity(self, corpus: Corpus) -> list[Any]:
         """What decides the records of a corpus: its settings and the content of its files."""
@@ -117,11 +130,10 @@ class _Maker:
         self, corpora: Sequence[Corpus], tokenizers: Sequence[Tokenizer], labels: tuple[str, ...], part: Part
     ) -> Dataset:
         task = TASKS[self.config.task](self.config, tokenizers, labels)
-        if isinstance(task, LanguageModel | MaskedLanguageModel) and part != "all":
+        if task.stream and part != "all":
             # The end of a text is held out, not random pieces of it, which the rest would give away.
             task.share = (0.0, 1 - self.config.held_out) if part == "kept" else (1 - self.config.held_out, 1.0)
-            part = "all"
-        stores = [self.store(corpus, task, part) for corpus in corpora]
+        stores = [self.store(corpus, task, "all" if task.stream else part) for corpus in corpora]
         found = Dataset(task, stores, [corpus.weight for corpus in corpora])
         if not found.size(0):
             dropped = Counter[str]()
@@ -129,7 +141,9 @@ class _Maker:
                 dropped.update(store.facts["dropped"])
             why = ", ".join(f"{times:,} {reason}" for reason, times in dropped.items()) or "there were none"
             which = "held_out is too small for it" if part == "held out" else f"left out: {why}"
-            raise UserError(f"data: no samples in {corpora[0].files or corpora[0].format} ({which})")
+            raise UserError(f"data: no samples in {', '.join(corpora[0].files) or corpora[0].format} ({which})")
+        if part != "held out" and isinstance(task, MaskedLanguageModel) and not any(map(task.enough, stores)):
+            raise UserError("data.next_sentence: needs two documents or more; set data.documents to paragraph")
         return found
 
     def store(self, corpus: Corpus, task: Task, part: Part) -> Store:
@@ -142,10 +156,8 @@ class _Maker:
         if (folder / "store.json").exists():
             return Store(folder)
         self.say(f"tokenising {', '.join(corpus.files) or corpus.format} …")
-        records = self.records(corpus, task.reads(self.config))
-        if task.stream and corpus.format == "text":
-            records = documents(records, self.config.documents)
-        store = build(folder, task.kinds, lambda writer: _fill(writer, task, records, Cleaner(self.config, part)))
+        cleaner = Cleaner(self.config, task.reads(self.config), part)
+        store = build(folder, task.kinds, lambda writer: _fill(writer, task, self.records(corpus), cleaner))
         dropped = ", ".join(f"{times:,} {reason}" for reason, times in store.facts["dropped"].items())
         self.say(f"{len(store):,} rows" + (f"; left out: {dropped}" if dropped else ""))
         return store
@@ -155,13 +167,16 @@ class _Maker:
         if settings.path:
             return load_folder(find(settings.path))
         task = TASKS[self.config.task]
+        columns = task.reads(self.config)
         two = self.config.task == "translation" and not settings.joint
         made = []
         for side in (0, 1) if two else (None,):
             size = settings.target_size or settings.size if side == 1 else settings.size
             cleaning = [self.config.normalise, self.config.lowercase, self.config.deduplicate, self.config.held_out]
             identities = [self.identity(corpus) for corpus in self.config.train]
-            name = key("tokenizer", settings.model_dump(mode="json"), side, size, task.roles, cleaning, identities)
+            reading = [columns, self.config.documents if task.stream else ""]
+            trained = settings.model_dump(mode="json", exclude={"path"})
+            name = key("tokenizer", trained, side, size, task.roles, cleaning, reading, identities)
             file = self.folder / "tokenizers" / f"{name}.json"
             with full_disk(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -180,23 +195,22 @@ class _Maker:
         wanted = [n for n, name in enumerate(columns) if name in TEXTS and side in (None, n)]
         part: Part = "kept" if self.config.held_out and not self.config.valid and not task.stream else "all"
         for corpus in self.config.train:
-            cleaner = Cleaner(self.config, part)
-            for chunk in chunks(self.records(corpus, columns)):
+            cleaner = Cleaner(self.config, columns, part)
+            for chunk in chunks(self.records(corpus)):
                 for record in cleaner.chunk(chunk):
                     for value in (record.values[n] for n in wanted):
-                        yield " ".join(value) if isinstance(value, list) else str(value)
+                        yield " ".join(value) if isinstance(value, list) else value
 
     def labels(self) -> tuple[str, ...]:
         """The labels that occur in the training data, in sorted order."""
         if self.config.task not in ("classification", "tagging"):
             return ()
-        columns = TASKS[self.config.task].reads(self.config)
         found: set[str] = set()
-        for corpus in self.config.train:
-            values = (record.values[-1] for record in self.records(corpus, columns))
-            found |= set(map(str, chain.from_iterable(v if isinstance(v, list) else [v] for v in values)))
-            if len(found) > 10_000:
-                raise UserError("data: more than 10,000 different labels; is that the label column?")
+        for record in chain.from_iterable(self.records(corpus) for corpus in self.config.train):
+            value = record.values[-1]
+            found.update(map(str, value if isinstance(value, list) else [value]))
+            if len(found) > LABELS:
+                raise UserError(f"{record.place}: more than {LABELS:,} different labels; set columns.label")
         return tuple(sorted(found, key=lambda name: (name != "O", name)))
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -22,9 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.errors import UserError
-from clearhead.files import locked, write_text
+from clearhead.files import locked, named, write_text
 
-VERSION = 1  # of the layout and of everything that decides what is in a store
+CLOCK = 1_000_000_000  # nanoseconds within which a file can change without its time showing it, on any file system
+VERSION = 2  # of the layout and of everything that decides what is in a store
 Row = Mapping[str, Sequence[int] | Sequence[float]]
 
 
@@ -41,7 +43,7 @@ class Store:
                 name: tuple(self._open(f"{name}.{part}.bin", size, kind) for part, size, kind in parts)
                 for name, parts in about["fields"].items()
             }
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{folder} is no usable token cache ({error}); delete the folder, it is made anew"
             ) from None
@@ -102,16 +104,14 @@ class Writer:
         self.rows += len(rows)
 
     def close(self, facts: Mapping[str, Any]) -> None:
-        """Sync everything and say what is there."""
+        """Say what is there."""
         fields = {}
         for name, files in self.files.items():
             for file in files:
-                file.flush()
-                os.fsync(file.fileno())
                 file.close()
             fields[name] = [("values", self.sizes[name], self.kinds[name]), ("ends", self.rows, "int64")]
         about = {"version": VERSION, "rows": self.rows, "fields": fields, "facts": dict(facts)}
-        write_text(self.folder / "store.json", json.dumps(about, indent=1))
+        (self.folder / "store.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
 
 
 def build(folder: Path, kinds: Mapping[str, str], fill: Callable[[Writer], Mapping[str, Any]]) -> Store:
@@ -127,6 +127,10 @@ def build(folder: Path, kinds: Mapping[str, str], fill: Callable[[Writer], Mappi
                 temporary.mkdir(parents=True)
                 writer = Writer(temporary, kinds)
                 writer.close(fill(writer))
+                for path in temporary.iterdir():  # all of it has to be on the disk before its name says that it is
+                    with path.open("rb+") as file:
+                        os.fsync(file.fileno())
+                shutil.rmtree(folder, ignore_errors=True)  # without store.json it is somebody's remains
                 temporary.replace(folder)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -170,18 +174,18 @@ def full_disk(folder: Path) -> Iterator[None]:
 
 
 def content(path: Path, memory: Path) -> str:
-    """The SHA-256 of a file, remembered under `memory` by name, size and time of change, so that it is read once."""
-    about = path.stat()
-    seen = (str(path.resolve()), about.st_size, about.st_mtime_ns, about.st_ino)
-    note = memory / "seen" / hashlib.sha256(repr(seen).encode()).hexdigest()[:32]
-    with contextlib.suppress(OSError):
-        return note.read_text(encoding="ascii")
-    with path.open("rb") as file:
+    """The SHA-256 of a file, remembered under `memory` by name, size and times of change, so that it is read once."""
+    with named(str(path)), path.open("rb") as file:
+        about = os.fstat(file.fileno())
+        times = (about.st_mtime_ns, about.st_ctime_ns)  # a program can set the first back, but not the second
+        seen = (os.path.realpath(path), about.st_size, *times, about.st_ino)
+        note = memory / "seen" / hashlib.sha256(repr(seen).encode()).hexdigest()[:32]
+        with contextlib.suppress(OSError):
+            return note.read_text(encoding="ascii")
         found = hashlib.file_digest(file, "sha256").hexdigest()
-    with full_disk(note):
-        temporary = note.with_name(f"{note.name}.{os.getpid()}")
-        temporary.write_text(found, encoding="ascii")
-        temporary.replace(note)
+    if time.time_ns() - max(times) > CLOCK:  # else a change that is just being made might leave the times as they are
+        with contextlib.suppress(UserError, OSError):  # forgetting costs time only
+            write_text(note, found)
     return found
 
 

@@ -19,7 +19,6 @@ from clearhead.data.batch import IGNORED, Batch, arrange
 from clearhead.data.chance import mix
 from clearhead.data.formats import TEXT, TRANSLATION, Place, Record
 from clearhead.data.store import Row, Store, ranges
-from clearhead.errors import UserError
 from clearhead.model import Documents
 from clearhead.text import Tokenizer
 from clearhead.text.roles import Role
@@ -33,11 +32,16 @@ class Task(ABC):
     columns: ClassVar[tuple[str, ...]] = ()
     roles: ClassVar[tuple[Role, ...]]  # special tokens that a tokenizer trained for this task gets
     stream: ClassVar[bool] = False  # whether records are documents that may be cut anywhere
+    share: tuple[float, float] = (0.0, 1.0)  # of such a stream, the part that belongs to this set
     uniform: ClassVar[bool] = False  # whether all samples have the same length, so that batches need no sorting
 
     def __init__(self, config: DataConfig, tokenizers: Sequence[Tokenizer], labels: Sequence[str] = ()):
         self.config, self.tokenizers, self.labels = config, tokenizers, tuple(labels)
         self.tokenizer = tokenizers[0]
+        pads = [each.roles.get("pad", 0) for each in tokenizers]
+        # What stands behind the shorter rows of a padded batch
+        self.padding = {"source": pads[0], "target": pads[-1], "ids": pads[0], "first": pads[0], "second": pads[0]}
+        self.padding["labels"] = IGNORED
 
     @classmethod
     def reads(cls, config: DataConfig) -> tuple[str, ...]:
@@ -77,7 +81,6 @@ class Translation(Task):
         return {"source": token_kind(self.tokenizers[0]), "target": token_kind(self.tokenizers[-1])}
 
     def rows(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
-        check_text(records)
         source, target = self.tokenizers[0], self.tokenizers[-1]
         sides = zip(
             source.encode_all([record.values[0] for record in records]),
@@ -113,19 +116,9 @@ class Translation(Task):
         starts, lengths = store.span("target", samples)
         values = store.fields["target"][0]
         places = ranges(starts, lengths - 1)
-        labels = values[places + 1].astype(np.int64)
-        pad = [tokenizer.roles.get("pad", 0) for tokenizer in self.tokenizers]
-        return arrange(
-            {
-                "source": {"source": (source, pad[0])},
-                "target": {
-                    "target": (values[places], pad[-1]),
-                    "labels": (labels, IGNORED),
-                },
-            },
-            {"source": source_lengths, "target": lengths - 1},
-            self.config.packed,
-        )
+        sides = {"source": {"source": source}, "target": {"target": values[places], "labels": values[places + 1]}}
+        sizes = {"source": source_lengths, "target": lengths - 1}
+        return arrange(sides, sizes, self.config.packed, self.padding)
 
 
 class LanguageModel(Task):
@@ -138,10 +131,8 @@ class LanguageModel(Task):
     columns = TEXT
     roles = ("pad", "begin", "end", "unknown")
     stream = uniform = True
-    share: tuple[float, float] = (0.0, 1.0)  # the part of the stream that belongs to this set
 
     def rows(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
-        check_text(records)
         begin, end = ([self.tokenizer.roles[role]] if role in self.tokenizer.roles else [] for role in ("begin", "end"))
         rows: list[Row] = []
         for record, ids in zip(records, self.tokenizer.encode_all([r.values[0] for r in records]), strict=True):
@@ -236,13 +227,3 @@ def _piece(place: Place, lines: list[str], opens: bool, closes: bool) -> Iterato
 def token_kind(tokenizer: Tokenizer) -> str:
     """The smallest type that holds every id."""
     return "uint16" if len(tokenizer) <= 1 << 16 else "int32"
-
-
-def check_text(records: Sequence[Record]) -> None:
-    """Refuse a record whose values are no texts, by its place."""
-    for record in records:
-        for value in record.values[:2]:
-            if not isinstance(value, str | bool):
-                raise UserError(
-                    f"{record.place}: {value!r:.40} is {type(value).__name__}, not a text; put it in quotes"
-                )

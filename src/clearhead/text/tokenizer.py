@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from clearhead.errors import UserError
 from clearhead.files import read_text, write_text
 from clearhead.text.roles import Role, roles_in
 
+# How byte-level vocabularies write ASCII's letters and digits, and the bytes from 128 on, of which all others are made.
+LETTERS_AS_BYTES = frozenset(string.ascii_letters + string.digits) | frozenset(
+    map(chr, [*range(0xA1, 0xAD), *range(0xAE, 0x100), *range(0x122, 0x144)])
+)
 LARGEST = 1 << 28  # bytes of a tokenizer.json that is read at all
 
 
@@ -59,16 +64,21 @@ class Tokenizer:
             rows = self.engine.encode_batch(texts, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError) as error:
             raise _not_text(texts) or error from None
-        return [[(token, *span) for token, span in zip(row.ids, row.offsets, strict=True)] for row in rows]
+        return [[(token, *span) for token, span in zip(row.ids, _spans(row), strict=True)] for row in rows]
 
     def continues(self) -> list[bool]:
         """For every id, whether it goes on with the word of the token before it (BERT's ##, or no space in front)."""
-        spaced = any(token.startswith(("Ġ", "▁")) for token in self.vocabulary)
+        pieces = isinstance(self.engine.model, tokenizers.models.WordPiece)
+        bytewise = any(token.startswith("Ġ") for token in self.vocabulary)
+        spaced = bytewise or any(token.startswith("▁") for token in self.vocabulary) or " " in self.vocabulary
         found = [False] * len(self)
         for token, number in self.vocabulary.items():
             if number in self.roles.values():
                 continue
-            found[number] = token[:1].isalnum() if spaced else token.startswith("##")
+            if pieces:
+                found[number] = token.startswith("##")
+            elif spaced:
+                found[number] = token[:1] in LETTERS_AS_BYTES if bytewise else token[:1].isalnum()
         return found
 
     def decode(self, ids: Iterable[int], specials: bool = False) -> str:
@@ -117,6 +127,14 @@ class Tokenizer:
             return cls(tokenizers.Tokenizer.from_str(text))
         except Exception as error:  # the engine raises plain Exception for anything it does not understand
             raise UserError(f"{file} is no tokenizer that this version reads ({error})") from None
+
+
+def _spans(row: tokenizers.Encoding) -> list[tuple[int, int]]:
+    """The characters of every token; the space that some kinds put before a text stands for none of it."""
+    spans: list[tuple[int, int]] = row.offsets
+    if len(spans) > 1 and row.tokens[0] == "▁" and spans[0][0] == spans[1][0]:
+        spans[0] = (0, 0)
+    return spans
 
 
 def _file(path: Path) -> Path:

@@ -1,0 +1,190 @@
+"""Every format, as files really look: gzip, byte order marks, Windows line ends, quotation marks, blank lines."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clearhead.config.data import Corpus
+from clearhead.data import own
+from clearhead.data.formats import ANSWERS, PAIR, TAGS, TEXT, TRANSLATION, find, read
+from clearhead.errors import UserError
+from tests.corpora import corpus as real
+
+LABELLED = (*TEXT, "label")
+MRPC = {"text": "#1 String", "second": "#2 String", "label": "Quality"}
+
+
+def values(path: Path, format: str, reads: tuple[str, ...], **settings: Any) -> list[tuple[Any, ...]]:
+    """The values of all records of one file."""
+    return [record.values for record in read(Corpus(format=format, files=(str(path),), **settings), reads)]  # type: ignore[arg-type]
+
+
+def lines_of(path: Path, format: str, columns: tuple[str, ...]) -> list[Any]:
+    return [record.place.number for record in read(Corpus(format=format, files=(str(path),)), columns)]  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["plain", "gzip"])
+def put(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    def write(content: str | bytes) -> Path:
+        data = content.encode() if isinstance(content, str) else content
+        path = tmp_path / "file"
+        path.write_bytes(gzip.compress(data) if request.param == "gzip" else data)
+        return path
+
+    return write
+
+
+def test_plain_text_keeps_lines_without_their_ends_and_without_a_byte_order_mark(put: Any) -> None:
+    path = put(b"\xef\xbb\xbfone\r\n  two \r\n\r\n\xe7\x8c\xab\xe2\x80\xa8x")
+    assert values(path, "text", TEXT) == [("one",), ("  two ",), ("",), ("猫\u2028x",)]
+
+
+def test_parallel_files_go_line_by_line_and_pair_by_pair(put: Any, tmp_path: Path) -> None:
+    source, target = put("a\nb\n"), tmp_path / "target"
+    target.write_text("A\nB\n")
+    corpus = Corpus(format="parallel", files=(str(source), str(target), str(target), str(source)))
+    records = list(read(corpus, TRANSLATION))
+    assert [record.values for record in records] == [("a", "A"), ("b", "B"), ("A", "a"), ("B", "b")]
+    assert [str(record.place) for record in records[1:3]] == [f"{source}, line 2", f"{target}, line 1"]
+
+
+def test_tsv_reads_quotation_marks_as_they_stand(put: Any) -> None:
+    path = put('"bare\tsay "hi"\t1\r\n\'x\t""\t0\r\n')
+    assert values(path, "tsv", (*PAIR, "label")) == [('"bare', 'say "hi"', "1"), ("'x", '""', "0")]
+
+
+def test_csv_reads_quoted_commas_quotes_and_line_ends(put: Any) -> None:
+    path = put('"a, b","say ""hi""",1\r\n\r\n"two\nlines",x,0\r\n')
+    assert values(path, "csv", (*PAIR, "label")) == [("a, b", 'say "hi"', "1"), ("two\nlines", "x", "0")]
+
+
+@pytest.mark.parametrize("format", ["tsv", "csv"])
+def test_columns_are_found_by_number_by_name_and_from_the_end(put: Any, format: str) -> None:
+    between = "\t" if format == "tsv" else ","
+    path = put("\n".join(between.join(row) for row in (["id", "label", "text"], ["7", "yes", "fine"])))
+    by_name = {"text": "text", "label": "label"}
+    assert values(path, format, LABELLED, columns=by_name) == [("fine", "yes")]
+    assert values(path, format, LABELLED, columns={"text": 3, "label": 2}, header=True) == [("fine", "yes")]
+    assert values(path, format, LABELLED, columns={"text": -1, "label": "label"}) == [("fine", "yes")]
+    assert values(path, format, LABELLED, columns={"text": -1, "label": 1}) == [("text", "id"), ("fine", "7")]
+    assert values(path, format, LABELLED, header=True) == [("7", "yes")]
+    assert values(path, format, LABELLED) == [("id", "label"), ("7", "yes")]
+
+
+def test_json_lines_skip_blank_lines_and_count_them(put: Any) -> None:
+    path = put('{"text": "a", "label": 1}\n\n  \n{"label": "x", "text": "b", "more": []}\n')
+    assert values(path, "jsonl", LABELLED) == [("a", 1), ("b", "x")]
+    assert values(path, "jsonl", LABELLED, columns={"text": "label", "label": "text"}) == [(1, "a"), ("x", "b")]
+    assert lines_of(path, "jsonl", LABELLED) == [1, 4]
+
+
+def test_conll_sentences_end_at_blank_lines_and_at_document_marks(put: Any) -> None:
+    first, second = "EU NNP B-NP B-ORG\nrejects VBZ B-VP O\n", "Peter B-PER\nNew York\tO\n"
+    path = put(f"-DOCSTART- -X- O O\n\n{first}\n\n-DOCSTART- O\n{second}")
+    assert values(path, "conll", TAGS) == [(["EU", "rejects"], ["B-ORG", "O"]), (["Peter", "New York"], ["B-PER", "O"])]
+    assert lines_of(path, "conll", TAGS) == [3, 8]
+    wide = put("EU NNP B-NP B-ORG\n")
+    assert values(wide, "conll", TAGS, columns={"tags": 2}) == [(["EU"], ["NNP"])]
+    assert values(wide, "conll", TAGS, columns={"tokens": 2, "tags": -2}) == [(["NNP"], ["B-NP"])]
+
+
+def test_squad_1_and_2_give_the_first_answer_or_none(put: Any) -> None:
+    questions = [
+        {
+            "id": "q1",
+            "question": "who?",
+            "answers": [{"text": "Bob", "answer_start": 0}, {"text": "x", "answer_start": 9}],
+        },
+        {"id": "q2", "question": "why?", "is_impossible": True, "answers": [], "plausible_answers": [{"text": "Bob"}]},
+        {"id": "q3", "question": "when?", "is_impossible": False, "answers": [{"text": "now", "answer_start": 8}]},
+    ]
+    path = put(json.dumps({"data": [{"paragraphs": [{"context": "Bob ran now", "qas": questions}]}]}, indent=1))
+    records = list(read(Corpus(format="squad", files=(str(path),)), ANSWERS))
+    context = "Bob ran now"
+    wanted = [(context, "who?", "Bob", 0), (context, "why?", "", 0), (context, "when?", "now", 8)]
+    assert [record.values for record in records] == wanted
+    assert str(records[1].place) == f"{path}, question q2"
+
+
+def test_files_are_found_where_named_or_in_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "corpus.txt").write_text("x")
+    monkeypatch.setenv("CLEARHEAD_DATA", str(tmp_path))
+    assert find("corpus.txt") == tmp_path / "corpus.txt"
+    monkeypatch.delenv("CLEARHEAD_DATA")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "other.txt").write_text("x")
+    monkeypatch.chdir(tmp_path)
+    assert find("other.txt") == Path("data/other.txt")
+    with pytest.raises(UserError, match=r"none\.txt does not exist; .*CLEARHEAD_DATA.*; it is published at there"):
+        find("none.txt", "there")
+    for wrong in ("x" * 5000, "nul\0nul"):
+        with pytest.raises(UserError, match="does not exist"):
+            find(wrong)
+    with pytest.raises(UserError, match="standard input"):
+        find("-")
+
+
+def test_a_folder_stands_for_its_files_by_name(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", ".hidden"):
+        (tmp_path / name).write_text(f"{name}\n")
+    (tmp_path / "below").mkdir()
+    assert values(tmp_path, "text", TEXT) == [("a.txt",), ("b.txt",)]
+    with pytest.raises(UserError, match="below is an empty folder; give a file, or a folder with files"):
+        values(tmp_path / "below", "text", TEXT)
+    (tmp_path / "below" / "c").write_text("c\n")
+    folders = Corpus(format="parallel", files=(str(tmp_path), str(tmp_path / "below")))
+    with pytest.raises(UserError, match="files: the folders hold 3 files; parallel needs a source and a target"):
+        list(read(folders, TRANSLATION))
+
+
+@pytest.mark.parametrize("order", ["copy", "reverse"])
+def test_symbols_are_copied_or_reversed_and_no_split_shares_a_sequence(order: str) -> None:
+    found = {}
+    for split in ("train", "valid", "test"):
+        corpus = Corpus(format="symbols", count=200, order=order, symbols=30, split=split, shortest=2, longest=5)  # type: ignore[arg-type]
+        rows = [record.values for record in own.records(corpus, TRANSLATION)]
+        assert rows == [record.values for record in own.records(corpus, TRANSLATION)]
+        for source, target in rows:
+            symbols = source.split()
+            assert 2 <= len(symbols) <= 5
+            assert all(0 <= int(symbol) < 30 for symbol in symbols)
+            assert target.split() == (symbols if order == "copy" else symbols[::-1])
+        assert {len(source.split()) for source, _ in rows} == {2, 3, 4, 5}
+        found[split] = {source for source, _ in rows}
+        assert len(rows) == 200
+    assert not found["train"] & found["valid"]
+    assert not found["valid"] & found["test"]
+    assert not found["train"] & found["test"]
+    other = Corpus(format="symbols", count=5, seed=1)
+    assert [r.values for r in own.records(other, TRANSLATION)] != [
+        r.values for r in own.records(Corpus(format="symbols", count=5), TRANSLATION)
+    ]
+    assert all(symbol.isalpha() for r in own.records(other, TRANSLATION) for symbol in r.values[0].split())
+
+
+def test_a_split_that_symbols_cannot_fill_is_an_error_and_no_endless_loop() -> None:
+    corpus = Corpus(format="symbols", symbols=2, shortest=1, longest=1, split="test", count=1 << 40)
+    with pytest.raises(UserError, match="too few sequences for the split test; use more symbols"):
+        list(own.records(corpus, TRANSLATION))
+
+
+@pytest.mark.parametrize(
+    ("file", "format", "reads", "settings", "count"),
+    [
+        ("mrpc/msr_paraphrase_train.txt.gz", "tsv", (*PAIR, "label"), {"columns": MRPC}, 4076),
+        ("stsb/stsb-en-dev.csv.gz", "csv", (*PAIR, "label"), {}, 1500),
+        ("sst2/dev.tsv.gz", "tsv", LABELLED, {"header": True}, 6735),
+        ("cola/in_domain_dev.tsv", "tsv", LABELLED, {"columns": {"text": 4, "label": 2}}, 527),
+        ("wnut17/dev.txt.gz", "conll", TAGS, {}, 1009),
+        ("conll2003_en/valid.txt.gz", "conll", TAGS, {}, 3250),
+        ("squad/squad2_dev_part.json.gz", "squad", ANSWERS, {}, 5701),
+        ("tatoeba_en_zh/cmn.txt.gz", "tsv", TRANSLATION, {}, 29155),
+    ],
+)  # fmt: skip
+def test_real_files_have_the_published_number_of_records(
+    file: str, format: str, reads: tuple[str, ...], settings: dict[str, Any], count: int
+) -> None:
+    assert len(values(real(file), format, reads, **settings)) == count
