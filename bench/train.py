@@ -76,7 +76,10 @@ def gpt(device: torch.device, layers: int, width: int, heads: int, context: int,
     data = DataConfig(task="language-model", longest=context, tokens=rows * context)
     updater = ours(config, data, settings, device)
     ids = [torch.randint(vocabulary, (rows, context + 1), device=device) for _ in range(4)]
-    batches = [Batch({"ids": x[:, :-1].contiguous(), "labels": x[:, 1:].contiguous()}, rows * context) for x in ids]
+    batches = [
+        Batch({"ids": x[:, :-1].cpu().contiguous(), "labels": x[:, 1:].cpu().contiguous()}, rows * context) for x in ids
+    ]  # as the loader gives them
+    batches = [batch.pin() for batch in batches] if device.type == "cuda" else batches
     step = iter(range(1, 10**9))
 
     def our_step() -> int:

@@ -159,7 +159,8 @@ def _byte_level(engine: Engine) -> None:
 
 def _spaces_visible(engine: Engine) -> None:
     engine.normalizer = normalizers.NFKC()
-    engine.pre_tokenizer = pre_tokenizers.Metaspace()
+    # A mark is a token of its own: else `dog.` and `dog,` would be two words, each to be learnt by itself.
+    engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
     engine.decoder = decoders.Metaspace()
 
 

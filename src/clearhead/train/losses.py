@@ -118,8 +118,11 @@ def span_loss(scores: Tensor, first: Tensor, last: Tensor, lengths: Tensor) -> L
 
 
 def regression_loss(scores: Tensor, values: Tensor) -> Loss:
-    """Squared error of scores (B,) or (B, 1) against values (B,)."""
-    return _numbers(F.mse_loss(wide(scores).reshape(values.shape), values.to(wide(scores)), reduction="none"))
+    """Squared error of scores (B,) or (B, 1) against values (B,), of which −100 does not count."""
+    counts = values != IGNORED
+    errors = F.mse_loss(wide(scores).reshape(values.shape), values.to(wide(scores)), reduction="none")
+    total = errors.masked_fill(~counts, 0).sum()
+    return Loss(total, counts.sum(), total.detach(), torch.zeros_like(counts.sum()))
 
 
 def cosine_loss(a: Tensor, b: Tensor, scores: Tensor) -> Loss:
@@ -137,10 +140,3 @@ def contrastive_loss(a: Tensor, b: Tensor, temperature: float = 0.05) -> Loss:
     there, back = cross_entropy(scores, own), cross_entropy(scores.T, own)
     total = (there.total + back.total) / 2
     return Loss(total, there.count, total.detach(), there.right)
-
-
-def _numbers(errors: Tensor) -> Loss:
-    """The loss whose items (B,) are distances of numbers, none of them simply right or wrong."""
-    total = errors.sum()
-    count, right = (torch.full((), n, dtype=torch.long, device=errors.device) for n in (errors.numel(), 0))
-    return Loss(total, count, total.detach(), right)

@@ -104,15 +104,19 @@ def cast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContext
 
 def speed_up(objective: Objective, settings: TrainConfig, device: torch.device) -> None:
     """Recompute activations and compile, block by block; both leave the names of parameters as they are."""
-    stacks = (getattr(objective.network, name, None) for name in ("encoder", "decoder"))
-    layers = [layer for stack in stacks for layer in getattr(stack, "layers", ())]
-    for layer in layers:
+    stacks = [stack for name in ("encoder", "decoder") if (stack := getattr(objective.network, name, None)) is not None]
+    for layer in (layer for stack in stacks for layer in stack.layers):
         if settings.recompute:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
         if compiles(settings, device):
             layer.compile()
     if compiles(settings, device):
         objective.piece = torch.compile(piece, dynamic=True)
+    dtype = precision(settings, device)
+    if device.type == "cuda" and dtype == torch.bfloat16:
+        # What passes between blocks is half as large; norms and sums inside them are fp32 all the same.
+        for stack in stacks:
+            stack.embedding.register_forward_hook(lambda module, inputs, output: output.to(dtype))
 
 
 def compiles(settings: TrainConfig, device: torch.device) -> bool:

@@ -23,29 +23,31 @@ class Piece(NamedTuple):
     right: Tensor
     x: Tensor  # (N, D)
     weight: Tensor  # (V, D)
-    bias: Tensor  # (V,)
+    bias: Tensor | None  # (V,)
 
 
 def piece(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float) -> Piece:
     """`cross_entropy` of x Wᵀ + b and its gradients, written out: softmax minus the answer; compiled, few passes.
 
-    x (N, D), weight (V, D), labels (N,).
+    x (N, D), weight (V, D), labels (N,). A score that ties with the best counts as right.
     """
     scores = wide(F.linear(x, weight, bias))  # (N, V)
     classes = scores.shape[-1]
-    spread = smoothing * classes / max(1, classes - 1)
+    spread = smoothing * classes / max(1, classes - 1)  # torch's share, which the right class gets a part of, too
     counts = labels != IGNORED
     answers = labels.clamp(min=0)[:, None]
-    log_sum = scores.logsumexp(dim=1, keepdim=True)
+    best = scores.amax(dim=1, keepdim=True)
+    log_sum = best + (scores - best).exp().sum(dim=1, keepdim=True).log()
     answered = scores.gather(1, answers)
-    plain = (log_sum - answered)[:, 0].masked_fill(~counts, 0).sum()
-    lead = (answered[:, 0] - scores.mean(dim=1)).masked_fill(~counts, 0).sum()
-    right = (scores.argmax(dim=1) == labels).sum()
+    total = plain = (log_sum - answered)[:, 0].masked_fill(~counts, 0).sum()
+    if smoothing:
+        total = plain + spread * (answered[:, 0] - scores.mean(dim=1)).masked_fill(~counts, 0).sum()
+    right = ((answered == best)[:, 0] & counts).sum()
     here = torch.arange(classes, device=x.device) == answers
     grad = (scores - log_sum).exp() - spread / classes - (1 - spread) * here.to(scores)
     grad = grad.masked_fill(~counts[:, None], 0).to(x.dtype)  # (N, V)
-    sums = plain + spread * lead, counts.sum(), plain, right
-    return Piece(*sums, grad @ weight, grad.T @ x, grad.sum(0))
+    found = None if bias is None else grad.sum(0)
+    return Piece(total, counts.sum(), plain, right, grad @ weight, grad.T @ x, found)
 
 
 class InPieces(torch.autograd.Function):
@@ -73,7 +75,7 @@ class InPieces(torch.autograd.Function):
             found = work(inputs[here], matrix, offset, labels[here], smoothing)
             grads[0][here] = found.x  # type: ignore[index]
             grads[1].add_(found.weight)  # type: ignore[union-attr]
-            if grads[2] is not None:
+            if grads[2] is not None and found.bias is not None:
                 grads[2].add_(found.bias)
             sums.append(torch.stack([each.double() for each in found[:4]]))
         total, count, plain, right = torch.stack(sums).sum(0)

@@ -75,7 +75,8 @@ class Run:
         self.saved = 0  # the step of the newest checkpoint
         self.accumulation = settings.accumulation
         self.broken = 0
-        self.progress, self.clock = Progress(), time.perf_counter()
+        self.progress = Progress()
+        self.began = self.clock = time.perf_counter()
         self.item: Step | None = None
         self.norm: Tensor | None = None
         self.record: Record | None = None
@@ -155,10 +156,11 @@ class Run:
 
     def note(self, event: Event) -> None:
         """Write an event to the log and show it."""
+        if not self.place.first:
+            return
         if self.record is not None:
-            self.record.write(event)
-        if self.place.first:
-            self.watch(event)
+            self.record.write(**event)
+        self.watch(event)
 
     def log(self) -> None:
         """What happened since the last line of the log."""
@@ -177,7 +179,7 @@ class Run:
             "rate": rate(self.settings, self.step, self.settings.steps),
             "norm": float(self.norm),
             "tokens_per_second": tokens,
-            "seconds": seconds,
+            "seconds": time.perf_counter() - self.began,
         }
         event |= {name: value for name, value in means.items() if not name.startswith(main)}
         if share := self._share_of_peak(tokens):
@@ -209,7 +211,13 @@ class Run:
         numbers |= found
         spent = time.perf_counter() - began
         self.clock += spent
-        event = {"kind": "validation", "step": self.step, **numbers, "samples": samples, "seconds": spent}
+        event = {
+            "kind": "validation",
+            "step": self.step,
+            **numbers,
+            "samples": samples,
+            "seconds": time.perf_counter() - self.began,
+        }
         self.note(event)
         metric = self.settings.metric
         if metric not in numbers:
@@ -224,17 +232,14 @@ class Run:
 
     def begin(self) -> None:
         """Take the folder, and say what it is for; called when there is something to keep."""
+        self.record = Record(self.out)
         if not self.place.first:
-            self.record = Record(None)
             return
         self.folder.enter_context(run_lock(self.out))
-        self.record = Record(self.out)
         if not (self.out / "recipe.yaml").exists():
             write_text(self.out / "recipe.yaml", dump_recipe(self.recipe))
-        if self.step <= 1:
-            self.note({"kind": "start", "step": 0, "parameters": parameters(self.network), **_machine(self.place)})
-        else:
-            self.record.rewind(self.step)
+        facts = {"parameters": parameters(self.network), "steps": self.settings.steps, **_machine(self.place)}
+        self.note({"kind": "start", "step": 0, **facts})
 
     def save(self) -> None:
         """A checkpoint of everything that the rest of the run depends on."""
@@ -307,11 +312,9 @@ class Run:
         if self.updater.scaler is not None and state.numbers["scaler"]:
             self.updater.scaler.scale, self.updater.scaler.steps = state.numbers["scaler"]
         self.say(f"going on from step {state.step} of {self.settings.steps}")
+        self.record = Record(self.out)
         if self.place.first:
-            self.record = Record(self.out)
             self.record.rewind(self.step)
-        else:
-            self.record = Record(None)
 
     def finish(self) -> None:
         """The last checkpoint, the last model, the report."""
@@ -331,6 +334,8 @@ class Run:
 
     def close(self) -> None:
         """Let go of the folder."""
+        if self.record is not None:
+            self.record.close()
         self.folder.close()
 
 

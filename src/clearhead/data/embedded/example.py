@@ -1,0 +1,174 @@
+"""A sentence in three languages, with its alignment, labels, entities, and questions that it answers."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from clearhead.data.embedded import chinese, english, german
+from clearhead.data.embedded.entries import Language, Name, Noun, Place
+from clearhead.data.embedded.nodes import FINAL, HEAD, NUMBER, STEP, Clause, NounPhrase, Word
+
+REALISERS = {"en": english.sentence, "de": german.sentence, "zh": chinese.sentence}
+TENSES: dict[str, Literal["past", "present", "future"]] = {"past": "past", "future": "future"}
+TIMES = {"date": "DATE", "clock": "TIME", "money": "MONEY"}
+Entity = tuple[int, int, str]
+
+
+class Example:
+    """One sentence of the grammar. Texts are made when asked for, and kept."""
+
+    def __init__(self, clause: Clause) -> None:
+        self.clause = clause
+        self._words: dict[Language, tuple[Word, ...]] = {}
+
+    def _realise(self, language: Language) -> tuple[Word, ...]:
+        if language not in self._words:
+            self._words[language] = realise(self.clause, language)
+        return self._words[language]
+
+    def words(self, language: Language) -> tuple[str, ...]:
+        """The words and marks of the sentence, Chinese segmented."""
+        return tuple(word.text for word in self._realise(language))
+
+    def text(self, language: Language) -> str:
+        """The sentence as it is printed."""
+        return join(self.words(language), language)
+
+    def alignment(self, source: Language, target: Language) -> tuple[tuple[int, int], ...]:
+        """(i, j): word i of the source and word j of the target express a common part; sorted."""
+        places: dict[int, list[int]] = {}
+        for j, word in enumerate(self._realise(target)):
+            for part in word.parts:
+                places.setdefault(part, []).append(j)
+        pairs = {
+            (i, j) for i, word in enumerate(self._realise(source)) for part in word.parts for j in places.get(part, ())
+        }
+        return tuple(sorted(pairs))
+
+    @property
+    def tense(self) -> Literal["past", "present", "future"]:
+        """The tense of the main clause."""
+        return TENSES.get(self.clause.tense, "present")
+
+    @property
+    def sentiment(self) -> Literal["positive", "negative", "neutral"]:
+        """What the adjectives say: more good than bad, more bad than good, or neither."""
+        total = sum(_sentiments(self.clause))
+        return "positive" if total > 0 else "negative" if total < 0 else "neutral"
+
+    def entities(self, language: Language) -> tuple[Entity, ...]:
+        """(first word, behind the last word, kind): PERSON, PLACE, DATE, TIME, NUMBER and MONEY."""
+        words = self._realise(language)
+        found = []
+        for kind, parts in _entities(self.clause):
+            at = [i for i, word in enumerate(words) if parts.intersection(word.parts)]
+            if at:  # a measure word belongs to the numeral in front of it, but is no number
+                found.append((at[0], at[0] + 1 if kind == "NUMBER" else at[-1] + 1, kind))
+        return tuple(sorted(found))
+
+    def questions(self, language: Language) -> tuple[tuple[str, str, int], ...]:
+        """(question, answer, where the answer begins in the text) for a simple statement; else empty."""
+        words = self._realise(language)
+        made = []
+        for question, parts in _questions(self.clause):
+            at = [i for i, word in enumerate(words) if word.parts and parts.issuperset(word.parts)]
+            if not at or at != list(range(at[0], at[-1] + 1)):
+                continue
+            texts = self.words(language)
+            answer = join(texts[at[0] : at[-1] + 1], language)
+            before = join(texts[: at[0]], language)
+            start = len(before) + (1 if before and language != "zh" else 0)
+            made.append((join([w.text for w in realise(question, language)], language), answer, start))
+        return tuple(made)
+
+
+def realise(clause: Clause, language: Language) -> tuple[Word, ...]:
+    """The words of a sentence with capital and final mark."""
+    words = REALISERS[language](clause)
+    mark = "?" if clause.mood == "question" else "."
+    if language == "zh":
+        mark = {"?": "？", ".": "。"}[mark]
+    first = words[0]
+    words[0] = Word(first.text[0].upper() + first.text[1:], first.parts)
+    if words[-1].text == ",":  # a relative clause that ends the sentence needs no second comma
+        words.pop()
+    return (*words, Word(mark, (FINAL,)))
+
+
+def join(words: tuple[str, ...] | list[str], language: Language) -> str:
+    """Words to text: no spaces in Chinese, none in front of marks elsewhere."""
+    if language == "zh":
+        return "".join(words)
+    return " ".join(words).replace(" ,", ",").replace(" .", ".").replace(" ?", "?")
+
+
+def clauses(clause: Clause) -> Iterator[Clause]:
+    """The clause and every clause inside it."""
+    yield clause
+    for phrase in (clause.subject, clause.object):
+        if phrase and phrase.relative:
+            yield from clauses(phrase.relative)
+    if clause.inner:
+        yield from clauses(clause.inner)
+
+
+def phrases(clause: Clause) -> Iterator[NounPhrase]:
+    """The noun phrases that a clause says (not what it asks for, nor what a relative pronoun stands for)."""
+    if clause.gap != "subject" and clause.verb.frame != "rains" and clause.mood != "request":
+        yield clause.subject
+        if clause.subject.second:
+            yield clause.subject.second
+    if clause.object and clause.gap != "object":
+        yield clause.object
+    if clause.recipient:
+        yield clause.recipient
+    if clause.quality and clause.quality.than:
+        yield clause.quality.than
+
+
+def _sentiments(clause: Clause) -> Iterator[int]:
+    value = {"+": 1, "-": -1, "0": 0}
+    for part in clauses(clause):
+        for phrase in phrases(part):
+            if phrase.adjective:
+                yield value[phrase.adjective.sentiment]
+        if part.quality:
+            sign = value[part.quality.adjective.sentiment]
+            yield -sign if part.negated else sign
+
+
+def _entities(clause: Clause) -> Iterator[tuple[str, set[int]]]:
+    for part in clauses(clause):
+        for phrase in phrases(part):
+            if isinstance(phrase.head, Name):
+                yield "PERSON", {phrase.at + HEAD}
+            elif isinstance(phrase.head, Noun) and phrase.number > 1:
+                yield "NUMBER", {phrase.at + NUMBER}
+        if part.spot and part.gap != "place" and isinstance(part.spot.place, Place) and not part.spot.place.gender:
+            yield "PLACE", {part.spot.at + HEAD}
+        for adverbial in (part.time, part.span):
+            if adverbial and part.gap != "time" and adverbial.kind in TIMES:
+                yield TIMES[adverbial.kind], {adverbial.at + 1, adverbial.at + 2}
+
+
+def _questions(clause: Clause) -> Iterator[tuple[Clause, set[int]]]:
+    """The questions that a plain statement answers, and the parts of the answer."""
+    simple = clause.mood == "statement" and not clause.negated and not clause.inner and not clause.modal
+    if not simple or clause.verb.frame not in ("activity", "acts", "meets", "goes", "gives", "event", "state"):
+        return
+    if clause.subject.relative or (clause.object and clause.object.relative) or clause.span:
+        return
+    ask = clause._replace(mood="question", fronted=False)
+    head = clause.subject.head
+    if isinstance(head, (Name, Noun)) and clause.subject.determiner != "every":
+        alone = clause.subject._replace(number=1, second=None)
+        yield ask._replace(gap="subject", subject=alone), _range(clause.subject)
+    thing = clause.object
+    if thing and isinstance(thing.head, (Name, Noun)) and clause.verb.en_particle != "for":
+        yield ask._replace(gap="object"), _range(thing)
+    if clause.spot and (clause.tense == "progressive" or not clause.time):
+        yield ask._replace(gap="place"), set(range(clause.spot.at, clause.spot.at + STEP))
+
+
+def _range(phrase: NounPhrase) -> set[int]:
+    parts = set(range(phrase.at, phrase.at + STEP))
+    return parts | _range(phrase.second) if phrase.second else parts
