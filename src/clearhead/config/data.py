@@ -42,7 +42,7 @@ class Corpus(Settings):
     weight: float = Field(default=1.0, gt=0, le=1000)  # 2: every sample twice an epoch; 0.5: another half each epoch
     # What the package makes itself
     languages: Annotated[tuple[Language, ...], BeforeValidator(several)] = ("en", "de")  # source, target
-    level: int = Field(default=3, ge=1, le=3)
+    level: Literal[1, 2, 3] = 3
     split: Literal["train", "valid", "test"] = "train"
     count: Count = 100_000
     seed: int = Field(default=0, ge=0, le=1 << 62)

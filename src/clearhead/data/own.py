@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clearhead.config.data import Corpus
+from clearhead.config.data import Corpus, Language
 from clearhead.data.chance import below
 from clearhead.data.formats import ANSWERS, TAGS, TEXT, TRANSLATION, Place, Record
 from clearhead.errors import UserError
@@ -42,7 +42,7 @@ def _embedded(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
 
 
 def _values(
-    example: "Example", columns: tuple[str, ...], source: str, target: str, label: str
+    example: "Example", columns: tuple[str, ...], source: Language, target: Language, label: str
 ) -> Iterator[tuple[Any, ...]]:
     """What a task reads of one sentence; several questions may be asked of it, or none."""
     if columns == TRANSLATION:

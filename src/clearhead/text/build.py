@@ -37,7 +37,7 @@ def train(
 ) -> Tokenizer:
     """A tokenizer of at most `size` tokens, special ones included, learnt from texts.
 
-    With `exact`, a text that does not support so many is an error; characters are always as many as there are.
+    With `exact`, a text that does not support so many is an error; characters and words are as many as there are.
     """
     if kind not in KINDS:
         raise UserError(f"kind: {kind!r} is not allowed; use {', '.join(KINDS)}")
@@ -62,7 +62,7 @@ def train(
         raise UserError("there is no text to train a tokenizer on; give files that are not empty")
     engine.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in later])
     made = Tokenizer(engine)
-    if exact and kind != "char" and len(made) < size:
+    if exact and kind not in ("char", "word") and len(made) < size:
         raise UserError(
             f"size: {size:,} tokens were asked for, but the text supports only {len(made):,}; ask for at most "
             "that many, or give more text"
@@ -145,6 +145,7 @@ def _empty(kind: Kind, unknown: str) -> Engine:
         case "word":
             engine = Engine(models.WordLevel(unk_token=unknown))
             engine.pre_tokenizer = pre_tokenizers.Whitespace()
+            engine.decoder = decoders.WordPiece(cleanup=True)  # a full stop stands right behind its word
         case "char":
             engine = Engine(models.WordLevel(unk_token=unknown))
             engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")

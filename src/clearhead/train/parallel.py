@@ -116,7 +116,9 @@ def speed_up(objective: Objective, settings: TrainConfig, device: torch.device) 
     if device.type == "cuda" and dtype == torch.bfloat16:
         # What passes between blocks is half as large; norms and sums inside them are fp32 all the same.
         for stack in stacks:
-            stack.embedding.register_forward_hook(lambda module, inputs, output: output.to(dtype))
+            stack.embedding.register_forward_hook(
+                lambda module, inputs, output: output.to(dtype) if torch.is_autocast_enabled("cuda") else output
+            )
 
 
 def compiles(settings: TrainConfig, device: torch.device) -> bool:

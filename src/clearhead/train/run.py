@@ -207,7 +207,7 @@ class Run:
         )
         if not numbers:
             return  # asked to stop
-        found, samples = validate.scores(self.objective, self.data, self.settings)
+        found, samples = validate.scores(self.objective, self.data, self.settings, self.place, self.updater.dtype)
         numbers |= found
         spent = time.perf_counter() - began
         self.clock += spent

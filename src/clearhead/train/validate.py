@@ -80,14 +80,16 @@ def losses(
     return found
 
 
-def scores(objective: Objective, data: Data, settings: TrainConfig) -> tuple[dict[str, Any], list[Sample]]:
+def scores(
+    objective: Objective, data: Data, settings: TrainConfig, place: Place, dtype: torch.dtype
+) -> tuple[dict[str, Any], list[Sample]]:
     """What the model writes for some validation samples: scores with their signature, and a few samples to read."""
     if data.valid is None or not settings.scored:
         return {}, []
     trains = objective.training
     objective.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), cast(place.device, dtype):
             if isinstance(data.task, Translation):
                 return _translations(cast_network(objective, EncoderDecoder), data, settings.scored)
             if isinstance(data.task, LanguageModel):
