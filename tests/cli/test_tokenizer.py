@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -80,3 +81,24 @@ def test_damaged_gzip_is_named(trained: Path) -> None:
     code, _, errors = run("train", str(damaged), "--out", str(trained / "new"))
     assert code == 2
     assert "the gzip data is cut off or damaged" in errors
+
+
+def test_stats_draw_a_picture(trained: Path) -> None:
+    picture = trained / "compared.svg"
+    arguments = ("stats", str(trained / "bytes"), "--file", str(trained / "text.txt"), "--picture")
+    assert run(*arguments, str(picture))[0] == 0
+    root = ElementTree.parse(picture).getroot()
+    shown = "".join(root.itertext())
+    assert "tokens per word" in shown
+    assert str(trained / "bytes")[-40:] in shown
+    code, _, errors = run(*arguments, str(trained / "compared.png"))
+    assert (code, "compared.svg" in errors) == (2, True)
+
+
+def test_a_vocabulary_that_the_text_does_not_support_is_refused(trained: Path) -> None:
+    out = trained / "too-large"
+    code, _, errors = run("train", str(trained / "text.txt"), "--out", str(out), "--size", "5000")
+    assert code == 2
+    assert "supports only" in errors
+    assert not out.exists()
+    assert run("train", str(trained / "text.txt"), "--out", str(out))[0] == 0  # unless no size was asked for

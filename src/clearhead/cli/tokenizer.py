@@ -99,18 +99,25 @@ def decode(
 def stats(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Tokenizers to compare.")],
     file: Annotated[list[Path], typer.Option(help="Text to measure on; may be given several times.")],
+    picture: Annotated[Path | None, typer.Option(help="Draw the comparison into this SVG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: a list of objects.")] = False,
 ) -> None:
     """Compare tokenizers on the same text: tokens per word, bytes per token, unknown rate, vocabulary use.
 
-    Example: clearhead tokenizer stats bpe-4k bpe-16k --file novel.txt.gz
+    Example: clearhead tokenizer stats bpe-4k bpe-16k --file novel.txt.gz --picture compared.svg
     """
-    from clearhead.files import read_lines
+    from clearhead.files import read_lines, write_text
+    from clearhead.text.picture import draw
     from clearhead.text.stats import measure
+
+    if picture is not None and picture.suffix != ".svg":
+        raise UserError(f"--picture: {picture} is drawn as SVG; name it {picture.with_suffix('.svg')}")
 
     found = {}
     for folder in folders:
         found[str(folder)] = measure(_load(folder), (line for one in file for line in read_lines(one)))
+    if picture is not None:
+        write_text(picture, draw(found))
     if as_json:
         typer.echo(json.dumps([{"name": name} | dataclasses.asdict(each) for name, each in found.items()], indent=2))
     else:
