@@ -5,20 +5,22 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAIRS = [("README.md", "README.zh-CN.md"), ("docs/guide.md", "docs/guide.zh-CN.md")]
-READMES = ["README.md", "README.zh-CN.md"]
+PAIRS = [("README.md", "README.zh-CN.md"), ("docs/guide.md", "docs/guide.zh-CN.md"), ("docs/data.md", "docs/data.zh-CN.md")]
+RUN = ["README.md", "README.zh-CN.md", "docs/data.md", "docs/data.zh-CN.md"]
 
 
 def blocks(name: str, kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", (ROOT / name).read_text(encoding="utf-8"), flags=re.M | re.S)
 
 
-@pytest.mark.parametrize("name", READMES)
-def test_python_snippets_run(name: str) -> None:
+@pytest.mark.parametrize("name", RUN)
+def test_python_snippets_run(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path))
     snippets = blocks(name, "python")
     assert snippets
     for snippet in snippets:
@@ -66,6 +68,14 @@ def test_every_backend_and_every_model_file_is_in_the_guide() -> None:
     text = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
     files = [path.name for path in (ROOT / "src/clearhead/model").glob("*.py") if path.name != "__init__.py"]
     assert [name for name in [*files, *BACKENDS] if f"`{name}`" not in text] == []
+
+
+def test_every_data_file_format_and_task_is_in_its_guide() -> None:
+    from clearhead.config.data import Format, Task
+
+    text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    files = [path.name for path in (ROOT / "src/clearhead/data").glob("*.py") if path.name != "__init__.py"]
+    assert [name for name in [*files, *get_args(Format), *get_args(Task)] if f"`{name}`" not in text] == []
 
 
 def test_links_between_documents_lead_somewhere() -> None:
