@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from clearhead import __version__
-from clearhead.cli import demo, presets, tokenizer, train
+from clearhead.cli import demo, evaluate, presets, tokenizer, train
 from clearhead.errors import UserError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app.command("presets")(presets.presets)
 app.command("demo")(demo.demo)
 app.command("recipes")(train.recipes)
 app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
 app.add_typer(tokenizer.app, name="tokenizer")
 
 WrongUse: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, wherever this typer keeps it

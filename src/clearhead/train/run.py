@@ -263,7 +263,8 @@ class Run:
         if not self.place.first:
             return
         whole = with_weights(self.network.config, weights)
-        extra = {"task": self.recipe.data.task, "labels": list(self.data.labels), "step": self.step}
+        data = self.recipe.data.model_dump(mode="json")
+        extra = {"task": self.recipe.data.task, "labels": list(self.data.labels), "step": self.step, "data": data}
         save_model(self.out / name, whole, self.data.tokenizers, extra, self._card(event))
 
     def _card(self, event: Event | None) -> str:

@@ -138,7 +138,7 @@ def _continuations(network: Decoder, data: Data) -> list[Sample]:
         ids = data.valid.batch(np.array([sample]), 0, 0)["ids"][0].tolist()
         prompts.append(ids[: max(1, min(32, len(ids) // 2))])
     room = max(1, min(100, network.config.max_positions - max(map(len, prompts)) - 1))
-    end = tokenizer.roles.get("end", len(tokenizer))  # a tokenizer without an end goes on to the limit
+    end = [tokenizer.roles["end"]] if "end" in tokenizer.roles else []  # without one, it goes on to the limit
     found = generate(network, prompts, DecodeConfig(max_new_tokens=room, temperature=0.8, top_p=0.95), end=end)
     return [
         Sample(source=tokenizer.decode(prompt), output=tokenizer.decode(answers[0].ids))

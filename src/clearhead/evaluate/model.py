@@ -1,0 +1,113 @@
+"""How good a model is on a test set: translations by BLEU and chrF, language models by perplexity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from clearhead.config.data import Corpus, DataConfig
+from clearhead.data import IGNORED, Loader, open_set
+from clearhead.data.formats import TRANSLATION, read
+from clearhead.data.own import records as own_records
+from clearhead.errors import UserError
+from clearhead.evaluate.translation import bleu, chrf, tokenised_bleu
+from clearhead.model import Decoder
+from clearhead.predict import Model
+
+Say = Callable[[str], None]
+
+
+def evaluate(
+    model: Model,
+    corpora: Sequence[Corpus] = (),
+    *,
+    beam: int = 4,
+    lowercase: bool = False,
+    moses: str = "",
+    say: Say = lambda line: None,
+) -> dict[str, Any]:
+    """Scores of a model on corpora, or on the test (else validation) set of the recipe that it was trained by.
+
+    `lowercase` and `moses` (a language, for tokens as sacremoses makes them) are for published figures that were
+    computed so.
+    """
+    if "data" not in model.extra:
+        raise UserError("this model does not say what it was trained for; give it its config.json again")
+    data = DataConfig.build(model.extra["data"], where="config.json: data")
+    corpora = corpora or data.test or data.valid
+    if not corpora:
+        raise UserError("data: this model's recipe names no test or validation set; name one with --data")
+    if data.task == "translation":
+        return _translation(model, data, corpora, beam, lowercase, moses, say)
+    if data.task == "language-model":
+        return _language_model(model, data, corpora)
+    raise UserError(f"evaluate: not yet for {data.task}")
+
+
+def _translation(
+    model: Model, data: DataConfig, corpora: Sequence[Corpus], beam: int, lowercase: bool, moses: str, say: Say
+) -> dict[str, Any]:
+    sources: list[str] = []
+    references: list[str] = []
+    for corpus in corpora:
+        own = corpus.format in ("embedded", "symbols")
+        for record in own_records(corpus, TRANSLATION) if own else read(corpus, TRANSLATION, data.published):
+            sources.append(record.values[0])
+            references.append(record.values[1])
+    say(f"translating {len(sources):,} texts with beam {beam} …")
+    outputs = model.translate(sources, beam=beam)
+    chinese = any(corpus.format == "embedded" and corpus.languages[-1] == "zh" for corpus in corpora)
+    found = [
+        bleu(outputs, references, lowercase=lowercase, tokenize="zh" if chinese else "13a"),
+        chrf(outputs, references),
+    ]
+    result: dict[str, Any] = {"texts": len(sources), "beam": beam}
+    if moses:
+        tokens = _moses(moses)
+        ours, theirs = ([tokens(text) for text in texts] for texts in (outputs, references))
+        score = tokenised_bleu(ours, theirs, lowercase=lowercase)
+        result |= {"tokenised_bleu": score.value, "tokenised_signature": score.signature}
+    for score in found:
+        result |= {score.name.lower(): score.value, f"{score.name.lower()}_signature": score.signature}
+    result["exact"] = sum(a == b for a, b in zip(outputs, references, strict=True)) / len(outputs)
+    return result
+
+
+def _moses(language: str) -> Callable[[str], list[str]]:
+    try:
+        from sacremoses import MosesTokenizer  # type: ignore[import-not-found]
+    except ImportError:
+        raise UserError("moses: the package sacremoses is not installed; pip install sacremoses") from None
+    tokenizer = MosesTokenizer(lang=language)
+    return lambda text: list(tokenizer.tokenize(text, escape=False))
+
+
+def _language_model(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> dict[str, Any]:
+    """Perplexity of a token, and of a word where words are what spaces part; every window sees only itself."""
+    assert isinstance(model.network, Decoder)
+    dataset = open_set(data, corpora, model.tokenizers)
+    total, count = 0.0, 0
+    with torch.inference_mode():
+        for step in Loader(dataset, tokens=data.tokens, shuffle=False, workers=1):
+            for batch in step.batches:
+                there = batch.to(model.device)
+                scores = model.network(there["ids"], documents=there.documents.get("ids"))
+                labels = there["labels"].flatten()
+                scores = scores.flatten(0, 1).float()
+                total += float(F.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum"))
+                count += int((labels != IGNORED).sum())
+    loss = total / max(1, count)
+    found: dict[str, Any] = {"tokens": count, "loss": loss, "perplexity": math.exp(min(loss, 700))}
+    words = sum(
+        len(record.values[0].split())
+        for corpus in corpora
+        if corpus.format == "text"
+        for record in read(corpus, ("text",), data.published)
+    )
+    if words:
+        found["word_perplexity"] = math.exp(min(total / words, 700))
+    return found
