@@ -10,7 +10,11 @@ from typing import get_args
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAIRS = [("README.md", "README.zh-CN.md"), ("docs/guide.md", "docs/guide.zh-CN.md"), ("docs/data.md", "docs/data.zh-CN.md")]
+PAIRS = [
+    ("README.md", "README.zh-CN.md"),
+    ("docs/guide.md", "docs/guide.zh-CN.md"),
+    ("docs/data.md", "docs/data.zh-CN.md"),
+]
 RUN = ["README.md", "README.zh-CN.md", "docs/data.md", "docs/data.zh-CN.md"]
 
 

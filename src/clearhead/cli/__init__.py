@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from clearhead import __version__
-from clearhead.cli import demo, evaluate, presets, tokenizer, train
+from clearhead.cli import demo, evaluate, presets, tokenizer, train, write
 from clearhead.errors import UserError
 
 app = typer.Typer(
@@ -22,6 +22,9 @@ app.command("demo")(demo.demo)
 app.command("recipes")(train.recipes)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
+app.command("translate")(write.translate)
+app.command("generate")(write.generate)
+app.command("models")(write.models)
 app.add_typer(tokenizer.app, name="tokenizer")
 
 WrongUse: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, wherever this typer keeps it

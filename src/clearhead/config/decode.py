@@ -1,4 +1,4 @@
-"""How text is searched for: greedy, sampling or beam, with every limit and penalty; two that contradict are an error."""
+"""How text is searched for: greedy, sampling or beam, every limit and penalty; contradictions are errors."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
@@ -10,9 +10,9 @@ from clearhead.config.settings import Settings
 
 def _words(value: Any) -> Any:
     """Lists, as YAML and JSON have them, as tuples."""
-    return (
-        tuple(tuple(word) if isinstance(word, list) else word for word in value) if isinstance(value, list) else value
-    )
+    if not isinstance(value, list):
+        return value
+    return tuple(tuple(word) if isinstance(word, list) else word for word in value)
 
 
 Word = Annotated[tuple[Annotated[int, Field(ge=0, lt=1 << 24)], ...], Field(min_length=1, max_length=256)]
@@ -68,7 +68,7 @@ def _contradictions(c: DecodeConfig) -> Iterator[str]:
     if c.min_new_tokens > c.max_new_tokens:
         yield f"min_new_tokens: {c.min_new_tokens} is more than max_new_tokens {c.max_new_tokens}; lower it"
     if c.beam > 1 and c.temperature > 0:
-        yield f"temperature: {c.temperature:g}, but beam search (beam {c.beam}) does not sample; set one of them to 0 or 1"
+        yield f"temperature: {c.temperature:g}, but beam search (beam {c.beam}) draws nothing; set it to 0 or beam to 1"
     if c.n_best > c.beam:
         yield f"n_best: {c.n_best} is more than the beam {c.beam}; use at most {c.beam}, or samples with a temperature"
     if c.samples > 1 and c.temperature == 0:

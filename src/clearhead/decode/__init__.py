@@ -3,6 +3,7 @@
 from clearhead.decode.alignment import hard, moses, soft
 from clearhead.decode.alternatives import alternatives
 from clearhead.decode.output import Output
+from clearhead.decode.packed import packed
 from clearhead.decode.search import generate, translate
 from clearhead.decode.speculative import DraftModel, PromptLookup
 from clearhead.decode.step import Step
@@ -19,6 +20,7 @@ __all__ = [
     "generate",
     "hard",
     "moses",
+    "packed",
     "soft",
     "stream",
     "stream_text",

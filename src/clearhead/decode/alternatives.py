@@ -34,6 +34,6 @@ def alternatives(
     check(network, [prompt], None if source is None else [source], config, ends)
     copies = config.model_copy(update={"samples": count})
     with torch.inference_mode():
-        rows = written(network, [prompt], None if source is None else [source], copies, ends, [seed] * count)
+        rows = written(network, [prompt], None if source is None else [source], copies, ends, [seed])
         rows.take(rows.ruled(rows.scores)[0].topk(count).indices)
         return rows.run()

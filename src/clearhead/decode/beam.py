@@ -1,8 +1,8 @@
 """Beam search: the best few beginnings of each row go on together.   B rows · K beams · C candidates · V words
 
 A row's beams are the branches of one tree: the source and the prompt are held once, and going on from another beam
-changes a path, not the cache. The rules are those of transformers: of the candidates, the best K may finish and the best
-K that have not ended go on; a finished text counts its end in its length.
+changes a path, not the cache. The rules are those of transformers: of the candidates, the best K may finish, and the
+best K that have not ended go on; a finished text counts its end in its length.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from clearhead.config import DecodeConfig
 from clearhead.decode.output import Output, divisor
 from clearhead.decode.processors import processors
-from clearhead.decode.rows import LOOK_EVERY, WORTH_DROPPING
+from clearhead.decode.rows import WORTH_DROPPING, look_every
 from clearhead.decode.step import Ids, Step, limits
 from clearhead.decode.written import Written
 
@@ -43,7 +43,7 @@ class Beams:
         self.finished = Finished(rows, beams, scores)
         self.open = torch.ones(rows, dtype=torch.bool, device=device)  # (B,) whether something better may come
         self.numbers, self.outputs = list(range(rows)), dict[int, list[Output]]()
-        self.count, self.every = 0, 1 if device.type == "cpu" else LOOK_EVERY
+        self.count, self.every = 0, look_every(device)
         step.branch(beams, max(self.limits))
 
     def run(self) -> list[list[Output]]:

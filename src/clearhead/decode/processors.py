@@ -85,6 +85,9 @@ class Banned:
     def __call__(self, scores: Tensor, written: Written) -> Tensor:
         for number, words in enumerate(self.words):
             words = self.words[number] = words.to(scores.device)
+            if words.shape[1] == 1:
+                scores = scores.index_fill(1, words[:, 0], -math.inf)
+                continue
             begun = (words[:, :-1] == written.recent(words.shape[1] - 1)[:, None]).all(dim=-1)  # (R, words)
             barred = torch.where(begun, words[:, -1], written.filler)
             scores = scores.masked_fill(_present(barred, scores), -math.inf)

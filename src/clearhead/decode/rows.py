@@ -15,8 +15,12 @@ from clearhead.decode.step import Ids, Step, limits
 from clearhead.decode.stops import Stops
 from clearhead.decode.written import Written
 
-LOOK_EVERY = 8  # steps between two looks at which rows have ended, where looking means waiting for a GPU
 WORTH_DROPPING = 0.75  # finished rows leave the batch when no more than this share of it is left
+
+
+def look_every(device: torch.device) -> int:
+    """Steps between two looks at which rows have ended: where looking means waiting for a GPU, not every one."""
+    return 1 if device.type == "cpu" else 8
 
 
 class Rows:
@@ -44,7 +48,7 @@ class Rows:
         self.numbers = list(range(len(prompts)))  # which rows are still here,
         self.counts = [0] * len(prompts)  # and how many new tokens each of them has
         self.outputs: dict[int, Output] = {}
-        self.every = 1 if device.type == "cpu" or stops else LOOK_EVERY
+        self.every = 1 if stops else look_every(device)
         self.watchers = [stops.watcher() for _ in prompts] if stops else []
 
     def run(self) -> list[Output]:
@@ -99,7 +103,7 @@ class Rows:
         ended = self.ended.tolist()
         if self.stops:
             for place, (number, row) in enumerate(zip(self.numbers, tokens.tolist(), strict=True)):
-                ended[place] |= any([self.watchers[number].add(token) for token in row[: taken[place]]])
+                ended[place] |= any(self.watchers[number].add(token) for token in row[: taken[place]])
         at_limit = [self.limits[number] == count for number, count in zip(self.numbers, self.counts, strict=True)]
         done = [a or b for a, b in zip(ended, at_limit, strict=True)]
         left = done.count(False)

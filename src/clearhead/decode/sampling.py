@@ -2,14 +2,15 @@
 
 R rows · V words
 
-Drawing is Gumbel's: the best of score / temperature + noise is a draw from the softmax. The noise of a word is a hash of
-(seed of the row, number of the new token, word), so that a row's text never depends on its batch mates, the size of the
-batch or the device; and since a choice is then a plain function of the scores, guesses about it can be checked.
+Drawing is Gumbel's: the best of score / temperature + noise is a draw from the softmax. The noise of a word is a hash
+of (seed of the row, number of the new token, word), so that a row's text never depends on its batch mates, the size of
+the batch or the device; and since a choice is a plain function of the scores, guesses about it can be checked.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -79,7 +80,7 @@ def _shifted(x: Tensor, places: int) -> Tensor:
     return (x >> places) & ((1 << (64 - places)) - 1)
 
 
-def sample_seeds(seeds: list[int], samples: int) -> list[int]:
+def sample_seeds(seeds: Sequence[int], samples: int) -> list[int]:
     """A seed for each of several samples of a row, row after row; the first keeps the row's own."""
-    numbers = torch.tensor(seeds)[:, None] + torch.arange(samples) * SECOND  # (B, samples)
-    return torch.where(torch.arange(samples) == 0, torch.tensor(seeds)[:, None], mix(numbers)).flatten().tolist()
+    own, number = torch.tensor(seeds)[:, None], torch.arange(samples)
+    return torch.where(number == 0, own, mix(own + number * SECOND)).flatten().tolist()

@@ -21,6 +21,7 @@ from clearhead.errors import UserError
 from clearhead.model import Decoder, EncoderDecoder
 
 Ends = int | Sequence[int]
+LARGEST = 1 << 63
 
 
 def generate(
@@ -35,8 +36,8 @@ def generate(
 ) -> list[list[Output]]:
     """Go on from each prompt: for each, `n_best` texts of a beam search, or `samples` of greedy search or sampling.
 
-    `end` is the token (or tokens) that ends a text; row n draws by seeds[n], or by n where none are given. A draft makes
-    it faster and changes nothing (see `speculative`).
+    `end` is the token (or tokens) that ends a text; row n draws by seeds[n], or by n where none are given. A draft
+    makes it faster and changes nothing (see `speculative`).
     """
     if config.align:
         raise UserError("align: only a translator has a source to align with; set it to false")
@@ -84,7 +85,7 @@ def _search(
     def work(batch: list[int]) -> list[list[Output]]:
         rows = [prompts[number] for number in batch]
         texts = [sources[number] for number in batch] if sources is not None else None
-        own = sample_seeds([seeds[number] for number in batch], config.samples)
+        own = [seeds[number] for number in batch]
         with torch.inference_mode():
             if config.beam > 1:
                 return Beams(*started(network, rows, texts, config), rows, config, ends).run()
@@ -116,18 +117,21 @@ def written(
     stops: Stops | None = None,
     draft: Draft | None = None,
 ) -> Rows:
-    """Rows about to be written, `samples` for each prompt, which is read once; a seed for each row."""
+    """Rows about to be written, `samples` for each prompt, which is read once; a seed for each prompt."""
+    if any(not -LARGEST <= seed < LARGEST for seed in seeds):
+        raise UserError(f"a seed is a whole number of 64 bits, at most {LARGEST - 1}")
     step, scores = started(network, prompts, sources, config)
-    guesser = draft and draft.begin(prompts, sources, config.max_new_tokens)
+    guesser = None if draft is None else draft.begin(prompts, sources, config.max_new_tokens)
     if config.samples > 1:
         several = torch.arange(len(prompts), device=step.device).repeat_interleave(config.samples)
         step.select(several)
         if guesser is not None:
             guesser.select(several)
         scores, prompts = scores[several], [prompt for prompt in prompts for _ in range(config.samples)]
+    own = sample_seeds(seeds, config.samples)
     if guesser is not None and draft is not None:
-        return Speculative(step, scores, prompts, config, ends, seeds, stops, guesser=guesser, ahead=draft.ahead)
-    return Rows(step, scores, prompts, config, ends, seeds, stops)
+        return Speculative(step, scores, prompts, config, ends, own, stops, guesser=guesser, ahead=draft.ahead)
+    return Rows(step, scores, prompts, config, ends, own, stops)
 
 
 def check(

@@ -34,7 +34,9 @@ class Guesser(Protocol):
 class Draft(Protocol):
     """A way to guess, and how many tokens ahead."""
 
-    ahead: int
+    @property
+    def ahead(self) -> int:
+        """Tokens."""
 
     def begin(self, prompts: Sequence[Ids], sources: Sequence[Ids] | None, room: int) -> Guesser:
         """Get ready for a batch of prompts that will each grow by at most `room` tokens."""
@@ -157,10 +159,9 @@ class PromptLookup:
             places = torch.arange(same.shape[1], device=same.device) + size
             places = places.masked_fill(~same | (places >= written.lengths[:, None]), 0).amax(dim=1)
             follows = torch.where(places > 0, places, follows)
-        places = follows[:, None] + torch.arange(count, device=follows.device)
-        # Beyond the end of the row a repetition goes on from where it began.
-        places = torch.where(places < written.lengths[:, None], places, places - (written.lengths - follows)[:, None])
-        return written.ids.gather(1, places.clamp(max=written.longest - 1)).clamp(max=written.filler - 1)
+        # Where the row ends, a repetition goes round.
+        places = torch.arange(count, device=follows.device) % (written.lengths - follows)[:, None]
+        return written.ids.gather(1, follows[:, None] + places)
 
     def select(self, rows: Tensor) -> None:
         """Nothing to change."""

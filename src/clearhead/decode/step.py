@@ -2,8 +2,8 @@
 
 B rows · P prompt tokens · T new tokens · V words · K branches
 
-Every search stands on this: `start` reads prompts (and sources), `next` reads on, and between the two a search may drop,
-repeat or rewind rows, or let each row grow several branches. What makes a step faster can be put around `next`.
+Every search stands on this: `start` reads prompts (and sources), `next` reads on, and between the two a search may
+drop, repeat or rewind rows, or let each row grow several branches. What makes a step faster can be put around `next`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Step:
             hidden = self.network.decode(ids, memory, lengths, cache=self.cache)  # (B, P, D)
         else:
             hidden = self.network.decode(ids, lengths, cache=self.cache)
-        last = hidden[:, -1] if lengths is None else hidden[torch.arange(len(hidden)), lengths - 1]
+        last = hidden[:, -1] if lengths is None else hidden[torch.arange(len(hidden), device=self.device), lengths - 1]
         return self._words(last)
 
     def next(self, ids: Tensor) -> Tensor:

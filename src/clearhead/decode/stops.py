@@ -18,9 +18,9 @@ class Stops:
         self.strings, self.tokenizer = list(strings), tokenizer
 
     def find(self, text: str) -> int | None:
-        """Where the first of them begins."""
-        found = [place for string in self.strings if (place := text.find(string)) >= 0]
-        return min(found, default=None)
+        """Where the one begins that is complete first: what comes later is never written."""
+        found = [(place + len(string), place) for string in self.strings if (place := text.find(string)) >= 0]
+        return min(found)[1] if found else None
 
     def cut(self, text: str) -> str:
         """The text before the first of them."""

@@ -55,10 +55,10 @@ class Attention(nn.Module):
         if cache is not None and cache.source is not None:
             return cache.source
         assert memory is not None, "cross-attention needs an encoded source"
-        both = self.keys_and_values(memory)
-        if cache is not None:
-            cache.source = both
-        return both
+        k, v = self.keys_and_values(memory)
+        if cache is not None:  # read at every step from now on: each head's in one piece
+            cache.source = k, v = k.contiguous(), v.contiguous()
+        return k, v
 
     def queries(self, x: Tensor, rotation: Rotation | None = None) -> Tensor:
         """(B, T, D) to (B, H, T, E)."""

@@ -98,7 +98,8 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor
         if isinstance(mask.start, int) and q.shape[2] == 1 and mask.start == k.shape[2] - 1:  # the last sees everything
             return sdpa(q, k, v, None, dropout)
     allowed = mask.dense(q.shape[2], k.shape[2], q.device)
-    return sdpa(q, k, v, allowed, dropout, all_see=mask.paths is not None)
+    itself = mask.paths is not None and mask.pattern.kind != "summary"  # every query sees at least its own key
+    return sdpa(q, k, v, allowed, dropout, all_see=itself)
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
