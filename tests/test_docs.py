@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAIRS = [
+PAIRS = [(f"{name}.md", f"{name}.zh-CN.md") for name in ("README", "docs/guide", "docs/data")]
     ("README.md", "README.zh-CN.md"),
     ("docs/guide.md", "docs/guide.zh-CN.md"),
     ("docs/data.md", "docs/data.zh-CN.md"),
