@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAIRS = [(f"{name}.md", f"{name}.zh-CN.md") for name in ("README", "docs/guide", "docs/data")]
+PAIRS = [(f"{name}.md", f"{name}.zh-CN.md") for name in ("README", "docs/guide", "docs/data", "docs/train")]
 RUN = ["README.md", "README.zh-CN.md", "docs/data.md", "docs/data.zh-CN.md"]
 
 
@@ -76,6 +76,14 @@ def test_every_data_file_format_and_task_is_in_its_guide() -> None:
     text = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
     files = [path.name for path in (ROOT / "src/clearhead/data").glob("*.py") if path.name != "__init__.py"]
     assert [name for name in [*files, *get_args(Format), *get_args(Task)] if f"`{name}`" not in text] == []
+
+
+def test_every_setting_and_file_of_training_is_in_its_guide() -> None:
+    from clearhead.config.train import TrainConfig
+
+    text = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
+    files = [path.name for path in (ROOT / "src/clearhead/train").glob("*.py") if path.name != "__init__.py"]
+    assert [name for name in [*files, *TrainConfig.model_fields] if f"`{name}`" not in text] == []
 
 
 def test_links_between_documents_lead_somewhere() -> None:
