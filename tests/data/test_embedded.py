@@ -283,9 +283,5 @@ GOLDEN: list[tuple[str, str, str]] = [
         "Wird der starke Bäcker dem Polizisten den großen Computer schicken?",
         "那位强壮的面包师会寄给那名警察那台大电脑吗？",
     ),
-    (
-        "The careful judge knows that the knives are dangerous.",
-        "Der vorsichtige Richter weiß, dass die Messer gefährlich sind.",
-        "那位谨慎的法官知道那些刀很危险。",
-    ),
+    ("Hannah fears the elephants.", "Hannah fürchtet die Elefanten.", "汉娜害怕那些大象。"),
 ]

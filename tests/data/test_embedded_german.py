@@ -122,6 +122,7 @@ def _noun(noun: Noun, case: str, plural: bool) -> str:
         "invite": "lade lädst lädt laden lade",
         "work": "arbeite arbeitest arbeitet arbeiten arbeite",
         "wait for": "warte wartest wartet warten warte",
+        "play": "spiele spielst spielt spielen spiel",
         "dance": "tanze tanzt tanzt tanzen tanz",
         "collect": "sammle sammelst sammelt sammeln sammle",
         "feed": "füttere fütterst füttert füttern füttere",

@@ -181,6 +181,8 @@ def _predicate(clause: Clause, bare: bool = False) -> list[Word]:
     if clause.modal:
         if clause.modal == "must" and clause.negated:
             modal = [Word("不用", (at + NEGATION, at + MODAL))]
+        elif clause.modal == "can" and clause.negated and clause.tense == "past":
+            modal = [Word("没能", (at + NEGATION, at + MODAL))]
         else:
             must = "不得不" if clause.modal == "must" and clause.tense == "past" else MODALS[clause.modal]
             modal = [*no, Word(must, (at + MODAL,))]
@@ -210,7 +212,7 @@ def _action(clause: Clause, aspect: Literal["", "doing", "done", "past"] = "") -
     placed = clause.spot and frame not in ("goes", "lives", "located", "rains")
     if aspect == "doing":
         at_place = (clause.spot.at + PREPOSITION,) if placed and clause.spot else ()
-        words = [Word("正在", (at + TENSE, *at_place))]
+        words = [Word("在" if clause.gap == "place" else "正在", (at + TENSE, *at_place))]  # 他在哪里工作
     elif placed and clause.spot:
         words = [Word("在", (clause.spot.at + PREPOSITION,))]
     if placed:
@@ -230,7 +232,8 @@ def _action(clause: Clause, aspect: Literal["", "doing", "done", "past"] = "") -
         front, (people, things) = (people, ([], things)) if people else (things, ([], []))
         words += [Word(verb.zh_before, (at + VERB,)), *front]
     parts = (at + VERB, at + TENSE) if aspect == "past" else (at + VERB,)
-    first, *rest = (verb.zh_short if clause.span else verb.zh).split()
+    short = clause.span or (aspect == "doing" and frame == "acts" and verb.zh_short)  # 正在关门, not 正在关上门
+    first, *rest = (verb.zh_short if short else verb.zh).split()
     words.append(Word(first, parts))
     if aspect == "done":
         words.append(Word("了", (at + TENSE,)))
@@ -256,6 +259,8 @@ def _quality(clause: Clause, no: list[Word]) -> list[Word]:
         return [Word("和", (at + THAN,)), *noun_phrase(quality.than), Word("一样", (at + THAN,)), *adjective]
     if "colour" in quality.adjective.kind:
         return [*no, Word("是", be), *adjective]
+    if no and adjective[0].text == "没用":
+        no = [Word("不是", no[0].parts)]
     if no and adjective[0].text == "有":
         no = [Word("没", no[0].parts)]
     if quality.degree == "very":

@@ -4,12 +4,16 @@ from collections.abc import Callable
 
 from clearhead.data.embedded.entries import Noun, Verb
 from clearhead.data.embedded.nodes import Clause, Modal, NounPhrase, Pronoun, Quality, Spot, Tense
-from clearhead.data.embedded.phrases import POSSESSIVES, SUBJECT_PRONOUNS, Draw
+from clearhead.data.embedded.phrases import FOREIGN, POSSESSIVES, SUBJECT_PRONOUNS, Draw
 
 PERSON = frozenset(("person",))
 GOODS = frozenset(("food", "volume", "dish", "person", "animal"))
+ELSEWHERE = frozenset(("beast", "vehicle"))  # not found in gardens and kitchens
 MODALS: tuple[Modal, ...] = ("can", "must", "want", "should", "may")
 PAST_MODALS: tuple[Modal, ...] = ("can", "must", "want")
+KINDS = frozenset(
+    ("animal", "food", "clothing", "wearable", "vehicle", "furniture", "opening", "device", "dish", "tool", "building")
+)
 WILFUL = frozenset(("come", "leave", "get up", "come back", "set off", "win"))  # events one can decide on
 
 # How often each tense is drawn for each frame: a string of initials, equally likely.
@@ -17,7 +21,7 @@ WILFUL = frozenset(("come", "leave", "get up", "come back", "set off", "win"))  
 TENSES = {
     "activity": "rrrppphhfmdn",
     "acts": "rrrppppphffmmdn",
-    "meets": "ppppfm",
+    "meets": "pppppf",
     "event": "ppppff",
     "gives": "pppffm",
     "goes": "ppphffm",
@@ -47,6 +51,8 @@ def clause(d: Draw, verb: Verb, tenses: str = "", subject: NounPhrase | None = N
         initial = "f"
     if ("once" in verb.tags and initial in "hn") or ("mishap" in verb.tags and not plain):
         initial = "p"
+    if ("instant" in verb.tags and initial == "r") or ("unwilled" in verb.tags and initial in "md"):
+        initial = "p"
     roll = 1.0 if plain else d.random()
     if "once" in verb.tags and initial == "r" and roll < 0.14:
         initial = "p"
@@ -57,10 +63,13 @@ def clause(d: Draw, verb: Verb, tenses: str = "", subject: NounPhrase | None = N
     habit = initial in "hn"
     known = negated or asks or bool(gap) or habit
     if not subject:
-        subject = d.subject(verb.subject, known or plain, not known and not plain, asks or bool(gap))
+        subject = d.subject(verb.subject, known or plain, not known and not plain and initial != "r", asks or bool(gap))
     made = Clause(d.at(), subject, verb, tense, negated=negated)
     if initial in "md":
-        made = made._replace(modal=d.pick(PAST_MODALS if initial == "d" else MODALS))
+        modal = d.pick(PAST_MODALS if initial == "d" else MODALS)
+        if modal == "can" and initial == "d" and not negated:  # "was able to" is another thing
+            modal = "want"
+        made = made._replace(modal=modal)
     if verb.object:
         made = made._replace(object=d.thing(verb, subject, negated, habit))
     if verb.frame == "gives":
@@ -99,6 +108,8 @@ def _adverbials(d: Draw, c: Clause, initial: str, plain: bool) -> Clause:
 def fits(c: Clause) -> bool:
     """Whether what is bought or sold is found in a shop."""
     thing = c.object.head if c.object else None
+    if isinstance(thing, Noun) and thing.classes & ELSEWHERE:
+        return False
     return "shop" not in c.verb.where or not isinstance(thing, Noun) or bool(thing.classes & GOODS)
 
 
@@ -107,10 +118,10 @@ def _asking(c: Clause, gap: str) -> Clause:
     c = c._replace(fronted=False)
     thing = c.object
     single = thing and isinstance(thing.head, Noun) and not thing.measured
-    if gap == "subject":
+    if gap == "subject" and not (isinstance(c.subject.head, Noun) and "animal" in c.subject.head.classes):
         alone = c.subject._replace(number=1, second=None, head=_one(c))
         return c._replace(mood="question", gap="subject", subject=alone)
-    if gap == "object" and single and c.verb.en_particle != "for":
+    if gap == "object" and single and c.verb.en_particle != "for" and c.verb.key != "tell":
         return c._replace(mood="question", gap="object")
     if gap == "place" and c.spot and (c.tense == "progressive" or not c.time):
         return c._replace(mood="question", gap="place")
@@ -180,9 +191,15 @@ def compared(d: Draw) -> Clause:
     adjective = d.pick(d.pools.lexicon.adjectives)
     while adjective.en_comparative == "." or "mood" in adjective.kind:
         adjective = d.pick(d.pools.lexicon.adjectives)
-    kind = frozenset((d.pick(sorted(adjective.classes & d.noun(adjective.classes).classes)),))  # like with like
+    classes = d.noun(adjective.classes).classes
+    kinds = sorted((adjective.classes & classes) - {"sized"} or classes & KINDS)  # like with like
+    if not kinds:
+        return quality(d)
+    kind = frozenset((d.pick(kinds),))
     subject, other = d.subject(kind, known=True), d.subject(kind, known=True)
     if other.head.key == subject.head.key or isinstance(other.head, Pronoun) or other.second:
+        return quality(d)
+    if any(isinstance(p.head, Noun) and not p.head.classes & adjective.classes for p in (subject, other)):
         return quality(d)
     degree = "more" if d.chance(0.75) else "equal"
     subject, other = subject._replace(adjective=None), other._replace(adjective=None)
@@ -210,7 +227,11 @@ def existing(d: Draw, known: bool = False) -> Clause:
     subject = d.phrase(d.noun(frozenset(("volume", "dish", "tool", "fruit", "wearable"))), known)
     table = Spot(d.at(), d.noun(frozenset(("surface",))))
     made = Clause(d.at(), subject, be, spot=table)
-    return made._replace(mood="question") if d.chance(0.15) else made
+    if not d.chance(0.15):
+        return made
+    if subject.determiner == "some":  # "are there newspapers on the table?"
+        made = made._replace(subject=subject._replace(determiner=""))
+    return made._replace(mood="question")
 
 
 def request(d: Draw) -> Clause:
@@ -221,7 +242,11 @@ def request(d: Draw) -> Clause:
         verb = d.pick(d.pools.verbs("acts"))
         noun = d.noun(verb.object)
     thing = d.phrase(noun, known=True)
+    if "outfit" in verb.object:
+        thing = thing._replace(number=1)
     if noun.classes & {"clothing"} and thing.determiner in POSSESSIVES:
         thing = thing._replace(determiner="your")
+    elif verb.key in FOREIGN and thing.determiner in POSSESSIVES and "kin" not in noun.classes:
+        thing = thing._replace(determiner="the")
     you = NounPhrase(d.at(), SUBJECT_PRONOUNS[1])
     return Clause(d.at(), you, verb, object=thing, mood="request", negated=d.chance(0.3))

@@ -159,7 +159,10 @@ def _verb(clause: Clause) -> tuple[list[Word], list[Word]]:
             return [Word("will", (at + TENSE,))], [Word("be", (at + VERB,))]
         parts = (at + VERB, at + TENSE) if tense == "past" else (at + VERB,)
         return [Word(_be(clause.subject, tense == "past"), parts)], []
-    if clause.modal in ("can", "should", "may"):
+    if clause.modal == "may":  # "may" alone would be taken for "perhaps"
+        allowed = [Word("allowed", (at + MODAL,)), Word("to", (at + MODAL,)), Word(verb.en, (at + VERB,))]
+        return [Word(_be(clause.subject, False), (at + MODAL,))], allowed
+    if clause.modal in ("can", "should"):
         past = clause.modal == "can" and tense == "past"
         return [Word("could" if past else clause.modal, (at + MODAL,))], [Word(verb.en, (at + VERB,))]
     if clause.modal:  # want to, have to

@@ -51,8 +51,8 @@ class Verb(NamedTuple):
     de_object: str  # "" accusative, "dat", or a preposition with the accusative
     zh: str
     zh_before: str  # 给 in 给…打电话
-    zh_short: str  # what takes 了 and a span of time: 睡 in 睡了三个小时
-    tags: Classes  # good, bad or tiring: what the event makes people; slow: it may lie a year away
+    zh_short: str  # what takes a span of time, or 正在: 睡 in 睡了三个小时, 关 in 正在关门
+    tags: Classes  # good, bad or tiring: what the event makes people; slow, long: may, must lie a year away
 
 
 class Adjective(NamedTuple):

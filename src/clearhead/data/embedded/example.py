@@ -159,11 +159,17 @@ def _questions(clause: Clause) -> Iterator[tuple[Clause, set[int]]]:
         return
     ask = clause._replace(mood="question", fronted=False)
     head = clause.subject.head
-    if isinstance(head, (Name, Noun)) and clause.subject.determiner != "every":
+    person = isinstance(head, Name) or (isinstance(head, Noun) and "person" in head.classes)
+    if person and clause.subject.determiner != "every":
         alone = clause.subject._replace(number=1, second=None)
         yield ask._replace(gap="subject", subject=alone), _range(clause.subject)
     thing = clause.object
-    if thing and isinstance(thing.head, (Name, Noun)) and clause.verb.en_particle != "for":
+    if (
+        thing
+        and isinstance(thing.head, (Name, Noun))
+        and clause.verb.en_particle != "for"
+        and clause.verb.key != "tell"
+    ):
         yield ask._replace(gap="object"), _range(thing)
     if clause.spot and (clause.tense == "progressive" or not clause.time):
         yield ask._replace(gap="place"), set(range(clause.spot.at, clause.spot.at + STEP))

@@ -33,6 +33,7 @@ from clearhead.data.embedded.nodes import (
 NUMBERS = ("", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf")
 LINKS = {"that": "dass", "because": "weil", "if": "wenn", "when": "als", "but": "aber"}
 VESSELS = {"cup": ("f", "Tasse", "Tassen"), "glass": ("n", "Glas", "Gläser"), "bottle": ("f", "Flasche", "Flaschen")}
+LATE = frozenset(("oft", "selten", "nie"))  # these stand behind what is known: "Er lädt den Arzt nie ein"
 ASKED = {"nom": ("wer", "was"), "acc": ("wen", "was"), "dat": ("wem", "wem")}
 
 
@@ -187,6 +188,8 @@ def _middle(clause: Clause) -> list[Word]:
     words = noun_phrase(thing, case)
     if clause.negated:
         return [*weak, *person, *words, *time, not_, *place]
+    if clause.time and clause.time.de[0][0] in LATE:
+        return [*weak, *person, *words, *time, *place]
     return [*weak, *time, *person, *words, *place]
 
 

@@ -131,7 +131,7 @@ def present(verb: Verb, who: Person) -> str:
 
 def _first(verb: Verb) -> str:
     stem = _stem(verb)
-    return (stem[:-2] + "l" if stem.endswith("el") else stem) + "e"  # ich sammle
+    return (stem[:-2] + "l" if verb.de.endswith("eln") else stem) + "e"  # ich sammle, but ich spiele
 
 
 def imperative(verb: Verb) -> str:
@@ -139,7 +139,7 @@ def imperative(verb: Verb) -> str:
     stem, changed = _stem(verb), verb.de_third[:-1]
     if "e" in stem and changed != stem and "i" in changed and not changed.endswith("e"):
         return changed  # e becomes i or ie: iss, nimm, lies
-    if stem.endswith(("t", "d", "er", "el", "ier")):
+    if stem.endswith(("t", "d")) or verb.de.endswith(("eln", "ern", "ieren")):
         return _first(verb)
     return stem
 

@@ -75,6 +75,13 @@ def _own(subject: NounPhrase) -> Determiner | None:
     return "his" if "male" in head.classes else "her" if "female" in head.classes else None
 
 
+def is_several(phrase: NounPhrase) -> bool:
+    """Whether more than one is spoken of."""
+    if isinstance(phrase.head, Pronoun):
+        return phrase.head.key in ("we", "they")
+    return phrase.number != 1 or phrase.second is not None
+
+
 class Draw:
     """One sentence in the making: the dice, and the next free part number."""
 
@@ -126,7 +133,7 @@ class Draw:
             if roll < 0.3:
                 return NounPhrase(self.at(), self.pick(ASKED_PRONOUNS if asked else SUBJECT_PRONOUNS))
         noun = self.noun(classes)
-        if every and self.level > 1 and "kin" not in noun.classes and self.chance(0.06):
+        if every and self.level > 1 and not noun.classes & {"kin", "sole"} and self.chance(0.06):
             return NounPhrase(self.at(), noun, "every", 1, self.adjective(noun, 0.2))
         return self.phrase(noun, known or self.chance(0.75))
 
@@ -177,6 +184,8 @@ class Draw:
             return self.mass(noun, negated or habit)
         if habit and (verb.key in TRADES or not noun.classes & SINGLE):
             return NounPhrase(self.at(), noun, "", 0, None if negated else self.adjective(noun, 0.25))
+        if negated and "collectible" in verb.object:
+            return NounPhrase(self.at(), noun, "", 0)
         if negated and self.chance(0.4) and not habit and not noun.classes & SINGLE and "once" not in verb.tags:
             return NounPhrase(self.at(), noun, "the" if verb.frame == "gives" else "a")
         if self.level == 3 and verb.key in TRADES and not negated and self.chance(0.12):
@@ -187,6 +196,9 @@ class Draw:
         made = self.phrase(noun, negated or habit or bool(fixed) or self.chance(0.5))
         if "outfit" in verb.object and made.number != 1:  # one puts on one coat at a time
             made = made._replace(number=1, determiner=made.determiner if made.determiner not in PLURALS else "a")
+        if "outfit" in verb.object and is_several(subject):
+            known = made.determiner != "a"
+            return made._replace(number=0, determiner="the" if known else "some")
         if made.determiner not in POSSESSIVES:
             return made
         if fixed:
@@ -218,6 +230,8 @@ class Draw:
     def time(self, verb: Verb, tense: str, dated: bool) -> Adverbial:
         """When it was or will be; `dated` allows dates and clock times that do not show the tense by themselves."""
         slow = "slow" in verb.tags
+        if "long" in verb.tags:
+            return self.adverb("long-" + tense)
         if dated and self.level == 3 and self.chance(0.4):
             if slow:
                 return (

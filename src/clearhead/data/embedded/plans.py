@@ -25,7 +25,7 @@ from clearhead.data.embedded.clauses import (
 )
 from clearhead.data.embedded.entries import Name, Noun, Verb
 from clearhead.data.embedded.nodes import Clause, NounPhrase, Pronoun, Quality, Spot, Tense
-from clearhead.data.embedded.phrases import SUBJECT_PRONOUNS, Draw, Pools
+from clearhead.data.embedded.phrases import POSSESSIVES, SUBJECT_PRONOUNS, Draw, Pools, is_several
 
 # What can happen in the moment when somebody comes.
 QUICK = frozenset(("open", "close", "call", "hug", "thank", "see", "turn off", "put on", "take off", "break"))
@@ -36,6 +36,8 @@ LEISURE = frozenset(("sleep", "sing", "dance", "swim", "watch TV", "fish", "read
 DUTIES = frozenset(("work", "cook", "study", "shop", "clean", "wash", "repair", "help", "feed", "wait for", "pack"))
 # What one does in bad weather.
 INDOORS = frozenset(("read", "watch", "watch TV", "sleep", "study", "clean", "paint", "write", "cook", "try", "pack"))
+# After this there is nothing left to do something with.
+GONE = frozenset(("throw away", "break"))
 HE, SHE, THEY = SUBJECT_PRONOUNS[2], SUBJECT_PRONOUNS[3], SUBJECT_PRONOUNS[5]
 
 
@@ -55,6 +57,8 @@ def _person(d: Draw) -> tuple[NounPhrase, Pronoun]:
     """Somebody, and the pronoun that takes up who it is."""
     subject = d.subject(frozenset(("kin",)), known=True)
     head = subject.head
+    if subject.second and not {"male"} & (head.classes | subject.second.head.classes):  # type: ignore[union-attr]
+        subject = subject._replace(second=None)  # two women are 她们, which only Chinese would say
     if isinstance(head, Pronoun):
         return subject, head
     if subject.second:
@@ -169,7 +173,7 @@ def contrast(d: Draw) -> Clause:
 
 
 def _the(d: Draw, noun: Noun) -> NounPhrase:
-    return NounPhrase(d.at(), noun, "the", 0 if d.chance(0.25) else 1)
+    return NounPhrase(d.at(), noun, "the", 0 if d.chance(0.25) and "sole" not in noun.classes else 1)
 
 
 def subject_relative(d: Draw) -> Clause:
@@ -189,13 +193,15 @@ def subject_relative(d: Draw) -> Clause:
 def object_relative(d: Draw) -> Clause:
     """The book that Anna bought is expensive. Peter read the book that Anna bought."""
     verb = _choose(d, ("acts", "meets"))
-    while verb.de_object or verb.zh_before or verb.en_particle == "for":
+    while verb.de_object or verb.zh_before or verb.en_particle == "for" or verb.key == "eat":
         verb = _choose(d, ("acts", "meets"))
     noun = d.noun(verb.object - {"drink", "massfood"}) if verb.object - {"drink", "massfood"} else d.noun(PERSON)
     if not noun.classes & verb.object or "kin" in noun.classes:
         return object_relative(d)
     phrase = _the(d, noun)
     inner = clause(d, verb, "p", plain=True)
+    if "outfit" in verb.object and is_several(inner.subject):
+        return object_relative(d)
     inner = inner._replace(object=phrase, time=None, spot=None, mood="relative", gap="object")
     phrase = phrase._replace(relative=inner)
     fitting = tuple(a for a in d.pools.lexicon.adjectives if a.classes & noun.classes)
@@ -206,7 +212,7 @@ def object_relative(d: Draw) -> Clause:
         for v in _tagged(d.pools, ("acts", "meets"), "")
         if v.object & noun.classes and v != verb and v.en_particle != "for" and not v.zh_before and not v.de_object
     )
-    if not mains:
+    if not mains or verb.key in GONE:
         return object_relative(d)
     made = clause(d, d.pick(mains), "p", plain=True)
     return made._replace(object=phrase, time=None, spot=None)
@@ -225,6 +231,8 @@ def price(d: Draw) -> Clause:
     """This coat costs 80 euros."""
     verb = d.pools.verbs("costs")[0]
     subject = d.phrase(d.noun(verb.subject), known=True)
+    if subject.determiner in POSSESSIVES:
+        subject = subject._replace(determiner="the")
     return Clause(d.at(), subject, verb, span=times.price(d.at(), d.between(2, 99)))
 
 
@@ -234,6 +242,7 @@ def age(d: Draw) -> Clause:
     subject = d.subject(frozenset(("adult", "young", "pet")), known=True)
     while subject.number != 1 or subject.second or subject.head.key in ("I", "we", "they"):
         subject = d.subject(frozenset(("adult", "young", "pet")), known=True)
+    subject = subject._replace(adjective=None)  # "the old man is 23 years old"
     head = subject.head
     if isinstance(head, (Name, Pronoun)):
         low, high = 5, 90
