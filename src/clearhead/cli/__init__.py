@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from clearhead import __version__
-from clearhead.cli import demo, evaluate, presets, tokenizer, train, write
+from clearhead.cli import demo, evaluate, presets, tokenizer, train, word2vec, write
 from clearhead.errors import UserError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("translate")(write.translate)
 app.command("generate")(write.generate)
 app.command("models")(write.models)
 app.add_typer(tokenizer.app, name="tokenizer")
+app.add_typer(word2vec.app, name="word2vec")
 
 WrongUse: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, wherever this typer keeps it
 

@@ -1,0 +1,131 @@
+"""`clearhead word2vec train|neighbours|analogy|score|export`, as a user at a pipe sees them."""
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clearhead.cli import main
+
+TEXT = "The king rules the land. The queen rules the land! A dog eats meat. A cat eats fish.\n" * 60
+
+
+def run(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
+    """What `clearhead word2vec …` returns and prints, in this process: importing torch anew each time takes longer."""
+    out, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["clearhead", "word2vec", *arguments])
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", errors)
+        with pytest.raises(SystemExit) as stop:
+            main()
+    printed = []
+    for stream in (out, errors):
+        stream.flush()
+        printed.append(stream.buffer.getvalue().decode())
+    return int(stop.value.code or 0), *printed
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("word2vec")
+    (folder / "text.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
+    (folder / "pairs.tsv").write_text("king\tqueen\t9\nking\tfish\t1\nking\tzebra\t3\n", encoding="utf-8")
+    (folder / "questions.txt").write_text(": animals\ndog meat cat fish\n", encoding="utf-8")
+    (folder / "empty.txt").write_text("", encoding="utf-8")
+    options = ("--dim", "8", "--window", "3", "--epochs", "10", "--sample", "1", "--workers", "1", "--json")
+    code, out, errors = run("train", str(folder / "text.txt.gz"), "--out", str(folder / "vectors"), *options)
+    assert code == 0, errors
+    assert "1,080 words, 11 different ones of 5 or more" in errors
+    assert "100%" in errors
+    assert "words a second" in errors
+    result = json.loads(out)
+    assert (result["vocabulary"], result["words"], result["dim"], result["learning_rate"]) == (11, 1080, 8, 0.035)
+    return folder
+
+
+def test_neighbours_and_analogies(trained: Path) -> None:
+    vectors = str(trained / "vectors")
+    code, out, _ = run("neighbours", vectors, "king", "dog", "--count", "3")
+    assert code == 0
+    assert [line for line in out.splitlines() if line.endswith(":")] == ["king:", "dog:"]
+    assert out.count("\n") == 8
+    found = json.loads(run("neighbours", vectors, "king", "--json")[1])["king"]
+    assert len(found) == 10
+    assert [row["cosine"] for row in found] == sorted((row["cosine"] for row in found), reverse=True)
+    answers = json.loads(run("analogy", vectors, "dog", "meat", "cat", "--json")[1])
+    assert len(answers) == 5
+    assert not {"dog", "meat", "cat"} & {row["word"] for row in answers}
+    assert run("analogy", vectors, "dog", "meat", "cat", "--count", "1")[1].split()[1] == answers[0]["word"]
+
+
+def test_scores(trained: Path) -> None:
+    arguments = ("score", str(trained / "vectors"), "--pairs", str(trained / "pairs.tsv"))
+    code, out, _ = run(*arguments, "--analogies", str(trained / "questions.txt"))
+    assert code == 0
+    assert "on 2 pairs (1 left out)" in out
+    assert "animals" in out
+    data = json.loads(run(*arguments, "--analogies", str(trained / "questions.txt"), "--json")[1])
+    assert abs(data["pairs"][0]["spearman"]) == pytest.approx(1)
+    assert [row["name"] for row in data["analogies"]] == ["animals", "all"]
+
+
+def test_exported_text_answers_as_the_folder_does(trained: Path) -> None:
+    text = str(trained / "vectors.txt")
+    assert run("export", str(trained / "vectors"), text)[0] == 0
+    assert (trained / "vectors.txt").read_text(encoding="utf-8").startswith("11 8\nthe ")
+    assert run("neighbours", text, "king") == run("neighbours", str(trained / "vectors"), "king")
+
+
+def test_one_worker_repeats_exactly_and_cbow_differs(trained: Path) -> None:
+    for name, *more in (("one",), ("two",), ("three", "--cbow")):
+        code, _, errors = run(
+            "train", "-", "--out", str(trained / name), "--dim", "4", "--workers", "1", *more, stdin=TEXT.encode()
+        )
+        assert code == 0, errors
+    one, two, three = ((trained / name / "vectors.safetensors").read_bytes() for name in ("one", "two", "three"))
+    assert one == two != three
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["train", "nofile", "--out", "HERE/new"], "nofile does not exist"),
+        (["train", "HERE", "--out", "HERE/new"], "is a folder"),
+        (["train", "HERE/empty.txt", "--out", "HERE/new"], "there are no words to learn from"),
+        (["train", "HERE/text.txt.gz", "--out", "HERE/new", "--min-count", "9999"], "no word occurs 9999 times"),
+        (["train", "HERE/text.txt.gz", "--out", "HERE/new", "--dim", "0"], "dim: 0 is too small"),
+        (["train", "HERE/text.txt.gz", "--out", "HERE/new", "--device", "gpu"], "--device: 'gpu' is not there"),
+        (["neighbours", "HERE/nowhere", "king"], "nowhere does not exist"),
+        (["neighbours", "HERE/vectors", "quene"], "'quene' is not among the 11 words; near it: queen"),
+        (["neighbours", "HERE/pairs.tsv", "king"], "line 1: expected the number of words"),
+        (["analogy", "HERE/vectors", "king", "queen", "zebra"], "'zebra' is not among"),
+        (["analogy", "HERE/vectors", "king", "queen"], "Missing argument"),
+        (["score", "HERE/vectors"], "nothing to score with"),
+        (["score", "HERE/vectors", "--pairs", "HERE/questions.txt"], "line 1: expected two words and a score"),
+        (["score", "HERE/vectors", "--analogies", "HERE/pairs.tsv"], "line 1: expected four words"),
+    ],
+)
+def test_wrong_input_is_one_line_and_writes_nothing(trained: Path, arguments: list[str], says: str) -> None:
+    code, _, errors = run(*(word.replace("HERE", str(trained)) for word in arguments))
+    assert code == 2
+    assert says in errors
+    assert errors.count("\n") == 1
+    assert not (trained / "new").exists()
+
+
+def test_help_has_an_example() -> None:
+    for verb in ("train", "neighbours", "analogy", "score", "export"):
+        assert f"Example: clearhead word2vec {verb}" in run(verb, "--help")[1]
+
+
+def test_the_installed_command_ends_with_code_2(trained: Path) -> None:
+    command = [sys.executable, "-m", "clearhead", "word2vec", "neighbours", str(trained / "vectors"), "quene"]
+    done = subprocess.run(command, capture_output=True)
+    assert done.returncode == 2
+    assert done.stderr.decode() == "clearhead: 'quene' is not among the 11 words; near it: queen\n"
