@@ -48,7 +48,7 @@ def find(name: str, published: str = "") -> Path:
     """The file as named, or under CLEARHEAD_DATA, or under ./data; a missing one is named with what to do."""
     if name == "-":
         raise UserError("files: standard input can be read only once; write it to a file first")
-    root = os.environ.get("CLEARHEAD_DATA", "")
+    root = os.environ.get("CLEARHEAD_DATA", "../shared/data")
     for path in (Path(name), Path(root) / name, Path("data") / name):
         if os.path.exists(path):  # Path.exists would raise where a folder may not be searched
             return path
