@@ -128,7 +128,10 @@ def test_a_terminal_without_the_characters_and_a_full_disk_are_no_crash(verb: li
 
 def test_an_interrupted_demo_ends_quietly() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "clearhead", "demo"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-u", "-m", "clearhead", "demo"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     assert process.stdout is not None
     process.stdout.readline()
