@@ -4,6 +4,7 @@
 #   make test           everything that CI checks
 #   make lint           ruff, mypy, the order of the rooms
 #   make bench          us beside the peers, in one run
+#   make torture        training killed at hundreds of random moments, interrupted at many steps, compiled; minutes
 #   make test-gpu       equality of the fast paths on a CUDA device
 #
 # On a machine without a GPU, a CPU build of torch saves gigabytes:
@@ -17,7 +18,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(if $(
 # One thread a process: two pytest workers on two cores, and sums in the same order on every machine.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: help demo test lint format bench test-gpu clean
+.PHONY: help demo test lint format bench torture test-gpu clean
 
 help:
 	@sed -n '1,/^$$/p' Makefile | sed 's/^# \{0,1\}//'
@@ -40,6 +41,11 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench.attention
+
+torture: $(VENV)/.dev
+	$(TEST_ENV) $(BIN)/python -m tests.train.torture 200 50
+	$(TEST_ENV) CLEARHEAD_INTERRUPTIONS=20 CLEARHEAD_KILLS=200 CLEARHEAD_COMPILE=1 $(BIN)/python -m pytest \
+		tests/train/test_resume.py tests/checkpoint/test_crash.py tests/train/test_golden.py $(ARGS)
 
 test-gpu: $(VENV)/.dev
 	TORCHDYNAMO_DISABLE=0 $(BIN)/python -m pytest -n 0 -m gpu -rs tests/gpu $(ARGS)

@@ -82,7 +82,7 @@ def a_run(steps: int = 40) -> list[dict[str, Any]]:
                 "output": "Ein Hund." if step > 20 else f"Hund {step}",
             }
             lines.append({"kind": "validation", "step": step, "loss": abs(step - 30) + 1.25, "perplexity": 3.5})
-            lines[-1] |= {"bleu": step / 2, "chrf": step * 1.0, "signature": "tok:13a", "samples": [said]}
+            lines[-1] |= {"bleu": step / 2, "chrf": step * 1.0, "signature": {"bleu": "tok:13a"}, "samples": [said]}
     return lines
 
 
@@ -157,7 +157,7 @@ def test_samples_show_how_they_improved(tmp_path: Path) -> None:
 
 def test_text_of_the_data_is_never_markup(tmp_path: Path) -> None:
     lines = [{"kind": "start", "recipe": EVIL, EVIL: EVIL}, {"kind": "note", "step": 1, "text": EVIL}]
-    lines.append({"kind": "validation", "step": 1, "bleu": 1, "signature": EVIL, EVIL: 3})
+    lines.append({"kind": "validation", "step": 1, "bleu": 1, "signature": {"bleu": EVIL, EVIL: EVIL}, EVIL: 3})
     lines[-1]["samples"] = [{"source": EVIL, "reference": EVIL, "output": EVIL}]
     lines[-1]["confusion"] = {"labels": [EVIL[:20], EVIL[20:]], "counts": [[1, 2], [3, 4]]}
     lines.append({"kind": "end", "reason": EVIL})

@@ -11,7 +11,7 @@ from clearhead.checkpoint.gathering import (
     optimiser_state,
     scatter,
 )
-from clearhead.checkpoint.state import State, newest_state, read_state, run_lock, save_state
+from clearhead.checkpoint.state import State, discard_state, newest_state, read_state, run_lock, save_state
 from clearhead.checkpoint.tensors import save_tensors
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Score",
     "State",
     "average",
+    "discard_state",
     "gather",
     "gather_weights",
     "load_model",

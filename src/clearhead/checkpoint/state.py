@@ -64,13 +64,18 @@ def save_state(
         disk.write_json(draft / STATE, {"format": FORMAT, "version": VERSION, "step": step, "numbers": dict(numbers)})
     # One that is newer was refused when this run began: it does not count, and is replaced once the run gets there.
     for old in [found for number, found in _folders(run) if number <= step][keep:]:
-        try:
-            disk.discard(old)
-        except OSError as error:
-            raise UserError(
-                f"{old} cannot be deleted ({error.strerror}); step {step} is saved; check the permissions"
-            ) from None
+        discard_state(old)
     return folder
+
+
+def discard_state(folder: Path) -> None:
+    """Delete a state that is no longer needed, its name first."""
+    try:
+        disk.discard(folder)
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be deleted ({error.strerror}); newer steps are saved; check the permissions"
+        ) from None
 
 
 def newest_state(run: Path) -> tuple[State | None, list[str]]:

@@ -63,7 +63,9 @@ def _run(recipe: "Recipe", out: Path, resume: bool) -> None:
 
     with Display(recipe.train.steps) as display:
         summary = learn(recipe, out, resume=resume, say=display.say, watch=display.watch)
-    if summary.stopped and summary.step < summary.steps:
+    if not summary.first:
+        return
+    if summary.stopped:
         where = f"clearhead train … --out {out} --resume goes on" if summary.step else "nothing was written"
         _say(f"stopped at step {summary.step:,} of {summary.steps:,}; {where}")
     else:

@@ -18,6 +18,7 @@ from clearhead.files import read_text
 
 RECIPES = resources.files("clearhead.config") / "recipes"
 VOCABULARY = ("vocab_size", "source_vocab_size", "target_vocab_size")
+FROM_DATA = {*VOCABULARY, "outputs", "labels", "pooler"}
 # The family and the outputs that each task needs.
 NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     "translation": (("encoder-decoder",), "words"),
@@ -45,15 +46,25 @@ class Recipe(Settings):
             if set(self.model) - {"folder", "dropout", "attention_dropout"}:
                 raise ValueError("model: a folder has its architecture already; only dropout can be changed beside it")
         else:
-            self.architecture((8, 8))
-        if self.data.task != "translation" and self.train.sampling is not None:
-            raise ValueError(f"train.sampling: scheduled sampling is for translation; the task is {self.data.task}")
+            for key in FROM_DATA & self.model.keys():
+                raise ValueError(f"model.{key}: comes from the tokenizer, the task and the data; leave it out")
+            self.architecture((8,) if self.tokenizer.joint else (8, 8))
+        task, train = self.data.task, self.train
+        if task != "translation" and train.sampling is not None:
+            raise ValueError(f"train.sampling: scheduled sampling is for translation; the task is {task}")
+        measured = ["loss"] if task in ("regression", "similarity") else ["loss", "accuracy"]
+        measured += ["bleu", "chrf", "exact"] if task == "translation" and train.scored else []
+        if train.metric not in measured:
+            raise ValueError(f"train.metric: {train.metric} is not measured here; use {' or '.join(measured)}")
+        if (train.metric != "loss" or train.patience) and not (self.data.valid or self.data.held_out):
+            key = "patience" if train.patience else "metric"
+            raise ValueError(f"train.{key}: there is no validation data; add data.valid or data.held_out")
         return self
 
     def architecture(self, sizes: tuple[int, ...], labels: int = 1) -> ModelConfig:
         """The model for a vocabulary of so many tokens (or a source's and a target's) and so many labels."""
         settings = {key: value for key, value in self._model_data().items() if key not in VOCABULARY}
-        if len(set(sizes)) == 1 or len(sizes) == 1:
+        if len(sizes) == 1:
             settings["vocab_size"] = sizes[0]
         else:
             settings |= {"source_vocab_size": sizes[0], "target_vocab_size": sizes[-1]}
@@ -61,16 +72,20 @@ class Recipe(Settings):
                 settings["tie"] = "output"  # two vocabularies have no matrix in common
         settings |= outputs(self.data, labels, settings)
         config = ModelConfig.build(settings, where="model")
+        self.check_model(config)
+        return config
+
+    def check_model(self, config: ModelConfig) -> None:
+        """Refuse a model that cannot do the task, or cannot read texts as long as the data's."""
         families = NEEDS[self.data.task][0]
         if config.family not in families:
             raise ConfigError(f"model.family: {config.family}, but {self.data.task} needs {' or '.join(families)}")
         longest = self.data.longest
         if longest > config.max_positions:
+            change = "lower it" if "folder" in self.model else "lower it, or raise model.max_positions"
             raise ConfigError(
-                f"data.longest: {longest} tokens, but the model has {config.max_positions} positions; lower it, or "
-                "raise model.max_positions"
+                f"data.longest: {longest} tokens, but the model has {config.max_positions} positions; {change}"
             )
-        return config
 
     def _model_data(self) -> dict[str, Any]:
         data = dict(self.model)

@@ -101,3 +101,9 @@ class TrainConfig(ScheduleConfig, OptimiserConfig):
     compile: Literal["auto", "on", "off"] = "auto"  # auto: on a GPU
     recompute: bool = False  # activation checkpointing: less memory, a third more work
     parallel: Literal["ddp", "fsdp"] = "ddp"  # with several processes (torchrun)
+
+    @model_validator(mode="after")
+    def _check_run(self) -> Self:
+        if self.average > self.keep:
+            raise ValueError(f"average: {self.average} checkpoints, but only {self.keep} are kept; raise keep")
+        return self

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from clearhead.config.recipe import Recipe, dump_recipe
+from clearhead.errors import UserError
 from clearhead.model.measure import parameters
 from clearhead.train import validate
 from clearhead.train.parallel import place
@@ -14,7 +15,10 @@ from clearhead.train.step import Progress
 
 
 def dry_run(recipe: Recipe, say: Say) -> list[str]:
-    """The resolved recipe, then parameters, memory and estimated time, as lines; writes only the token cache."""
+    """The resolved recipe, then parameters, memory and estimated time as comments: lines of YAML.
+
+    Nothing is written but the token cache.
+    """
     with place(recipe.train.device) as here:
         run = Run(recipe, Path("dry-run"), here, say, lambda event: None)
         items = run.items()
@@ -22,20 +26,23 @@ def dry_run(recipe: Recipe, say: Say) -> list[str]:
         for step in (1, 2):
             item = next(items)
             began = time.perf_counter()
-            float(run.updater.update(item.batches, step, Progress()))  # waits for the device
+            try:
+                float(run.updater.update(item.batches, step, Progress()))  # waits for the device
+            except torch.OutOfMemoryError:
+                raise UserError("out of memory; set train.accumulation higher, or data.tokens lower") from None
             spent.append(time.perf_counter() - began)
             tokens += sum(batch.tokens for batch in item.batches)
-        lines = [dump_recipe(recipe).rstrip(), ""]
         count = parameters(run.network)
-        lines.append(f"parameters    {count:,}")
-        lines.append(f"memory        {_memory(here.device, count)}")
-        lines.append(f"samples       {run.data.train.size(0):,} an epoch, about {tokens // 2:,} tokens a step")
+        lines = [dump_recipe(recipe)]
+        lines.append(f"# parameters    {count:,}")
+        lines.append(f"# memory        {_memory(here.device, count)}")
+        lines.append(f"# samples       {run.data.train.size(0):,} an epoch, about {tokens // 2:,} tokens a step")
         if run.data.valid is not None:
             began = time.perf_counter()
             found = validate.losses(run.objective, run.data.valid, recipe.data, here, run.updater.dtype)
-            lines.append(f"validation    loss {found['loss']:.3f} in {time.perf_counter() - began:.1f} s")
+            lines.append(f"# validation    loss {found['loss']:.3f} in {time.perf_counter() - began:.1f} s")
         seconds = spent[-1] * recipe.train.steps
-        lines.append(f"time          about {_duration(seconds)} for {recipe.train.steps:,} steps, without validation")
+        lines.append(f"# time          about {_duration(seconds)} for {recipe.train.steps:,} steps, without validation")
     return lines
 
 

@@ -19,7 +19,8 @@ class Summary:
     step: int
     steps: int
     best: float | None
-    stopped: bool  # asked to stop before the end
+    stopped: bool  # asked to, before all was done
+    first: bool = True  # of several processes, the one that speaks for all
 
 
 def train(
@@ -43,8 +44,10 @@ def train(
         try:
             if resume:
                 run.resume()
+            if run.owes_validation:
+                run.validate(lambda: bool(stopper))
             items = run.items()
-            while run.step < settings.steps and not here.any(bool(stopper)):
+            while not run.over and not here.any(bool(stopper)):
                 if not run.learn(next(items)):
                     items = run.items()  # the same batch again, in smaller parts
                     continue
@@ -54,10 +57,8 @@ def train(
                     run.validate(lambda: bool(stopper))
                 if run.due(settings.save_every):
                     run.save()
-                if settings.patience is not None and run.waited >= settings.patience:
-                    run.say(f"no better {settings.metric} for {run.waited} validations: stopping")
-                    break
-            run.finish()
+            stopped = here.any(bool(stopper))
+            run.finish(stopped)
         finally:
             run.close()
-    return Summary(run.step, settings.steps, run.best, bool(stopper))
+    return Summary(run.step, settings.steps, run.best, stopped, here.first)

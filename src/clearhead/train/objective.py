@@ -17,6 +17,8 @@ from clearhead.train.losses import Loss
 from clearhead.train.pieces import Piece
 from clearhead.train.scheduled import mixed_inputs, probability
 
+NUMERIC = ("regression", "similarity")  # tasks whose answer is a number, so that none is simply right
+
 
 class Draws(NamedTuple):
     """What a training pass may draw at random from, and how far training has come."""
@@ -35,11 +37,8 @@ class Objective(nn.Module):
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """How many items of each loss a batch has; known before the pass, so that its loss can be a share of all."""
-        name = {"translation": "words", "language-model": "words", "masked-language-model": "words"}.get(
-            self.data.task, self.data.task
-        )
-        labels = batch.get("labels") if "labels" in batch.tensors else batch["first_token"]
-        assert labels is not None
+        labels = batch["labels" if "labels" in batch.tensors else "first_token"]
+        name: str = self.data.task if self.network.heads.words is None else "words"
         found = {name: int((labels != IGNORED).sum())}
         if "next_sentence" in batch.tensors:
             found["next_sentence"] = int((batch["next_sentence"] != IGNORED).sum())

@@ -44,6 +44,10 @@ class Place:
         dist.all_reduce(found)
         return found.cpu()
 
+    def wait(self) -> None:
+        """Until all processes are here: what one of them wrote, the others may read now."""
+        self.any(False)
+
     def any(self, flag: bool) -> bool:
         """Whether it is so in any process; all of them learn it."""
         return flag if self.processes == 1 else bool(self.sum(torch.tensor([float(flag)], dtype=torch.float64))[0])
@@ -83,6 +87,8 @@ def choose_device(name: str, local: int = 0) -> torch.device:
         )
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", local)
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError("device: mps was asked for, but torch sees no Apple GPU here; use device=cpu")
     if device.type not in ("cuda", "cpu", "mps"):
         raise UserError(f"device: {name!r} is not supported; use auto, cpu, cuda or cuda:0")
     return device
@@ -104,7 +110,7 @@ def cast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContext
 
 def speed_up(objective: Objective, settings: TrainConfig, device: torch.device) -> None:
     """Recompute activations and compile, block by block; both leave the names of parameters as they are."""
-    stacks = [stack for name in ("encoder", "decoder") if (stack := getattr(objective.network, name, None)) is not None]
+    stacks = stacks_of(objective.network)
     for layer in (layer for stack in stacks for layer in stack.layers):
         if settings.recompute:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
@@ -121,6 +127,11 @@ def speed_up(objective: Objective, settings: TrainConfig, device: torch.device) 
             )
 
 
+def stacks_of(network: Network) -> list[Any]:
+    """The network's encoder and decoder, as far as it has them."""
+    return [stack for name in ("encoder", "decoder") if (stack := getattr(network, name, None)) is not None]
+
+
 def compiles(settings: TrainConfig, device: torch.device) -> bool:
     """Whether blocks are compiled."""
     return settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
@@ -132,10 +143,11 @@ def spread(objective: nn.Module, network: Network, settings: TrainConfig, place:
         return objective
     if settings.parallel == "ddp":
         return nn.parallel.DistributedDataParallel(objective)
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    for name in ("encoder", "decoder"):
-        for layer in getattr(getattr(network, name, None), "layers", ()):
-            fully_shard(layer)
-    fully_shard(objective)
+    mesh = init_device_mesh(place.device.type, (place.processes,))
+    for layer in (layer for stack in stacks_of(network) for layer in stack.layers):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(objective, mesh=mesh)
     return objective

@@ -2,9 +2,9 @@
 
     {"kind": "start", "recipe": "mini-en-de", "parameters": 4200000, "steps": 2000, …}
     {"kind": "step", "step": 10, "loss": 6.1, "accuracy": 0.1, "rate": 1e-4, "norm": 1.2, "tokens_per_second": 9000, …}
-    {"kind": "validation", "step": 100, "loss": 5.2, "bleu": 3.1, "signature": "nrefs:1|…", "samples": [{…}], …}
+    {"kind": "validation", "step": 100, "loss": 5.2, "bleu": 3.1, "signature": {"bleu": "nrefs:1|…"}, "samples": […], …}
     {"kind": "note", "step": 120, "text": "the gradient was not finite; the step was left out"}
-    {"kind": "end", "step": 2000, …}
+    {"kind": "end", "step": 2000, "reason": "finished", …}
 
 `seconds` counts from the start, or from where the run went on. A number that is none (NaN, infinite) is null.
 """
@@ -54,14 +54,15 @@ class Record:
             self._mirror("training" if kind == "step" else kind, step, values)
 
     def rewind(self, step: int) -> None:
-        """Forget what was written after a step, and that the run ended, because it goes on from there."""
+        """Forget what was written after a step, and how the run ended, because it goes on from there."""
         self.close()
         self._from = step + 1
         if not self.path.exists():
             return
         lines = read_log(self.path)
-        later = (place for place, line in enumerate(lines) if line.get("step", 0) > step)
+        later = (place for place, line in enumerate(lines) if line.get("step", 0) > step or "average" in line)
         kept = [line for line in lines[: next(later, len(lines))] if line["kind"] != "end"]
+        kept = [line for line in kept if line["kind"] != "start" or line.get("step", 0) < step]  # it starts there again
         write_text(self.path, "".join(map(_text, kept)))
 
     def close(self) -> None:

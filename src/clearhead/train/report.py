@@ -93,7 +93,8 @@ def _summary(lines: Sequence[Line], start: Line) -> str:
 
 def _tiles(lines: Sequence[Line], training: Series, validation: Series, start: Line) -> Iterator[str]:
     """The headline numbers: the best scores, how far, how fast, how long."""
-    signature = next((line["signature"] for line in reversed(lines) if line.get("signature")), "")
+    told_by = (line["signature"] for line in reversed(lines) if isinstance(line.get("signature"), dict))
+    signatures: dict[str, Any] = next(told_by, {})
     scores = [key for key in ("loss", *SCORES) if _known(validation[key])][:3]
     for key in scores:
         best = (min if key == "loss" else max)(_known(validation[key]))
@@ -101,7 +102,7 @@ def _tiles(lines: Sequence[Line], training: Series, validation: Series, start: L
         perplexity = dict(validation["perplexity"]).get(step) if key == "loss" else None
         told = [f"at step {step:,.0f}", f"perplexity {_show(perplexity)}" if perplexity else ""]
         name = "validation loss" if key == "loss" else NAMES.get(key, key)
-        yield _tile(f"Best {name}", _show(best, key), told, signature if key in ("bleu", "chrf") else "")
+        yield _tile(f"Best {name}", _show(best, key), told, signatures.get(key, ""))
     if not scores and (losses := _known(training["loss"])):
         yield _tile("Training loss", _show(losses[-1]), ["no validation yet"])
     if steps := [place for line in lines if (place := number(line.get("step"))) is not None]:

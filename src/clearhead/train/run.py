@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -13,12 +14,11 @@ import torch
 from torch import Tensor
 
 from clearhead.checkpoint import (
-    Score,
     average,
+    discard_state,
     gather,
     gather_weights,
     load_weights,
-    model_card,
     newest_state,
     run_lock,
     save_model,
@@ -31,20 +31,22 @@ from clearhead.config.recipe import Recipe, dump_recipe
 from clearhead.data import Loader, Position, Step, prepare
 from clearhead.errors import UserError
 from clearhead.files import write_text
-from clearhead.model.measure import flops_per_token, parameters
+from clearhead.model import Network
+from clearhead.model.measure import parameters
 from clearhead.train import validate
+from clearhead.train.facts import machine, run_card, share_of_peak
 from clearhead.train.objective import Objective
 from clearhead.train.optimiser import freeze, optimiser
 from clearhead.train.parallel import Place, precision, speed_up, spread
-from clearhead.train.record import Record
+from clearhead.train.record import Record, number, read_log
 from clearhead.train.report import write_report
 from clearhead.train.same import comparable, differences, vocabulary
 from clearhead.train.schedules import rate
 from clearhead.train.start import start_network, tokenizers_for
 from clearhead.train.step import Progress, Scaler, Updater
 
+FINISHED = "finished"  # why a run ended that did all its steps
 BROKEN_AT_MOST = 3  # updates in a row whose gradient was not finite, then training stops
-PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}  # dense bf16 FLOPs a second
 Event = dict[str, Any]
 Say = Callable[[str], None]
 Watch = Callable[[Event], None]
@@ -72,15 +74,18 @@ class Run:
         self.step, self.position = 0, Position()
         self.best: float | None = None
         self.waited = 0  # validations since the best
+        self.owes_validation = False  # it was due, and somebody asked to stop
+        self.validation: Event = {}  # the newest
         self.saved = 0  # the step of the newest checkpoint
+        self.stray: str | None = None  # a checkpoint made by a stop, out of turn: it goes when the next one is there
         self.accumulation = settings.accumulation
-        self.broken = 0
+        self.broken = 0  # updates in a row that were left out
         self.progress = Progress()
         self.began = self.clock = time.perf_counter()
         self.item: Step | None = None
         self.norm: Tensor | None = None
         self.record: Record | None = None
-        self.folder = contextlib.ExitStack()
+        self.folder, self.locked = contextlib.ExitStack(), False
 
     # Where the data stands
 
@@ -102,6 +107,12 @@ class Run:
             )
         )
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to learn: all steps are done, or patience is at its end."""
+        patience = self.settings.patience
+        return self.step >= self.settings.steps or (patience is not None and self.waited >= patience)
+
     def due(self, every: int) -> bool:
         """Whether something that happens every so many steps, and at the end, happens now."""
         return self.step % every == 0 or self.step == self.settings.steps
@@ -116,21 +127,22 @@ class Run:
             self._smaller_parts(item)
             return False
         self.step, self.position, self.item, self.norm = self.step + 1, item.after, item, norm
-        self._check_finite(norm, item)
         if self.record is None:
-            self.begin()
+            self.begin(after=-1)
+        self._check_finite(norm, item)
         return True
 
     def _smaller_parts(self, item: Step) -> None:
         if self.place.processes > 1:
             raise UserError("out of memory; set train.accumulation higher: several processes cannot change it midway")
-        if max(len(batch["labels"]) if "labels" in batch.tensors else 1 for batch in item.batches) < 2:
+        if len(item.draw.samples) <= self.accumulation:
             raise UserError("out of memory with one sample; lower data.longest, or set train.recompute=true")
         self.updater.optimiser.zero_grad(set_to_none=True)
         torch.cuda.empty_cache()
         self.accumulation *= 2
-        self.progress = Progress()
-        self.say(f"out of memory: the batch now comes in {self.accumulation} parts; what is learnt stays the same")
+        text = f"out of memory: batches now come in {self.accumulation} parts, which add up to the same update"
+        self.note({"kind": "note", "step": self.step, "text": text})
+        self.say(text)
 
     def _check_finite(self, norm: Tensor, item: Step) -> None:
         """Nothing was learnt where the gradient is not finite; too often in a row, there is no use in going on."""
@@ -144,9 +156,8 @@ class Run:
         self.say(f"step {self.step}: the gradient is not finite; this update was left out")
         if self.broken >= BROKEN_AT_MOST:
             file = self.out / f"broken-step-{self.step}-rank-{self.place.rank}.safetensors"
-            self.out.mkdir(parents=True, exist_ok=True)
             tensors = {f"{n}.{name}": x for n, batch in enumerate(item.batches) for name, x in batch.tensors.items()}
-            save_tensors(file, {name: tensor.contiguous() for name, tensor in tensors.items()})
+            save_tensors(file, tensors)
             raise UserError(
                 f"step {self.step}: the gradient was not finite {self.broken} times in a row; the batch is in {file}; "
                 "lower train.rate, raise train.warmup, or set train.precision=fp32"
@@ -166,36 +177,22 @@ class Run:
         """What happened since the last line of the log."""
         assert self.item is not None
         assert self.norm is not None
-        means = self.progress.means(self.place)
         seconds = max(time.perf_counter() - self.clock, 1e-9)
         tokens = float(self.place.sum(torch.tensor([float(self.progress.tokens)], dtype=torch.float64))[0]) / seconds
-        main = next(iter(means))
         event: Event = {
             "kind": "step",
             "step": self.step,
             "epoch": self.item.draw.epoch,
-            "loss": means[main],
-            "accuracy": means[f"{main}_accuracy"],
+            **self.progress.means(self.place),
             "rate": rate(self.settings, self.step, self.settings.steps),
             "norm": float(self.norm),
             "tokens_per_second": tokens,
             "seconds": time.perf_counter() - self.began,
         }
-        event |= {name: value for name, value in means.items() if not name.startswith(main)}
-        if share := self._share_of_peak(tokens):
+        if share := share_of_peak(self.network, self.recipe.data.longest, tokens, self.place):
             event["share_of_peak"] = share
         self.note(event)
         self.progress, self.clock = Progress(), time.perf_counter()
-
-    def _share_of_peak(self, tokens: float) -> float | None:
-        """Of what the GPU could compute; forward and backward are three times the forward pass."""
-        if self.place.device.type != "cuda":
-            return None
-        name = torch.cuda.get_device_name(self.place.device)
-        peak = next((peak for known, peak in PEAK.items() if known in name), None)
-        if peak is None:
-            return None
-        return 3 * flops_per_token(self.network, self.recipe.data.longest) * tokens / peak / self.place.processes
 
     def validate(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Losses and scores on held-out data; keeps the model if it is the best so far."""
@@ -205,59 +202,82 @@ class Run:
         numbers: Event = dict(
             validate.losses(self.objective, self.data.valid, self.recipe.data, self.place, self.updater.dtype, stopped)
         )
-        if not numbers:
+        self.owes_validation = not numbers
+        if self.owes_validation:
             return  # asked to stop
-        found, samples = validate.scores(self.objective, self.data, self.settings, self.place, self.updater.dtype)
-        numbers |= found
-        spent = time.perf_counter() - began
-        self.clock += spent
-        event = {
-            "kind": "validation",
-            "step": self.step,
-            **numbers,
-            "samples": samples,
-            "seconds": time.perf_counter() - self.began,
-        }
-        self.note(event)
+        samples: list[validate.Sample] = []
+        whole = self._whole()
+        if whole is not None:
+            found, samples = validate.scores(whole, self.data, self.settings, self.place, self.updater.dtype)
+            numbers |= found
+        self.clock += time.perf_counter() - began
+        seconds = time.perf_counter() - self.began
+        self.validation = {"kind": "validation", "step": self.step, **numbers, "samples": samples, "seconds": seconds}
+        self.note(self.validation)
         metric = self.settings.metric
-        if metric not in numbers:
-            raise UserError(f"train.metric: {metric} is not measured for this task; use one of {', '.join(numbers)}")
-        if validate.better(metric, numbers[metric], self.best):
-            self.best, self.waited = numbers[metric], 0
-            self.save_model("best", event)
+        value = numbers[metric] if self.place.first else 0.0  # only the first process has written anything
+        value = float(self.place.sum(torch.tensor([value], dtype=torch.float64))[0])
+        if validate.better(metric, value, self.best):
+            self.best, self.waited = value, 0
+            self.save_model("best")
         else:
             self.waited += 1
 
+    def _whole(self) -> Network | None:
+        """On the first process, a network that can be called piece by piece: sharded weights are put together."""
+        if self.place.processes == 1 or self.settings.parallel == "ddp":
+            return self.network if self.place.first else None
+        weights = gather_weights(self.network)
+        return with_weights(self.network.config, weights).to(self.place.device) if self.place.first else None
+
     # Keeping
 
-    def begin(self) -> None:
-        """Take the folder, and say what it is for; called when there is something to keep."""
+    def begin(self, after: int) -> None:
+        """Say in the folder what it is for; called when there is something to keep, or to go on with.
+
+        Lines of the log that are later than `after` are from a life that left no checkpoint behind.
+        """
         self.record = Record(self.out)
         if not self.place.first:
             return
-        self.folder.enter_context(run_lock(self.out))
-        if not (self.out / "recipe.yaml").exists():
-            write_text(self.out / "recipe.yaml", dump_recipe(self.recipe))
-        facts = {"parameters": parameters(self.network), "steps": self.settings.steps, **_machine(self.place)}
-        self.note({"kind": "start", "step": 0, **facts})
+        self._lock()
+        self.record.rewind(after)
+        write_text(self.out / "recipe.yaml", dump_recipe(self.recipe))
+        facts = {"parameters": parameters(self.network), "steps": self.settings.steps, **machine(self.place)}
+        self.note({"kind": "start", "step": max(after, 0), **facts})
+
+    def _lock(self) -> None:
+        """Take the folder for this run alone, until `close`."""
+        if self.place.first and not self.locked:
+            self.folder.enter_context(run_lock(self.out))
+            self.locked = True
 
     def save(self) -> None:
         """A checkpoint of everything that the rest of the run depends on."""
         weights, moments = gather(self.network, self.updater.optimiser)
-        scaler = self.updater.scaler
+        scaler, progress = self.updater.scaler, self.progress.totals(self.place)
         if self.place.first:
             numbers = {
                 "position": list(self.position),
+                "progress": {name: list(map(number, sums)) for name, sums in progress.items()},
                 "best": self.best,
                 "waited": self.waited,
+                "owes_validation": self.owes_validation,
+                "doubled": self.accumulation // self.settings.accumulation,
                 "scaler": [scaler.scale, scaler.steps] if scaler else None,
                 "recipe": comparable(self.recipe),
                 "vocabulary": vocabulary(self.data),
+                "stray": self.stray,
             }
-            save_state(self.out, self.step, weights, moments, numbers, self.settings.keep)
+            stray = self.out / "checkpoints" / (self.stray or "none")
+            extra = stray.exists() + (not self.due(self.settings.save_every))  # keep as many as if none had stopped us
+            save_state(self.out, self.step, weights, moments, numbers, self.settings.keep + extra)
+            if stray.exists():
+                discard_state(stray)
+        self.place.wait()
         self.saved = self.step
 
-    def save_model(self, name: str, event: Event | None = None) -> None:
+    def save_model(self, name: str) -> None:
         """The network as a model folder in the run folder."""
         weights = gather_weights(self.network)
         if not self.place.first:
@@ -265,29 +285,16 @@ class Run:
         whole = with_weights(self.network.config, weights)
         data = self.recipe.data.model_dump(mode="json")
         extra = {"task": self.recipe.data.task, "labels": list(self.data.labels), "step": self.step, "data": data}
-        save_model(self.out / name, whole, self.data.tokenizers, extra, self._card(event))
-
-    def _card(self, event: Event | None) -> str:
-        """The model card: what it was made of, and how good it was when it was kept."""
-        data, numbers = self.recipe.data, event or {}
-        signatures = numbers.get("signature", {})
-        scores = [
-            Score(name, value, "validation data", signatures.get(name, ""))
-            for name, value in numbers.items()
-            if isinstance(value, float) and name != "seconds"
-        ]
-        made = [", ".join(corpus.files) or f"{corpus.format}, made by Clearhead itself" for corpus in data.train] + (
-            [f"published at {data.published}"] if data.published else []
-        )
-        summary = f"A model for {data.task}, trained with Clearhead for {self.step:,} steps."
-        return model_card(self.out.name, summary, made, dump_recipe(self.recipe), scores, "That of the data.")
+        scores = self.validation if self.validation.get("step") == self.step else {}
+        card = run_card(self.out.name, self.recipe, self.step, scores)
+        save_model(self.out / name, whole, self.data.tokenizers, extra, card)
 
     def resume(self) -> None:
         """Go on from the newest whole checkpoint, if there is one; refuse where the recipe became another."""
         if not (self.out / "checkpoints").is_dir():
             return
-        if self.place.first:
-            self.folder.enter_context(run_lock(self.out))
+        self._lock()
+        self.place.wait()
         state, refused = newest_state(self.out)
         for line in refused:
             self.say(f"{line}; trying the one before it")
@@ -303,43 +310,60 @@ class Run:
             )
         if state.numbers["vocabulary"] != vocabulary(self.data):
             raise UserError(f"{self.out}: the vocabulary is not the one this run began with; restore the data")
-        if state.step >= self.settings.steps:
-            total = self.settings.steps
+        total = self.settings.steps
+        if state.step > total or (state.step == total and self._ended()):
             raise UserError(f"train.steps: {total} is the total, and {self.out} is at {state.step}; ask for more")
         scatter(self.network, self.updater.optimiser, state.weights(), state.optimiser())
         self.step = self.saved = state.step
         self.position = Position(*state.numbers["position"])
         self.best, self.waited = state.numbers["best"], state.numbers["waited"]
+        self.owes_validation = state.numbers["owes_validation"]
+        self.stray = state.numbers["stray"] if self.due(self.settings.save_every) else state.folder.name
+        self.accumulation = self.settings.accumulation * state.numbers["doubled"]
+        if self.place.first:
+            for name, sums in state.numbers["progress"].items():
+                known = [math.nan if each is None else each for each in sums]
+                self.progress.sums[name] = torch.tensor(known, dtype=torch.float64, device=self.place.device)
         if self.updater.scaler is not None and state.numbers["scaler"]:
             self.updater.scaler.scale, self.updater.scaler.steps = state.numbers["scaler"]
         self.say(f"going on from step {state.step} of {self.settings.steps}")
-        self.record = Record(self.out)
-        if self.place.first:
-            self.record.rewind(self.step)
+        self.begin(after=self.step)
 
-    def finish(self) -> None:
-        """The last checkpoint, the last model, the report."""
+    def _ended(self) -> bool:
+        """Whether the run in the folder came to its end, its last model included."""
+        path = self.out / "log.jsonl"
+        lines = read_log(path) if path.exists() else []
+        return bool(lines) and lines[-1].get("reason") == FINISHED
+
+    def finish(self, stopped: bool) -> None:
+        """The last checkpoint, the last model, the report; a run that was stopped will go on, so it is not averaged."""
         if not self.step:
             return
         if self.saved < self.step:
             self.save()
-        if self.settings.average > 1:
-            paths = sorted((self.out / "checkpoints").glob("step-*"))[-self.settings.average :]
-            load_weights(self.network, average(paths))
-            self.note({"kind": "note", "step": self.step, "text": f"the mean of the last {len(paths)} checkpoints"})
-            self.validate()
+        if self.settings.average > 1 and not stopped:
+            self._average()
         self.save_model("last")
-        self.note({"kind": "end", "step": self.step, "best": self.best})
+        early = f"no better {self.settings.metric} for {self.waited} validations"
+        reason = "stopped" if stopped else FINISHED if self.step >= self.settings.steps else early
+        self.note({"kind": "end", "step": self.step, "best": self.best, "reason": reason})
         if self.place.first:
             write_report(self.out)
 
+    def _average(self) -> None:
+        """Put the mean of the newest checkpoints into the network, and see how good that is."""
+        found = sorted((self.out / "checkpoints").glob("step-*"))  # one that is newer was refused: it does not count
+        paths = [path for path in found if path.name <= f"step-{self.step:08}"][-self.settings.average :]
+        load_weights(self.network, average(paths))
+        text = f"the last model is the mean of {len(paths)} checkpoints"
+        self.note({"kind": "note", "step": self.step, "text": text, "average": len(paths)})
+        self.validate()
+
     def close(self) -> None:
-        """Let go of the folder."""
+        """Let go of the folder, and of what the processes share."""
+        if self.place.processes > 1:
+            self.updater.spread = self.objective
+            gc.collect()  # DDP that outlives the process group may wait for it forever
         if self.record is not None:
             self.record.close()
         self.folder.close()
-
-
-def _machine(place: Place) -> dict[str, Any]:
-    name = torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "cpu"
-    return {"device": name, "processes": place.processes, "torch": torch.__version__}

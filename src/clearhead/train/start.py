@@ -28,6 +28,7 @@ def start_network(recipe: Recipe, data: Data) -> Network:
         return build(recipe.architecture(tuple(len(each) for each in data.tokenizers), max(1, len(data.labels))))
     loaded = load_model(Path(str(recipe.model["folder"])))
     changes = {key: recipe.model[key] for key in ("dropout", "attention_dropout") if key in recipe.model}
+    recipe.check_model(loaded.config)
     settings = loaded.config.model_dump() | changes
     config = ModelConfig.build(settings | outputs(recipe.data, max(1, len(data.labels)), settings), where="model")
     network = build(config)

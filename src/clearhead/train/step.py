@@ -13,7 +13,7 @@ from clearhead.config.train import TrainConfig
 from clearhead.data import Batch
 from clearhead.data.chance import mix
 from clearhead.train.losses import Loss
-from clearhead.train.objective import Draws, Objective
+from clearhead.train.objective import NUMERIC, Draws, Objective
 from clearhead.train.optimiser import clip, set_rate
 from clearhead.train.parallel import Place, cast
 from clearhead.train.schedules import rate
@@ -43,7 +43,6 @@ class Progress:
 
     sums: dict[str, Tensor] = field(default_factory=dict)  # name → (plain, count, right)
     tokens: int = 0
-    steps: int = 0
 
     def add(self, found: dict[str, Loss]) -> None:
         """Take in the losses of one part."""
@@ -51,12 +50,17 @@ class Progress:
             now = torch.stack([loss.plain.detach().double(), loss.count.double(), loss.right.double()])
             self.sums[name] = self.sums[name] + now if name in self.sums else now
 
+    def totals(self, place: Place) -> dict[str, list[float]]:
+        """The sums over all processes."""
+        return {name: place.sum(sums.cpu()).tolist() for name, sums in self.sums.items()}
+
     def means(self, place: Place) -> dict[str, float]:
-        """Mean loss and share of right answers for each name, over all processes."""
+        """Over all processes: `loss` and `accuracy` of the task, and those of a second loss under its own name."""
         found: dict[str, float] = {}
-        for name, sums in self.sums.items():
-            plain, count, right = place.sum(sums.cpu()).tolist()
-            found |= {name: plain / max(count, 1), f"{name}_accuracy": right / max(count, 1)}
+        for name, (plain, count, right) in self.totals(place).items():
+            found[name if found else "loss"] = plain / max(count, 1)
+            if name not in NUMERIC:
+                found[f"{name}_accuracy" if "accuracy" in found else "accuracy"] = right / max(count, 1)
         return found
 
 
@@ -80,20 +84,22 @@ class Updater:
         """
         settings = self.settings
         counts = self._counts(batches)
-        parts = len(batches)
+        done: list[dict[str, Loss]] = []
         for part, batch in enumerate(batches):
             seed = int(mix(settings.seed, step, part, self.place.rank)) >> 1
             torch.manual_seed(seed)
             draws = Draws(step, torch.Generator().manual_seed(seed))
-            with self._last_part(part + 1 == parts), cast(self.place.device, self.dtype):
-                found = self.spread(batch.to(self.place.device), draws)
+            with self._last_part(part + 1 == len(batches)):
+                with cast(self.place.device, self.dtype):
+                    found = self.spread(batch.to(self.place.device), draws)
                 share = sum(loss.total / counts[name] for name, loss in found.items())
                 assert isinstance(share, Tensor)
                 # Several processes average their gradients; what is wanted is the sum.
                 (share * self.place.processes * (self.scaler.scale if self.scaler else 1.0)).backward()
+            done.append({name: Loss(*(each.detach() for each in loss)) for name, loss in found.items()})
+        for found in done:  # only now: a part for which memory does not suffice makes all of them come again
             progress.add(found)
-            progress.tokens += batch.tokens
-        progress.steps += 1
+        progress.tokens += sum(batch.tokens for batch in batches)
         return self._step(step)
 
     def _step(self, step: int) -> Tensor:

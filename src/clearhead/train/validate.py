@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -16,12 +16,11 @@ from clearhead.data import Data, Dataset, Loader
 from clearhead.data.tasks import LanguageModel, Translation
 from clearhead.decode import generate, translate
 from clearhead.evaluate.translation import bleu, chrf
-from clearhead.model import Decoder, EncoderDecoder
+from clearhead.model import Decoder, EncoderDecoder, Network
 from clearhead.train.objective import Objective
 from clearhead.train.parallel import Place, cast
 from clearhead.train.step import Progress
 
-N = TypeVar("N", Decoder, EncoderDecoder)
 HIGHER = ("bleu", "chrf", "accuracy", "f1", "matthews", "spearman", "exact")  # metrics of which more is better
 
 
@@ -34,8 +33,8 @@ class Sample(TypedDict, total=False):
 
 
 def better(metric: str, new: float, old: float | None) -> bool:
-    """Whether a score beats the best so far; the same is not better."""
-    return old is None or math.isnan(old) or (new > old if metric in HIGHER else new < old)
+    """Whether a score beats the best so far; the same is not better, and what is no number never is."""
+    return math.isfinite(new) and (old is None or (new > old if metric in HIGHER else new < old))
 
 
 def losses(
@@ -70,32 +69,27 @@ def losses(
     finally:
         objective.train(trains)
     means = progress.means(place)
-    main = next(name for name in means if not name.endswith("_accuracy"))
-    found = {"loss": means[main], "accuracy": means[f"{main}_accuracy"]}
-    if main == "words":
-        found["perplexity"] = math.exp(min(means[main], 700))
-    for name in means:
-        if not name.startswith(main):
-            found[name] = means[name]
-    return found
+    if "words" in progress.sums:
+        means["perplexity"] = math.exp(min(means["loss"], 700))
+    return means
 
 
 def scores(
-    objective: Objective, data: Data, settings: TrainConfig, place: Place, dtype: torch.dtype
+    network: Network, data: Data, settings: TrainConfig, place: Place, dtype: torch.dtype
 ) -> tuple[dict[str, Any], list[Sample]]:
     """What the model writes for some validation samples: scores with their signature, and a few samples to read."""
     if data.valid is None or not settings.scored:
         return {}, []
-    trains = objective.training
-    objective.eval()
+    trains = network.training
+    network.eval()
     try:
         with torch.no_grad(), cast(place.device, dtype):
-            if isinstance(data.task, Translation):
-                return _translations(cast_network(objective, EncoderDecoder), data, settings.scored)
-            if isinstance(data.task, LanguageModel):
-                return {}, _continuations(cast_network(objective, Decoder), data)
+            if isinstance(network, EncoderDecoder) and isinstance(data.task, Translation):
+                return _translations(network, data, settings.scored)
+            if isinstance(network, Decoder) and isinstance(data.task, LanguageModel):
+                return {}, _continuations(network, data)
     finally:
-        objective.train(trains)
+        network.train(trains)
     return {}, []
 
 
@@ -144,9 +138,3 @@ def _continuations(network: Decoder, data: Data) -> list[Sample]:
         Sample(source=tokenizer.decode(prompt), output=tokenizer.decode(answers[0].ids))
         for prompt, answers in zip(prompts, found, strict=True)
     ]
-
-
-def cast_network(objective: Objective, kind: type[N]) -> N:
-    """The objective's network, known to be of a family."""
-    assert isinstance(objective.network, kind)
-    return objective.network

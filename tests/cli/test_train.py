@@ -1,0 +1,102 @@
+"""`clearhead train` and `clearhead recipes` as a user at a pipe sees them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from clearhead.checkpoint import newest_state
+from clearhead.config.recipe import dump_recipe, recipe_names
+from clearhead.train.record import read_log
+from tests.train.tiny import recipe
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with a cache and the recipe `mine.yaml`."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "mine.yaml").write_text(dump_recipe(recipe("translator", steps=6, validate_every=3, log_every=2)))
+    return folder
+
+
+def start(place: Path, *arguments: str) -> "subprocess.Popen[str]":
+    environment = os.environ | {"CLEARHEAD_CACHE": str(place / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "clearhead", *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=place, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def clearhead(place: Path, *arguments: str) -> tuple[int, str, str]:
+    child = start(place, *arguments)
+    output, errors = child.communicate(timeout=60)
+    return child.returncode, output, errors
+
+
+def test_a_run_tells_how_it_goes_in_plain_lines(place: Path) -> None:
+    code, output, errors = clearhead(place, "train", "mine.yaml", "train.seed=3", "--out", "first", "--device", "cpu")
+    assert (code, output) == (0, ""), errors
+    lines = errors.splitlines()
+    steps = [line for line in lines if line.startswith("step ") and "validation" not in line]
+    assert [line.split(" · ")[0] for line in steps] == ["step 2/6", "step 4/6", "step 6/6"]
+    assert all("loss " in line and line.endswith(" tokens/s") for line in steps)
+    assert [line.split(" · ")[0] for line in lines if "validation" in line] == [
+        "step 3 validation",
+        "step 6 validation",
+    ]
+    assert lines[-1].startswith("done: 6 steps; best loss ")
+    assert lines[-1].endswith("first/report.html shows how it went")
+    assert "\x1b" not in errors, "no colours or bars in a pipe"
+    made = yaml.safe_load((place / "first" / "recipe.yaml").read_text())
+    assert made["train"]["seed"] == 3
+    assert newest_state(place / "first")[0].step == 6  # type: ignore[union-attr]
+
+    code, _, errors = clearhead(place, "train", "mine.yaml", "train.seed=3", "--out", "first")
+    assert code == 2
+    assert errors == "clearhead: first exists already; go on with --resume, or choose another --out\n"
+
+    code, _, errors = clearhead(place, "train", "mine.yaml", "--seed=3", "train.steps=8", "--out", "first", "--resume")
+    assert code == 0, errors
+    assert errors.splitlines()[0] == "going on from step 6 of 8"
+    assert [line["step"] for line in read_log(place / "first" / "log.jsonl") if line["kind"] == "step"] == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_ends_well(number: signal.Signals, place: Path) -> None:
+    out = place / f"stopped-{number.name}"
+    child = start(place, "train", "mine.yaml", "train.steps=100000", "--out", out.name)
+    assert child.stderr is not None
+    while not child.stderr.readline().startswith("step 4/"):
+        assert child.poll() is None
+    child.send_signal(number)
+    errors = child.communicate(timeout=60)[1]
+    assert child.returncode == 0, errors
+    state, refused = newest_state(out)
+    assert state is not None
+    assert refused == []
+    said = f"stopped at step {state.step:,} of 100,000; clearhead train … --out {out.name} --resume goes on"
+    assert errors.splitlines()[-1] == said
+    assert (out / "last" / "model.safetensors").exists()
+
+
+def test_a_rehearsal_prints_a_recipe_that_can_be_used(place: Path) -> None:
+    before = sorted(place.iterdir())
+    code, output, errors = clearhead(place, "train", "mine.yaml", "train.rate=0.5", "--dry-run")
+    assert code == 0, errors
+    assert [path for path in sorted(place.iterdir()) if path not in before] in ([], [place / "cache"])
+    loaded = yaml.safe_load(output)
+    assert loaded["train"]["rate"] == 0.5
+    assert loaded["train"]["beta1"] == 0.9, "every default is written out"
+    assert "# parameters " in output
+
+
+def test_recipes_are_listed_with_what_they_are(place: Path) -> None:
+    code, output, _ = clearhead(place, "recipes", "--json")
+    assert code == 0
+    found = json.loads(output)
+    assert [entry["name"] for entry in found] == recipe_names()
+    assert all(entry["about"] and entry["task"] for entry in found)

@@ -1,0 +1,10 @@
+"""One cache of tokenised data for all tests of training, away from the user's own."""
+
+import os
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["CLEARHEAD_CACHE"] = str(tmp_path_factory.mktemp("cache"))

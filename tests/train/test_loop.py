@@ -1,0 +1,201 @@
+"""What a run makes of its recipe: models that load, their cards, the mean of checkpoints, fine-tuning, rehearsals."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from clearhead.checkpoint import average, load_model
+from clearhead.config.recipe import Recipe, load_recipe
+from clearhead.data import Loader
+from clearhead.model import Network
+from clearhead.train.dry import dry_run
+from clearhead.train.objective import Objective
+from clearhead.train.run import Run
+from tests.train.tiny import EMBEDDED, FAMILIES, TRAIN, distance, events, losses, recipe, run, tensors
+
+LABELLED: dict[str, Any] = {"train": EMBEDDED | {"count": 60}, "longest": 40, "tokens": 9000, "workers": 0}
+LABELLED["valid"] = EMBEDDED | {"count": 15, "split": "valid"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_best_and_the_last_model_load(family: str, tmp_path: Path) -> None:
+    summary = run(tmp_path, recipe(family, steps=6, validate_every=3))
+    scores = [event["loss"] for event in events(tmp_path, "validation")]
+    assert summary.best == min(scores)
+    for name in ("best", "last"):
+        loaded = load_model(tmp_path / name)
+        assert loaded.extra["task"] == FAMILIES[family]["data"]["task"]
+        assert loaded.extra["step"] == (6 if name == "last" else 3 * (1 + scores.index(min(scores))))
+        card = (tmp_path / name / "README.md").read_text()
+        assert f"| loss | {scores[loaded.extra['step'] // 3 - 1]:.4g} | validation data |" in card
+        assert ("nrefs:1" in card) == (family == "translator"), "BLEU comes with its signature"
+    assert distance(weights(load_model(tmp_path / "last").network), newest(tmp_path)) == 0
+    assert "<html" in (tmp_path / "report.html").read_text()
+    assert load_recipe(str(tmp_path / "recipe.yaml")) == recipe(family, steps=6, validate_every=3)
+
+
+def weights(network: Network) -> dict[str, Tensor]:
+    """The weights by the names that a checkpoint has."""
+    state, seen = {}, set()
+    for name, tensor in network.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            state[name] = tensor.detach()
+        seen.add(id(tensor))
+    return state
+
+
+def newest(out: Path) -> dict[str, Tensor]:
+    return {name.removeprefix("weights "): x for name, x in tensors(out).items() if name.startswith("weights ")}
+
+
+def test_the_last_model_is_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
+    run(tmp_path, recipe("gpt", save_every=3, keep=4, average=3))
+    folders = [tmp_path / "checkpoints" / f"step-{step:08}" for step in (6, 9, 10)]
+    mean = average(folders)
+    by_hand = sum(load_weights(folder)["decoder.norm.weight"].double() for folder in folders) / 3
+    last = weights(load_model(tmp_path / "last").network)
+    assert distance(last, mean) == 0
+    assert last["decoder.norm.weight"] == pytest.approx(by_hand.float())
+    assert distance(last, newest(tmp_path)) > 0, "the checkpoint is not of the mean: the run may go on"
+    assert [event["step"] for event in events(tmp_path, "validation")] == [10, 10]
+    assert next(event for event in events(tmp_path, "note"))["average"] == 3
+    card = (tmp_path / "last" / "README.md").read_text()
+    assert f"| loss | {events(tmp_path, 'validation')[-1]['loss']:.4g} |" in card
+
+
+def load_weights(folder: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "weights.safetensors")
+
+
+def test_only_so_many_checkpoints_are_kept(tmp_path: Path) -> None:
+    run(tmp_path, recipe("gpt", save_every=2, keep=2))
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000008", "step-00000010"]
+
+
+def test_without_validation_data_there_is_a_last_model_but_no_best(tmp_path: Path) -> None:
+    summary = run(tmp_path, recipe("gpt", "data.valid=[]", validate_every=2))
+    assert summary.best is None
+    assert not (tmp_path / "best").exists()
+    load_model(tmp_path / "last")
+
+
+@pytest.mark.parametrize(
+    ("task", "more", "head"),
+    [
+        ("classification", {}, "classes"),
+        ("tagging", {}, "tags"),
+        ("answering", {"stride": 4, "longest": 60}, "span"),
+        ("similarity", {}, None),
+        ("regression", {}, "classes"),
+    ],
+)
+@pytest.mark.parametrize("base", ["bert", "gpt"])
+def test_a_pretrained_model_is_fine_tuned_with_fresh_heads(
+    task: str, more: dict[str, Any], head: str | None, base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "base", recipe(base, steps=5))
+    folder = tmp_path / "base" / "last"
+    data = LABELLED | {"task": task} | more
+    if task in ("similarity", "regression"):  # of numbers, which the embedded corpus has none of
+        rows = [f"a dog ran {n}\ta cat sat {n}\t{n / 10}" for n in range(10)]
+        (tmp_path / "numbers.tsv").write_text("\n".join(rows * 4))
+        corpus = {"format": "tsv", "files": [str(tmp_path / "numbers.tsv")]}
+        data |= {"train": corpus, "valid": corpus} | ({} if task == "similarity" else {"second": True})
+    begun: list[dict[str, Tensor]] = []
+    items = Run.items
+    monkeypatch.setattr(
+        Run, "items", lambda run: (begun.append({k: v.clone() for k, v in weights(run.network).items()}), items(run))[1]
+    )
+    settings = TRAIN | {"steps": 12, "rate": 0.01}
+    plain = {
+        "model": {"folder": str(folder), "dropout": 0.0, "attention_dropout": 0.0},
+        "data": data,
+        "train": settings,
+    }
+    run(tmp_path / "out", Recipe.build(plain))
+    before, start = weights(load_model(folder).network), begun[0]
+    taken = {name for name in start if name in before and torch.equal(start[name], before[name])}
+    stack = "encoder." if base == "bert" else "decoder."
+    assert {name for name in before if name.startswith((stack, "heads.pooler"))} - taken <= (
+        set()
+        if task in ("classification", "regression")
+        else {"heads.pooler.linear.weight", "heads.pooler.linear.bias"}
+    )
+    assert {name for name in start if name not in taken} == {
+        name for name in start if head is not None and name.startswith(f"heads.{head}.")
+    }
+    loaded = load_model(tmp_path / "out" / "best")
+    assert loaded.config.dropout == 0
+    assert loaded.extra["task"] == task
+    found = losses(tmp_path / "out")
+    assert found[-1] < 0.995 * found[0], "it learns"
+    assert ("accuracy" in events(tmp_path / "out", "validation")[-1]) == (task not in ("similarity", "regression"))
+
+
+def test_new_heads_depend_on_the_seed_and_old_weights_do_not(tmp_path: Path) -> None:
+    run(tmp_path / "base", recipe("bert", steps=2))
+    found = []
+    for seed in (0, 1):
+        plain = {"model": {"folder": str(tmp_path / "base" / "last")}, "data": LABELLED | {"task": "classification"}}
+        out = tmp_path / str(seed)
+        run(out, Recipe.build(plain | {"train": TRAIN | {"steps": 1, "seed": seed, "rate": 1e-30}}))
+        found.append(weights(load_model(out / "last").network))
+    differing = {name for name in found[0] if not torch.equal(found[0][name], found[1][name])}
+    assert differing == {"heads.classes.scores.weight"} | (differing & {"heads.classes.scores.bias"})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_rehearsal_writes_nothing_and_prints_the_recipe(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = recipe(family)
+    lines = dry_run(made, lambda line: None)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "again.yaml").write_text("\n".join(lines))
+    assert load_recipe(str(tmp_path / "again.yaml")) == made, "all that is printed is one recipe"
+    facts = {line.split()[1]: line for line in lines if line.startswith("# ")}
+    network = load_model_of(made, tmp_path)
+    assert facts["parameters"] == f"# parameters    {sum(p.numel() for p in network.parameters()):,}"
+    assert facts.keys() == {"parameters", "memory", "samples", "validation", "time"}
+    assert "for 10 steps" in facts["time"]
+
+
+def load_model_of(made: Recipe, folder: Path) -> Network:
+    run(folder / "run", made)
+    return load_model(folder / "run" / "last").network
+
+
+def test_a_rehearsal_runs_without_memory_into_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Objective, "forward", fails)
+    with pytest.raises(ValueError, match=r"out of memory; set train\.accumulation higher"):
+        dry_run(recipe("gpt"), lambda line: None)
+
+
+def test_workers_change_neither_order_nor_losses(tmp_path: Path) -> None:
+    run(tmp_path / "none", recipe("bert"))
+    run(tmp_path / "three", recipe("bert", "data.workers=3"))
+    assert losses(tmp_path / "three") == losses(tmp_path / "none")
+
+
+def test_every_token_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The speed in the log is of the tokens that were learnt from, in whatever parts they came."""
+    made = recipe("translator", steps=4, accumulation=3, log_every=2)
+    seen: list[int] = []
+    log = Run.log
+    monkeypatch.setattr(Run, "log", lambda run: (seen.append(run.progress.tokens), log(run))[1])
+    holder: list[Run] = []
+    begin = Run.begin
+    monkeypatch.setattr(Run, "begin", lambda run, after: (holder.append(run), begin(run, after))[1])
+    run(tmp_path, made)
+    steps = Loader(holder[0].data.train, tokens=made.data.tokens, workers=0)
+    counts = [sum(batch.tokens for batch in step.batches) for step, _ in zip(steps, range(4), strict=False)]
+    assert seen == [sum(counts[:2]), sum(counts[2:])]

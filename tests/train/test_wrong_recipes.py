@@ -1,0 +1,204 @@
+"""Wrong recipes and data: exit code 2, one line that names what is wrong and what to do, and nothing on disk."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clearhead import cli
+from clearhead.config.recipe import Recipe, dump_recipe, load_recipe, recipe_names, recipe_text
+from clearhead.errors import ConfigError, UserError
+from tests.checkpoint.small import contents
+from tests.train.tiny import FAMILIES, SYMBOLS, TRAIN, recipe, run
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder, without corpora."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CLEARHEAD_DATA", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    return tmp_path
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What the command line says against its arguments, in one line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["clearhead", "train", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    said = capsys.readouterr()
+    assert ended.value.code == 2, said.err
+    assert said.out == ""
+    (line,) = [line for line in said.err.splitlines() if line.startswith("clearhead: ")]
+    assert "Traceback" not in said.err
+    return line.removeprefix("clearhead: ")
+
+
+def write(folder: Path, plain: dict[str, Any]) -> str:
+    file = folder / "mine.yaml"
+    file.write_text(yaml.safe_dump(plain))
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["coppy"], "recipe: no recipe 'coppy'; did you mean copy?"),
+        (["nowhere/mine.yaml"], "nowhere/mine.yaml does not exist; check the path"),
+        (["copy", "train.stepz=5"], "copy: train.stepz: unknown setting; did you mean steps?"),
+        (["copy", "trane.steps=5"], "copy: trane: unknown setting; did you mean train?"),
+        (["copy", "model.widht=5"], "copy: model: widht: unknown setting; did you mean width?"),
+        (["copy", "train.steps=many"], "copy: train.steps: 'many' is not a whole number; write it like 8"),
+        (["copy", "train.rate=-1"], "copy: train.rate: -1 is too small; use more than 0"),
+        (["copy", "train.steps"], "'train.steps': expected key=value"),
+        (["copy", "model.vocab_size=50"], "copy: model.vocab_size: comes from the tokenizer"),
+        (["copy", "model.outputs=[tags]"], "copy: model.outputs: comes from"),
+        (["copy", "model.preset=tiny-gpt"], "copy: model.family: decoder, but translation needs encoder-decoder"),
+        (
+            ["copy", "data.longest=5000"],
+            "data.longest: 5000 tokens, but the model has 256 positions; lower it",
+        ),
+        (["copy", "train.metric=f1"], "train.metric: f1 is not measured here; use loss or accuracy or bleu"),
+        (["copy", "train.scored=0"], "train.metric: exact is not measured here; use loss or accuracy"),
+        (["novels-llama", "train.metric=bleu"], "train.metric: bleu is not measured here; use loss or accuracy"),
+        (["novels-llama", "train.patience=3", "data.held_out=0"], "train.patience: there is no validation data"),
+        (["novels-llama", "train.sampling.pace=5"], "train.sampling: scheduled sampling is for translation"),
+        (["copy", "train.average=5"], "copy: train: average: 5 checkpoints, but only 3 are kept; raise keep"),
+        (["copy", "--device", "cuda"], "device: cuda was asked for, but torch sees no GPU here; use device=cpu"),
+        (["copy", "--device", "abacus"], "device: 'abacus' is no device; use auto, cpu, cuda or cuda:0"),
+        (["copy", "--device", "mps"], "device: mps was asked for, but torch sees no Apple GPU here; use device=cpu"),
+        (["multi30k-en-de"], "multi30k/train.en.gz does not exist; put it under data/multi30k/train.en.gz, or set "),
+        (["multi30k-en-de"], "it is published at https://github.com/multi30k/dataset"),
+        (["copy", "--seed", "-1"], "Invalid value for '--seed'"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_changes_nothing(
+    arguments: list[str], says: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert says in complaint(capsys, *arguments)
+    assert not list(here.iterdir())
+
+
+SMALL = FAMILIES["translator"] | {"train": TRAIN}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"data": SMALL["data"] | {"valid": {"format": "parallel", "files": ["empty.txt", "empty.txt"]}}},
+            "empty.txt is empty; give a file with content",
+        ),
+        (
+            {"data": SMALL["data"] | {"valid": SYMBOLS | {"count": 9, "longest": 40, "shortest": 30}}},
+            "data: no samples in symbols (left out: 9 too long)",
+        ),
+        (
+            {"data": SMALL["data"] | {"valid": {"format": "parallel", "files": ["missing.en", "missing.de"]}}},
+            "missing.en does not exist; put it under data/missing.en, or set CLEARHEAD_DATA to the folder that has",
+        ),
+        (
+            {"train": TRAIN | {"freeze": ["encodr.*"]}},
+            "freeze: 'encodr.*' matches no parameter; did you mean enc",
+        ),
+        ({"train": TRAIN | {"freeze": ["*"]}}, "freeze: nothing would be left to train; remove a pattern"),
+        ({"model": {"folder": "nothing"}}, "nothing is not there; give a model folder"),
+        ({"model": {"folder": "x", "width": 8}}, "model: a folder has its architecture already"),
+    ],
+)
+def test_a_wrong_file_is_one_line_and_changes_nothing(
+    change: dict[str, Any], says: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "empty.txt").write_text("")
+    name = write(here, SMALL | change)
+    before = contents(here)
+    assert says in complaint(capsys, name, "--out", "run")
+    assert contents(here) == before
+
+
+@pytest.fixture
+def stopped(here: Path) -> str:
+    """A run of four steps in `run`, and the file with its recipe."""
+    run(here / "run", recipe("translator", steps=4))
+    return write(here, yaml.safe_load(dump_recipe(recipe("translator", steps=10))))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "run exists already; go on with --resume, or choose another --out"),
+        (["--resume", "train.rate=0.5"], "was begun with other settings (train.rate: 0.01 is now 0.5); give the same"),
+        (
+            ["--resume", "model.width=32", "train.seed=1"],
+            "(model.width: 16 is now 32; train.seed: 0 is now 1); give the same, or begin another run",
+        ),
+        (["--resume", "data.tokens=99"], "(data.tokens: 240 is now 99)"),
+        (["--resume", "train.steps=3"], "train.steps: 3 is the total, and run is at 4; ask for more"),
+        (["--resume", "train.steps=4"], "train.steps: 4 is the total, and run is at 4; ask for more"),
+        (["--out", "mine.yaml"], "mine.yaml exists already"),
+    ],
+)
+def test_a_run_that_would_become_another_is_refused(
+    arguments: list[str], says: str, stopped: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(here)
+    assert says in complaint(capsys, stopped, "--out", "run", *arguments)
+    assert contents(here) == before
+
+
+def test_another_vocabulary_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The corpus was changed in its place, and so the tokenizer that is trained on it."""
+    texts = ["the cat sat on the mat", "a dog ran to the house"] * 20
+    (here / "text.txt").write_text("\n".join(texts))
+    data = {"task": "language-model", "train": {"files": "text.txt"}, "longest": 8, "tokens": 64}
+    plain = FAMILIES["gpt"] | {"data": data, "train": TRAIN | {"steps": 4}}
+    run(here / "run", Recipe.build(plain))
+    (here / "text.txt").write_text("\n".join(texts).replace("cat", "zebra"))
+    before = contents(here)
+    says = complaint(capsys, write(here, plain), "train.steps=8", "--out", "run", "--resume")
+    (here / "mine.yaml").unlink()
+    assert "run: the vocabulary is not the one this run began with; restore the data" in says
+    assert contents(here) == before
+
+
+def test_a_model_folder_that_cannot_do_the_task_is_refused(tmp_path: Path) -> None:
+    run(tmp_path / "gpt", recipe("gpt", steps=1))
+    folder = {"folder": str(tmp_path / "gpt" / "last")}
+    wrong = FAMILIES["translator"] | {"model": folder, "train": TRAIN}
+    with pytest.raises(ConfigError, match=r"model\.family: decoder, but translation needs encoder-decoder"):
+        run(tmp_path / "out", Recipe.build(wrong))
+    long = {"model": folder, "train": TRAIN, "data": FAMILIES["gpt"]["data"] | {"longest": 65}}
+    with pytest.raises(ConfigError, match=r"data\.longest: 65 tokens, but the model has 64 positions; lower it$"):
+        run(tmp_path / "out", Recipe.build(long))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_loads_and_says_what_it_is(name: str) -> None:
+    made = load_recipe(name)
+    first = recipe_text(name).splitlines()[0]
+    assert first.startswith("# ")
+    assert len(first) > 20
+    assert Recipe.build(yaml.safe_load(dump_recipe(made))) == made, "as resolved, it is the same recipe"
+
+
+def test_there_are_the_recipes_of_the_design() -> None:
+    promised = "copy reverse mini-en-de mini-en-zh mini-zh-en multi30k-en-de tatoeba-en-de tatoeba-de-en tatoeba-zh-en"
+    promised += " shakespeare-chars shakespeare-chars-cpu wikitext2-gpt novels-llama novels-bert"
+    assert set(promised.split()) <= set(recipe_names())
+
+
+def test_two_vocabularies_of_one_size_share_no_matrix() -> None:
+    made = recipe("translator", "tokenizer.joint=false")
+    assert made.architecture((12, 12)).tie == "output"
+    assert recipe("translator").architecture((12,)).tie == "all"
+
+
+def test_a_user_error_is_what_a_program_gets(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="exists already"):
+        run(tmp_path / "file", recipe("gpt"))

@@ -1,0 +1,108 @@
+"""Tiny runs of every family for the tests of training: recipes that take a second, and what a run left on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.checkpoint import newest_state
+from clearhead.config.load import apply
+from clearhead.config.recipe import Recipe
+from clearhead.train.loop import Summary, train
+from clearhead.train.record import read_log
+
+SMALL = {"width": 16, "heads": 2, "ff_width": 32, "max_positions": 64}
+EMBEDDED = {"format": "embedded", "level": 1, "languages": ["en"]}
+SYMBOLS = {"format": "symbols", "symbols": 8, "shortest": 2, "longest": 6}
+TEXTS: dict[str, Any] = {
+    "train": EMBEDDED | {"count": 120},
+    "valid": EMBEDDED | {"count": 20, "split": "valid"},
+    "longest": 24,
+    "tokens": 240,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "translator": {
+        "model": SMALL | {"preset": "tiny-translator", "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.1},
+        "tokenizer": {"kind": "word", "size": 12},
+        "data": {
+            "task": "translation",
+            "train": SYMBOLS | {"count": 150},
+            "valid": SYMBOLS | {"count": 12, "split": "valid"},
+            "longest": 16,
+            "tokens": 240,
+        },
+    },
+    "bert": {
+        "model": SMALL | {"preset": "tiny-encoder", "encoder_layers": 1},
+        "tokenizer": {"kind": "bpe", "size": 120},  # wordpiece comes out differently in every process
+        "data": TEXTS | {"task": "masked-language-model", "next_sentence": True},
+    },
+    "gpt": {
+        "model": SMALL | {"preset": "tiny-gpt", "decoder_layers": 1},
+        "tokenizer": {"kind": "byte-bpe", "size": 280},
+        "data": TEXTS | {"task": "language-model"},
+    },
+    "llama": {
+        "model": SMALL | {"preset": "tiny-llama", "decoder_layers": 2, "kv_heads": 1, "dropout": 0.1},
+        "tokenizer": {"kind": "byte-bpe", "size": 280},
+        "data": TEXTS | {"task": "language-model", "boundaries": True},
+    },
+}
+TRAIN = {
+    "steps": 10,
+    "rate": 0.01,
+    "warmup": 3,
+    "log_every": 1,
+    "validate_every": 1000,
+    "save_every": 1000,
+    "scored": 4,
+    "device": "cpu",
+}
+TIMES = ("seconds", "tokens_per_second")  # what two equal runs differ in
+
+
+def recipe(family: str, *changes: str, **train_settings: Any) -> Recipe:
+    """The tiny run of a family, changed by key=value and by settings of train."""
+    plain = FAMILIES[family] | {"train": TRAIN | train_settings}
+    plain["data"] = plain["data"] | {"workers": 0}
+    return Recipe.build(apply(plain, changes), where="test")
+
+
+def run(out: Path, made: Recipe, **options: Any) -> Summary:
+    """Train."""
+    return train(made, out, **options)
+
+
+def events(out: Path, kind: str = "") -> list[dict[str, Any]]:
+    """The lines of a run's log, without what depends on the clock."""
+    return [
+        {key: value for key, value in line.items() if key not in TIMES}
+        for line in read_log(out / "log.jsonl")
+        if not kind or line["kind"] == kind
+    ]
+
+
+def losses(out: Path) -> list[float]:
+    """The training losses of a run, one for each line of its log."""
+    return [event["loss"] for event in events(out, "step")]
+
+
+def tensors(out: Path) -> dict[str, Tensor]:
+    """Weights and optimiser of the newest checkpoint, by name."""
+    state, refused = newest_state(out)
+    assert state is not None
+    assert not refused
+    return {f"weights {name}": x.clone() for name, x in state.weights().items()} | {
+        f"optimiser {name}": x.clone() for name, x in state.optimiser().items()
+    }
+
+
+def distance(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    """The largest difference between two sets of tensors; 0 means equal to the bit."""
+    assert left.keys() == right.keys()
+    return max(
+        0.0 if torch.equal(left[name], right[name]) else float((left[name] - right[name]).abs().max()) for name in left
+    )
