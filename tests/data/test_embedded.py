@@ -285,3 +285,16 @@ GOLDEN: list[tuple[str, str, str]] = [
     ),
     ("Hannah fears the elephants.", "Hannah fürchtet die Elefanten.", "汉娜害怕那些大象。"),
 ]
+
+
+def test_each_of_two_subjects_counts_for_the_split() -> None:
+    """Anna and Paul sleep: both pairs, Anna and sleep, Paul and sleep, are held out or not."""
+    grammar = Grammar(level=3)
+    seen = 0
+    for index in range(4000):
+        clause = grammar.example("train", index).clause
+        for part in clauses(clause):
+            if part.subject.second is not None and not part.quality:
+                seen += 1
+                assert (part.subject.second.head.key, part.verb.key) in set(pairs(clause))
+    assert seen > 20

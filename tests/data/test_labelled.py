@@ -1,7 +1,9 @@
 """Tasks with labels: framing, cutting, tags on first tokens under every tokenizer, answers in their windows."""
 
 import itertools
+import sys
 import unicodedata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clearhead.config.data import DataConfig
-from clearhead.data import IGNORED, Batch, Dataset
+from clearhead.config.data import Corpus, DataConfig, TokenizerConfig
+from clearhead.data import IGNORED, Batch, Dataset, prepare
 from clearhead.data.labelled import first_tokens, windows
 from clearhead.errors import UserError
 from clearhead.text import KINDS, Kind
@@ -214,3 +216,21 @@ def test_a_long_question_leaves_room_for_the_context() -> None:
     assert tokenizer().decode(ids[first : last + 1]).strip() == "cat"
     with pytest.raises(UserError, match=r"stride: 30, but longest leaves only \d+ tokens for the context; lower it"):
         dataset("answering", rows, longest=40, stride=30)
+
+
+def test_a_wrong_tag_is_named_with_its_own_line(tmp_path: Path) -> None:
+    lines = [f"word{n} O" for n in range(41)] + ["bad B-XX"]
+    (tmp_path / "tags.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    corpus = Corpus(format="conll", files=(str(tmp_path / "tags.txt"),))
+    config = DataConfig(task="tagging", train=(corpus,), labels=("O", "B-X"), cache=str(tmp_path / "cache"))
+    with pytest.raises(UserError, match=r"tags.txt, line 42: label 'B-XX'"):
+        prepare(config, TokenizerConfig(kind="word", size=100))
+
+
+def test_labels_are_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rows.tsv").write_text("good film\tpos\nbad film\tneg\n", encoding="utf-8")
+    corpus = Corpus(format="tsv", files=(str(tmp_path / "rows.tsv"),))
+    config = DataConfig(task="classification", train=(corpus,), cache=str(tmp_path / "cache"))
+    first = prepare(config, TokenizerConfig(kind="word", size=100))
+    monkeypatch.setattr(sys.modules["clearhead.data.prepare"], "read", lambda *_: pytest.fail("read again"))
+    assert prepare(config, TokenizerConfig(kind="word", size=100)).labels == first.labels == ("neg", "pos")

@@ -163,3 +163,31 @@ def _both(made: list = []) -> list:  # type: ignore[type-arg] # noqa: B006
             BertTokenizer(vocab=str(bert / "vocab.txt")),
         ]
     return made
+
+
+@pytest.mark.parametrize(("texts", "size"), [(["a b c d"], 8), (["hello world foo bar"] * 50, 12)])
+def test_unigram_without_room_for_the_letters_is_refused(texts: list[str], size: int) -> None:
+    with pytest.raises(UserError, match="letters of this text"):
+        train(texts, "unigram", size)
+
+
+def test_a_tokenizer_is_saved_into_a_folder_and_never_over_a_text(tmp_path: Path) -> None:
+    tokenizer = train(["one two"] * 9, "word", 20)
+    tokenizer.save(tmp_path / "v1.2")
+    assert Tokenizer.load(tmp_path / "v1.2").vocabulary == tokenizer.vocabulary
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("text", encoding="utf-8")
+    with pytest.raises(UserError, match="is a file"):
+        tokenizer.save(corpus)
+    assert corpus.read_text(encoding="utf-8") == "text"
+
+
+def test_a_full_stop_stands_behind_its_word_and_is_a_token_of_its_own() -> None:
+    texts = ["The dog sleeps, the cat too.", "Is the dog here?"] * 20
+    words = train(texts, "word", 50)
+    assert words.decode(words.encode(texts[0])) == texts[0]
+    for kind in ("bpe", "unigram"):
+        tokenizer = train(texts, kind, 60)
+        pieces = [tokenizer.token(number) for number in tokenizer.encode(texts[0])]
+        assert pieces[-1] == "."
+        assert tokenizer.decode(tokenizer.encode(texts[0])) == texts[0]

@@ -127,7 +127,10 @@ def stats(
 def _load(folder: Path) -> "Tokenizer":
     from clearhead.text import load_folder
 
-    return load_folder(folder)[0]
+    found = load_folder(folder)
+    if len(found) > 1:
+        raise UserError(f"{folder} has two; name {folder / 'tokenizer.source.json'} or tokenizer.target.json")
+    return found[0]
 
 
 def _show(found: "dict[str, Stats]") -> None:

@@ -24,6 +24,11 @@ class Place(NamedTuple):
     file: str
     number: int | str
     unit: str = "line"
+    lines: bool = False  # whether every item of the record has a line of its own, as tokens do in CoNLL
+
+    def at(self, item: int) -> "Place":
+        """The place of one item of the record."""
+        return self._replace(number=self.number + item) if self.lines and isinstance(self.number, int) else self
 
     def __str__(self) -> str:
         return f"{self.file}, {self.unit} {self.number}"
@@ -200,7 +205,7 @@ def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
         parts = line.split("\t") if "\t" in line else line.split()
         if not line.strip() or parts[0] == "-DOCSTART-":
             if tokens:
-                yield Record(Place(str(path), first), (tokens, tags))
+                yield Record(Place(str(path), first, lines=True), (tokens, tags))
             tokens, tags, first = [], [], number + 1
             continue
         if len(parts) < 2 or not all(part.strip() for part in parts):
@@ -210,7 +215,7 @@ def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
         tokens.append(parts[token - 1 if token > 0 else token])
         tags.append(parts[tag - 1 if tag > 0 else tag])
     if tokens:
-        yield Record(Place(str(path), first), (tokens, tags))
+        yield Record(Place(str(path), first, lines=True), (tokens, tags))
 
 
 def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:

@@ -163,7 +163,8 @@ class Tagging(_Framed):
         texts = [" ".join(record.values[0]) for record in records]
         rows: list[Row] = []
         for record, tokens in zip(records, self.tokenizer.offsets_all(texts), strict=True):
-            numbers = [label_number(record, tag, self.labels) for tag in record.values[1]]
+            tags = enumerate(record.values[1])
+            numbers = [label_number(record._replace(place=record.place.at(n)), tag, self.labels) for n, tag in tags]
             if not tokens:
                 dropped["empty"] += 1
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from clearhead.data.masking import MaskedLanguageModel
 from clearhead.data.store import Store, Writer, build, build_temporary, cache_folder, content, full_disk, key
 from clearhead.data.tasks import LanguageModel, Task, Translation, documents
 from clearhead.errors import UserError
-from clearhead.files import locked
+from clearhead.files import locked, read_text, write_text
 from clearhead.text import Tokenizer, load_folder, train
 
 TASKS: dict[str, type[Task]] = {
@@ -87,19 +88,24 @@ def open_set(
 
 
 def from_records(
-    config: DataConfig, records: Iterable[Sequence[Any]], tokenizers: Sequence[Tokenizer], labels: Sequence[str] = ()
+    config: DataConfig,
+    records: Iterable[Sequence[Any] | Mapping[str, Any]],
+    tokenizers: Sequence[Tokenizer],
+    labels: Sequence[str] = (),
 ) -> Dataset:
-    """A data set of any Python iterable: a tuple for each record, with the task's columns in their order."""
+    """A data set of any Python iterable: for each record a tuple in the order of the task's columns, or a mapping."""
     task = TASKS[config.task](config, tokenizers, labels or config.labels)
     given = _given(records, task.reads(config))
     cleaner = Cleaner(config, task.reads(config))
     return Dataset(task, [build_temporary(task.kinds, lambda writer: _fill(writer, task, given, cleaner))])
 
 
-def _given(records: Iterable[Sequence[Any]], columns: tuple[str, ...]) -> Iterator[Record]:
+def _given(records: Iterable[Sequence[Any] | Mapping[str, Any]], columns: tuple[str, ...]) -> Iterator[Record]:
     for number, each in enumerate(records, start=1):
         place = Place("the iterable", number, "record")
-        if isinstance(each, str) or len(each) != len(columns):
+        if isinstance(each, Mapping) and set(columns) <= set(each):
+            each = [each[name] for name in columns]
+        if not isinstance(each, Sequence) or isinstance(each, str) or len(each) != len(columns):
             raise UserError(f"{place}: {each!r:.40} is no tuple of {len(columns)}; give ({', '.join(columns)})")
         yield Record(place, tuple(each))
 
@@ -178,9 +184,8 @@ class _Maker:
             trained = settings.model_dump(mode="json", exclude={"path"})
             name = key("tokenizer", trained, side, size, task.roles, cleaning, reading, identities)
             file = self.folder / "tokenizers" / f"{name}.json"
-            with full_disk(file):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                with locked(file.with_suffix(".lock")):
+            if not file.exists():
+                with full_disk(file), locked(file.with_suffix(".lock")):
                     if not file.exists():
                         self.say(f"training a {settings.kind} tokenizer of {size:,} …")
                         texts = self._texts(side)
@@ -205,13 +210,20 @@ class _Maker:
         """The labels that occur in the training data, in sorted order."""
         if self.config.task not in ("classification", "tagging"):
             return ()
+        reading = [self.config.task, self.config.second, [self.identity(corpus) for corpus in self.config.train]]
+        file = self.folder / "labels" / f"{key('labels', reading)}.json"
+        if file.exists():
+            return tuple(json.loads(read_text(file)))
         found: set[str] = set()
         for record in chain.from_iterable(self.records(corpus) for corpus in self.config.train):
             value = record.values[-1]
             found.update(map(str, value if isinstance(value, list) else [value]))
             if len(found) > LABELS:
                 raise UserError(f"{record.place}: more than {LABELS:,} different labels; set columns.label")
-        return tuple(sorted(found, key=lambda name: (name != "O", name)))
+        names = sorted(found, key=lambda name: (name != "O", name))
+        with full_disk(file):
+            write_text(file, json.dumps(names))
+        return tuple(names)
 
 
 def _fill(writer: Writer, task: Task, records: Iterator[Record], cleaner: Cleaner) -> Mapping[str, Any]:

@@ -37,6 +37,7 @@ def train(
 ) -> Tokenizer:
     """A tokenizer of at most `size` tokens, special ones included, learnt from texts.
 
+    WordPiece always has every letter that stands inside a word, so it may have a few more where `size` is small.
     With `exact`, a text that does not support so many is an error; characters and words are as many as there are.
     """
     if kind not in KINDS:
@@ -56,8 +57,13 @@ def train(
     # A special token among Unigram's pieces would be found in ordinary text, so it comes after them.
     later = [token for token in wanted if token != unknown] if kind == "unigram" else []
     now = [token for token in wanted if token not in later]
-    seen = _Counted(texts)
-    engine.train_from_iterator(iter(seen), _trainer(kind, size - len(later), now, unknown, progress))
+    seen = _Counted(texts, size - len(wanted) if kind == "unigram" else None)
+    try:
+        engine.train_from_iterator(iter(seen), _trainer(kind, size - len(later), now, unknown, progress))
+    except UserError:
+        raise
+    except Exception as error:  # the library's own findings come as plain Exception
+        raise UserError(f"size: {size:,} does not work for this text ({error}); ask for another size") from None
     if not seen.characters:
         raise UserError("there is no text to train a tokenizer on; give files that are not empty")
     engine.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in later])
@@ -179,19 +185,27 @@ def _trainer(kind: Kind, size: int, special: list[str], unknown: str, progress: 
         case "bpe":
             return trainers.BpeTrainer(limit_alphabet=max(1, size // 2), **common)
         case "wordpiece":
-            return trainers.WordPieceTrainer(limit_alphabet=max(1, size // 2), **common)
+            return trainers.WordPieceTrainer(limit_alphabet=max(1, size - len(special)), **common)
         case "unigram":
             return trainers.UnigramTrainer(unk_token=unknown, **common)
     return trainers.WordLevelTrainer(**common)
 
 
 class _Counted:
-    """Texts passing by, counted, so that training on nothing can be refused."""
+    """Texts passing by: training on nothing is refused, and so are more letters than there is room for."""
 
-    def __init__(self, texts: Iterable[str]):
-        self.texts, self.characters = texts, 0
+    def __init__(self, texts: Iterable[str], room: int | None):
+        self.texts, self.room, self.characters, self.letters = texts, room, 0, set[str]()
 
     def __iter__(self) -> Iterator[str]:
         for text in self.texts:
             self.characters += len(text)
+            if self.room is not None:
+                self.letters.update(text)
             yield text
+        # Unigram keeps every letter; with less room, the library does not come to an end.
+        if self.room is not None and len(self.letters) + 1 > self.room:
+            needed = len(self.letters) + 1 - self.room
+            raise UserError(
+                f"size: too small for the {len(self.letters):,} letters of this text; ask for {needed:,} more"
+            )

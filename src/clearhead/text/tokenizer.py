@@ -138,7 +138,12 @@ def _spans(row: tokenizers.Encoding) -> list[tuple[int, int]]:
 
 
 def _file(path: Path) -> Path:
-    return path / "tokenizer.json" if path.is_dir() or not path.suffix else path
+    """A file ends in .json; any other name is a folder's."""
+    if path.suffix == ".json" and not path.is_dir():
+        return path
+    if path.is_file():
+        raise UserError(f"{path} is a file; give a folder, or a file that ends in .json")
+    return path / "tokenizer.json"
 
 
 def _not_text(texts: Sequence[str]) -> UserError | None:

@@ -40,7 +40,11 @@ def train(
         raise UserError(f"{out} exists already; go on with --resume, or choose another --out")
     settings = recipe.train
     with Stopper() as stopper, place(settings.device) as here:
-        run = Run(recipe, out, here, say, watch)
+        try:
+            run = Run(recipe, out, here, say, watch)
+        except KeyboardInterrupt:
+            return Summary(0, settings.steps, None, True, here.first)
+        stopper.patient = True
         try:
             if resume:
                 run.resume()

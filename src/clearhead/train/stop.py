@@ -11,6 +11,7 @@ class Stopper:
 
     def __init__(self) -> None:
         self.signal = 0
+        self.patient = False  # before training there is nothing to finish: stop at once
         self._before: dict[int, Any] = {}
 
     def __bool__(self) -> bool:
@@ -27,6 +28,7 @@ class Stopper:
             signal.signal(number, handler)
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
-        if self.signal:
-            raise KeyboardInterrupt
+        at_once = self.signal or not self.patient
         self.signal = number
+        if at_once:
+            raise KeyboardInterrupt

@@ -22,9 +22,11 @@ SHARE = 5  # percent of the pairs that valid holds out, and test again
 def pairs(clause: Clause) -> Iterator[tuple[str, str]]:
     """The combinations in a sentence, as keys of the lexicon."""
     for part in clauses(clause):
-        verb, subject = part.verb.key, part.subject.head
+        verb = part.verb.key
         asked = part.mood == "question" and part.gap == "subject"
-        if isinstance(subject, (Name, Noun)) and not asked:
+        for subject in (part.subject.head, part.subject.second and part.subject.second.head):  # Anna and Paul: each
+            if not isinstance(subject, (Name, Noun)) or asked:
+                continue
             if part.quality:
                 yield part.quality.adjective.key, subject.key
             else:
