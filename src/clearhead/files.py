@@ -1,14 +1,16 @@
 """Reading lines from any file or stream, gzip or not, with errors that name file, line and fix; atomic writing."""
 
 import gzip
+import io
 import logging
 import os
 import sys
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+from weakref import WeakSet
 
 from clearhead.errors import UserError
 
@@ -18,6 +20,7 @@ except ImportError:  # not on Windows: there, nothing keeps two processes from d
     fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger("clearhead")
+_read: WeakSet[IO[bytes]] = WeakSet()  # standard inputs that someone reads or has read
 
 
 def read_text(path: Path, limit: int = 1 << 20) -> str:
@@ -34,17 +37,23 @@ def read_text(path: Path, limit: int = 1 << 20) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file whole or not at all: under a temporary name, synced, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a UTF-8 file whole or not at all."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all: under a temporary name, synced, then renamed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what keeps a file from being written may keep it from being removed, too
+            temporary.unlink(missing_ok=True)
         raise UserError(f"{path} cannot be written ({error.strerror}); nothing was changed") from None
 
 
@@ -55,6 +64,10 @@ def read_lines(path: Path) -> Iterator[str]:
     try:
         with named(name), _open(path) as file:
             for number, line in enumerate(file, start=1):
+                if b"\0" in line:
+                    raise UserError(
+                        f"{name}, line {number}: a zero byte is no text; if the file is UTF-16, save it as UTF-8"
+                    )
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError:
         raise UserError(f"{name}, line {number}: not valid UTF-8; save the file as UTF-8") from None
@@ -90,10 +103,27 @@ def named(name: str) -> Iterator[None]:
         raise UserError(f"{name} cannot be read ({error.strerror}); check the path and its permissions") from None
 
 
-def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
+@contextmanager
+def _open(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
+    """The bytes of a file or of standard input, which is left open: it is not ours to close."""
     if str(path) == "-":
-        return sys.stdin.buffer
-    file = path.open("rb")
-    if file.peek(2)[:2] == b"\x1f\x8b":
+        yield _unpacked(_standard_input())
+        return
+    with path.open("rb") as file:
+        yield _unpacked(file)
+
+
+def _standard_input() -> IO[bytes]:
+    if sys.stdin is None or sys.stdin.closed:
+        raise UserError("standard input is closed; send the text through a pipe, or name a file")
+    stream = sys.stdin.buffer
+    if stream in _read:
+        raise UserError("standard input can be read once; name - once, or a file")
+    _read.add(stream)
+    return stream
+
+
+def _unpacked(file: IO[bytes]) -> IO[bytes] | gzip.GzipFile:
+    if isinstance(file, io.BufferedReader) and file.peek(2)[:2] == b"\x1f\x8b":
         return gzip.GzipFile(fileobj=file)
     return file

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.cli import main
+from clearhead.text.word2vec import Training
 
 TEXT = "The king rules the land. The queen rules the land! A dog eats meat. A cat eats fish.\n" * 60
 
@@ -101,6 +102,7 @@ def test_one_worker_repeats_exactly_and_cbow_differs(trained: Path) -> None:
         (["train", "HERE/text.txt.gz", "--out", "HERE/new", "--min-count", "9999"], "no word occurs 9999 times"),
         (["train", "HERE/text.txt.gz", "--out", "HERE/new", "--dim", "0"], "dim: 0 is too small"),
         (["train", "HERE/text.txt.gz", "--out", "HERE/new", "--device", "gpu"], "--device: 'gpu' is not there"),
+        (["train", "-", "-", "--out", "HERE/new/deep"], "standard input can be read once"),
         (["neighbours", "HERE/nowhere", "king"], "nowhere does not exist"),
         (["neighbours", "HERE/vectors", "quene"], "'quene' is not among the 11 words; near it: queen"),
         (["neighbours", "HERE/pairs.tsv", "king"], "line 1: expected the number of words"),
@@ -117,6 +119,25 @@ def test_wrong_input_is_one_line_and_writes_nothing(trained: Path, arguments: li
     assert says in errors
     assert errors.count("\n") == 1
     assert not (trained / "new").exists()
+
+
+def test_a_diverged_training_is_refused_and_leaves_nothing(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Training, "_update", lambda self, *_: self.inputs.fill_(float("nan")))
+    code, _, errors = run("train", str(trained / "text.txt.gz"), "--out", str(trained / "new" / "deep"))
+    assert code == 2
+    assert "the training diverged (a vector is not finite); lower --learning-rate" in errors
+    assert not (trained / "new").exists()
+
+
+@pytest.mark.parametrize("out", ["empty.txt", "empty.txt/deep"])
+def test_a_folder_that_cannot_be_made_is_found_out_before_training(
+    trained: Path, out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Training, "__iter__", lambda self: pytest.fail("trained all the same"))
+    code, _, errors = run("train", str(trained / "text.txt.gz"), "--out", str(trained / out))
+    assert code == 2
+    assert f"{out} cannot be written (" in errors
+    assert errors.count("\n") == 1
 
 
 def test_help_has_an_example() -> None:

@@ -46,6 +46,18 @@ def test_nothing_to_count_is_refused() -> None:
         LinearClassifier.fit(TEXTS, ["x", "x", "x"], BagOfWords.fit(TEXTS))
 
 
+def test_labels_that_are_no_texts_are_refused() -> None:
+    with pytest.raises(ValueError, match="label 2 is 1, no text; give texts"):
+        LinearClassifier.fit(TEXTS, ["x", 1, "y"], BagOfWords.fit(TEXTS))  # type: ignore[list-item]
+
+
+def test_texts_may_come_from_any_iterable() -> None:
+    bag = BagOfWords.fit(text for text in TEXTS)
+    assert torch.equal(bag.weights, BagOfWords.fit(TEXTS).weights)
+    model = LinearClassifier.fit(iter(TEXTS), iter(["x", "x", "y"]), bag)
+    assert torch.equal(model.weight, LinearClassifier.fit(TEXTS, ["x", "x", "y"], bag).weight)
+
+
 def test_classifier_stands_at_the_minimum_of_its_loss() -> None:
     torch.manual_seed(0)
     texts = [" ".join(f"w{n}" for n in torch.randint(12, (6,)).tolist()) for _ in range(60)]

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import os
 import sys
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,13 +61,14 @@ def train(
     if learning_rate is not None:
         given["learning_rate"] = learning_rate
     settings = Word2VecSettings.build(given, "word2vec")
-    corpus = read_corpus(files, min_count)
-    typer.echo(f"{corpus.raw_words:,} words, {len(corpus.words):,} different ones of {min_count} or more", err=True)
-    training, begun = Training(corpus, settings, device), time.perf_counter()
-    for _ in _shown(training, corpus.raw_words * epochs):
-        pass
-    rate = corpus.raw_words * epochs / (time.perf_counter() - begun)
-    training.vectors().save(out)
+    with _made(out):
+        corpus = read_corpus(files, min_count)
+        typer.echo(f"{corpus.raw_words:,} words, {len(corpus.words):,} different ones of {min_count} or more", err=True)
+        training, begun = Training(corpus, settings, device), time.perf_counter()
+        for _ in _shown(training, corpus.raw_words * epochs):
+            pass
+        rate = corpus.raw_words * epochs / (time.perf_counter() - begun)
+        training.vectors().save(out)
     if as_json:
         result = {"folder": str(out), "vocabulary": len(corpus.words), "words": corpus.raw_words}
         typer.echo(json.dumps(result | {"words_per_second": round(rate)} | settings.model_dump()))
@@ -171,6 +174,25 @@ def _load(folder: Path) -> Any:
     from clearhead.text.vectors import WordVectors
 
     return WordVectors.load(folder)
+
+
+@contextmanager
+def _made(folder: Path) -> "Iterator[None]":
+    """A folder that can be written, made before the work and taken away again if the work fails."""
+    try:
+        new = [each for each in (folder, *folder.parents) if not each.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out: {folder} cannot be written ({error.strerror}); name another folder") from None
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"--out: {folder} may not be written; check its permissions, or name another folder")
+    try:
+        yield
+    except BaseException:
+        for each in new:
+            with suppress(OSError):  # somebody else may have put something into it
+                each.rmdir()
+        raise
 
 
 def _shown(training: "Training", words: int) -> "Iterator[float]":

@@ -50,16 +50,20 @@ class Cleaner:
     def _text(self, record: Record, value: Any) -> str:
         if not isinstance(value, str):
             raise UserError(f"{record.place}: {value!r:.40} is {type(value).__name__}, not a text; put it in quotes")
-        if self.config.normalise != "none":
-            value = unicodedata.normalize("NFC" if self.config.normalise == "nfc" else "NFKC", value)
-        if self.config.lowercase:
-            value = value.lower()
+        value = cleaned(value, self.config)
         try:
             value.encode()
         except UnicodeEncodeError as error:
             half = f"U+{ord(value[error.start]):04X}"
             raise UserError(f"{record.place}: {half} is half of a surrogate pair, no character; replace it") from None
         return value
+
+
+def cleaned(text: str, config: DataConfig) -> str:
+    """A text in the normal form and case that the settings ask for: in training, and of whatever a model is given."""
+    if config.normalise != "none":
+        text = unicodedata.normalize("NFC" if config.normalise == "nfc" else "NFKC", text)
+    return text.lower() if config.lowercase else text
 
 
 def digest(value: Any) -> int:

@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional as F
 
 from clearhead.config.data import Corpus, DataConfig
-from clearhead.data import IGNORED, Loader, open_set
+from clearhead.data import IGNORED, Loader, open_set, prepare
+from clearhead.data.clean import cleaned, share
 from clearhead.data.formats import TRANSLATION, read
 from clearhead.data.own import records as own_records
 from clearhead.errors import UserError
@@ -30,17 +31,19 @@ def evaluate(
     moses: str = "",
     say: Say = lambda line: None,
 ) -> dict[str, Any]:
-    """Scores of a model on corpora, or on the test (else validation) set of the recipe that it was trained by.
+    """Scores of a model on corpora, or on the test (else validation, else held-out) set of its recipe.
 
     `lowercase` and `moses` (a language, for tokens as sacremoses makes them) are for published figures that were
     computed so.
     """
-    if "data" not in model.extra:
+    data = model.data
+    if data is None:
         raise UserError("this model does not say what it was trained for; give it its config.json again")
-    data = DataConfig.build(model.extra["data"], where="config.json: data")
     corpora = corpora or data.test or data.valid
-    if not corpora:
+    if not corpora and not (data.held_out and data.train):
         raise UserError("data: this model's recipe names no test or validation set; name one with --data")
+    if not corpora:
+        say(f"there is no test set: {data.held_out:.3%} of the training data, which were held out, take its place")
     if data.task == "translation":
         return _translation(model, data, corpora, beam, lowercase, moses, say)
     if data.task == "language-model":
@@ -53,11 +56,17 @@ def _translation(
 ) -> dict[str, Any]:
     sources: list[str] = []
     references: list[str] = []
+    held_out = not corpora
+    corpora = corpora or data.train
     for corpus in corpora:
         own = corpus.format in ("embedded", "symbols")
         for record in own_records(corpus, TRANSLATION) if own else read(corpus, TRANSLATION, data.published):
-            sources.append(record.values[0])
-            references.append(record.values[1])
+            source, reference = record.values
+            if not held_out or share(cleaned(source, data)) < data.held_out:
+                sources.append(source)
+                references.append(reference)
+    if not sources:
+        raise UserError("data: there are no texts to score on; name some with --data")
     say(f"translating {len(sources):,} texts with beam {beam} …")
     outputs = model.translate(sources, beam=beam)
     chinese = any(corpus.format == "embedded" and corpus.languages[-1] == "zh" for corpus in corpora)
@@ -89,7 +98,8 @@ def _moses(language: str) -> Callable[[str], list[str]]:
 def _language_model(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> dict[str, Any]:
     """Perplexity of a token, and of a word where words are what spaces part; every window sees only itself."""
     assert isinstance(model.network, Decoder)
-    dataset = open_set(data, corpora, model.tokenizers)
+    dataset = open_set(data, corpora, model.tokenizers) if corpora else prepare(data, model.tokenizers).valid
+    assert dataset is not None  # `evaluate` has seen that something is held out
     total, count = 0.0, 0
     with torch.inference_mode():
         for step in Loader(dataset, tokens=data.tokens, shuffle=False, workers=1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -12,10 +13,13 @@ from torch import Tensor
 
 from clearhead.checkpoint import load_model
 from clearhead.config import ModelConfig
+from clearhead.config.data import DataConfig
 from clearhead.config.decode import DecodeConfig
+from clearhead.data.clean import cleaned
 from clearhead.decode import Output, Stops, generate, hard, stream_text, translate
 from clearhead.errors import UserError
 from clearhead.model import Decoder, Encoder, EncoderDecoder, Network
+from clearhead.model.device import choose_device
 from clearhead.predict.find import find_model
 from clearhead.text import Tokenizer
 
@@ -55,6 +59,11 @@ class Model:
         """Where the weights are."""
         return next(self.network.parameters()).device
 
+    @cached_property
+    def data(self) -> DataConfig | None:
+        """The data that the model was trained on, as far as config.json says."""
+        return DataConfig.build(self.extra["data"], where="config.json: data") if "data" in self.extra else None
+
     def logits(self, ids: Tensor, target_ids: Tensor | None = None) -> Tensor:
         """The score of every word at every position: ids (B, T) to (B, T, V); a translator needs a target, too."""
         with torch.inference_mode():
@@ -75,8 +84,8 @@ class Model:
         network = self._as(EncoderDecoder, "translate")
         texts = [texts] if isinstance(texts, str) else list(texts)
         source, target = self.tokenizers[0], self.tokenizers[-1]
-        rows = [[*ids, source.id("end")] for ids in source.encode_all(texts)]
-        starts = None if prefixes is None else target.encode_all(list(prefixes))
+        rows = [[*ids, source.id("end")] for ids in source.encode_all(self._cleaned(texts))]
+        starts = None if prefixes is None else target.encode_all(self._cleaned(prefixes))
         config = DecodeConfig.build({"max_new_tokens": self._room(rows), **options})
         full = [number for number, row in enumerate(rows) if len(row) > 1]
         found = translate(
@@ -92,6 +101,10 @@ class Model:
             head = [] if starts is None else starts[number]
             answers[number] = [self._text(target, output, head) for output in outputs]
         return answers
+
+    def _cleaned(self, texts: Sequence[str]) -> list[str]:
+        """Texts as the training data was made, which is all that the model knows."""
+        return list(texts) if self.data is None else [cleaned(text, self.data) for text in texts]
 
     def _room(self, rows: Sequence[Sequence[int]]) -> int:
         """Tokens that a translation may have: three times the longest source and some, within the model's positions."""
@@ -132,7 +145,7 @@ class Model:
     def _prompts(self, prompts: Sequence[str], new: int) -> list[list[int]]:
         roles = self.tokenizer.roles
         begin = [roles["begin"]] if "begin" in roles else [roles["end"]] if "end" in roles else []
-        rows = [[*begin, *ids] for ids in self.tokenizer.encode_all(prompts)]
+        rows = [[*begin, *ids] for ids in self.tokenizer.encode_all(self._cleaned(prompts))]
         room = self.config.max_positions
         for number, row in enumerate(rows):
             if not row:
@@ -147,19 +160,19 @@ class Model:
     def _as(self, family: type[Any], act: str) -> Any:
         if not isinstance(self.network, family):
             can = {EncoderDecoder: "translate", Decoder: "generate and chat", Encoder: "fill, classify, tag and embed"}
-            what = f"{self.name or 'this model'} is a {self.config.family}"
+            family_name = f"{'a' if self.config.family == 'decoder' else 'an'} {self.config.family}"
+            what = f"{self.name or 'this model'} is {family_name}"
             raise UserError(f"{act}: {what}; it can {can[type(self.network)]}")
         return cast(Any, self.network)
 
 
 def load(name: str | Path, device: str = "auto", dtype: str | None = None) -> Model:
     """The model of a name, a model folder or a run folder."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    chosen = choose_device(device)
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f"dtype: {dtype!r} is not allowed; use {', '.join(DTYPES)}")
     folder = find_model(name)
-    loaded = load_model(folder, device, None if dtype is None else DTYPES[dtype])
+    loaded = load_model(folder, chosen, None if dtype is None else DTYPES[dtype])
     if not loaded.tokenizers:
         raise UserError(f"{folder} has no tokenizer.json; a model needs its tokenizer")
     return Model(loaded.network, loaded.tokenizers, loaded.extra, str(name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -29,10 +29,11 @@ class BagOfWords:
     ngrams: int = 1  # 2: pairs of neighbouring words count too
 
     @classmethod
-    def fit(cls, texts: Sequence[str], min_count: int = 1, max_words: int = 1_000_000, ngrams: int = 1) -> BagOfWords:
+    def fit(cls, texts: Iterable[str], min_count: int = 1, max_words: int = 1_000_000, ngrams: int = 1) -> BagOfWords:
         """The words in at least `min_count` texts, the `max_words` that are in most."""
         if ngrams not in (1, 2):
             raise ValueError(f"ngrams is 1 (words) or 2 (words and pairs), not {ngrams}")
+        texts = list(texts)
         found: Counter[str] = Counter()
         for text in texts:
             found.update(set(_terms(text, ngrams)))
@@ -83,11 +84,15 @@ class LinearClassifier:
 
     @classmethod
     def fit(
-        cls, texts: Sequence[str], labels: Sequence[str], bag: BagOfWords, penalty: float = 1.0
+        cls, texts: Iterable[str], labels: Iterable[str], bag: BagOfWords, penalty: float = 1.0
     ) -> LinearClassifier:
         """Minimise the summed cross entropy plus penalty / 2 · |weight|², by L-BFGS; nothing in it is random."""
+        texts, labels = list(texts), list(labels)
         if len(texts) != len(labels):
             raise ValueError(f"{len(texts)} texts, but {len(labels)} labels")
+        for place, label in enumerate(labels, start=1):
+            if not isinstance(label, str):
+                raise ValueError(f"label {place} is {label!r:.40}, no text; give texts, like str(label)")
         names = sorted(set(labels))
         if len(names) < 2:
             raise UserError(f"a classifier needs two labels or more to choose from, found {len(names)}")

@@ -1,7 +1,6 @@
 """Named tensors and JSON on disk, as safetensors: written whole or not at all, refused with a reason when damaged."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +9,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from clearhead.errors import UserError
-from clearhead.files import read_text
+from clearhead.files import read_text, write_bytes
 
 LARGEST = 1 << 30  # bytes of a vocabulary that is read at all
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a .safetensors file: under a temporary name, synced, then renamed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(safetensors.torch.save({name: each.cpu().contiguous() for name, each in tensors.items()}))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(f"{path} cannot be written ({error.strerror}); nothing was changed") from None
+    """Write a .safetensors file whole or not at all."""
+    write_bytes(path, safetensors.torch.save({name: each.cpu().contiguous() for name, each in tensors.items()}))
 
 
 def load_tensors(path: Path, ranks: dict[str, int]) -> dict[str, Tensor]:

@@ -93,6 +93,8 @@ class WordVectors:
 
     def save(self, folder: Path) -> None:
         """Write vectors.safetensors and vocabulary.json into a folder."""
+        if not bool(self.vectors.isfinite().all()):
+            raise UserError("the training diverged (a vector is not finite); lower --learning-rate")
         save_tensors(folder / "vectors.safetensors", {"vectors": self.vectors})
         write_text(folder / "vocabulary.json", json.dumps({"words": list(self.words)}, ensure_ascii=False))
 

@@ -15,8 +15,8 @@ from torch import distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from clearhead.config.train import TrainConfig
-from clearhead.errors import UserError
 from clearhead.model import Network
+from clearhead.model.device import choose_device
 from clearhead.train.objective import Objective
 from clearhead.train.pieces import piece
 
@@ -69,29 +69,6 @@ def place(device: str) -> Iterator[Place]:
         yield Place(chosen, rank, processes)
     finally:
         dist.destroy_process_group()
-
-
-def choose_device(name: str, local: int = 0) -> torch.device:
-    """The device of that name; `auto` is a GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"device: {name!r} is no device; use auto, cpu, cuda or cuda:0") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("device: cuda was asked for, but torch sees no GPU here; use device=cpu")
-    if device.type == "cuda" and (device.index or local) >= torch.cuda.device_count():
-        raise UserError(
-            f"device: {name} was asked for, but there are {torch.cuda.device_count()} GPUs; use a lower number"
-        )
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", local)
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError("device: mps was asked for, but torch sees no Apple GPU here; use device=cpu")
-    if device.type not in ("cuda", "cpu", "mps"):
-        raise UserError(f"device: {name!r} is not supported; use auto, cpu, cuda or cuda:0")
-    return device
 
 
 def precision(settings: TrainConfig, device: torch.device) -> torch.dtype:

@@ -1,0 +1,28 @@
+"""Which device a name means, and whether it is there."""
+
+import torch
+
+from clearhead.errors import UserError
+
+
+def choose_device(name: str, local: int = 0) -> torch.device:
+    """The device of that name; `auto` is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device: {name!r} is no device; use auto, cpu, cuda or cuda:0") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("device: cuda was asked for, but torch sees no GPU here; use device=cpu")
+    if device.type == "cuda" and (device.index or local) >= torch.cuda.device_count():
+        raise UserError(
+            f"device: {name} was asked for, but there are {torch.cuda.device_count()} GPUs; use a lower number"
+        )
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", local)
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError("device: mps was asked for, but torch sees no Apple GPU here; use device=cpu")
+    if device.type not in ("cuda", "cpu", "mps"):
+        raise UserError(f"device: {name!r} is not supported; use auto, cpu, cuda or cuda:0")
+    return device

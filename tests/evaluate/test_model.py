@@ -1,0 +1,62 @@
+"""Scores of a model on the test set of its recipe, or on what was held out of the training data."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clearhead.config import preset
+from clearhead.config.data import DataConfig
+from clearhead.data import Loader, prepare
+from clearhead.errors import UserError
+from clearhead.evaluate.model import evaluate
+from clearhead.model import build
+from clearhead.predict import Model
+from clearhead.text import ROLES, train
+
+SMALL = ("width=16", "heads=2", "ff_width=32", "max_positions=256")
+
+
+def model(name: str, folder: Path, **data: Any) -> Model:
+    words = train(["a b c d"] * 9, "word", 16, roles=ROLES)
+    network = build(preset(name, [*SMALL, f"vocab_size={len(words)}"])).eval()
+    return Model(network, (words,), {"data": data | {"cache": str(folder / "cache"), "workers": 0}})
+
+
+def test_a_translator_is_scored_on_what_was_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "pairs.tsv"
+    file.write_text("".join(f"A {n}\tB {n}\n" for n in range(100)), encoding="utf-8")
+    corpus = {"format": "tsv", "files": str(file), "columns": {"source": 1, "target": 2}}
+    made = model(
+        "tiny-translator", tmp_path, task="translation", train=corpus, held_out=0.2, lowercase=True, normalise="nfc"
+    )
+    asked: list[str] = []
+    monkeypatch.setattr(Model, "translate", lambda self, texts, **_: asked.extend(texts) or list(texts))
+    said: list[str] = []
+    found = evaluate(made, say=said.append)
+    config = DataConfig.build(made.extra["data"])
+    data = prepare(config, made.tokenizers)
+    assert data.valid is not None
+    assert found["texts"] == len(asked) == data.valid.size(0)
+    assert 5 < found["texts"] < 50
+    assert asked[0].startswith("A "), "references and sources are shown as they are written"
+    assert "20.000% of the training data" in said[0]
+
+
+def test_a_language_model_is_scored_on_what_was_held_out(tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    file.write_text("a b c d\n" * 300, encoding="utf-8")
+    corpus = {"format": "text", "files": str(file)}
+    made = model("tiny-gpt", tmp_path, task="language-model", train=corpus, held_out=0.1, longest=16)
+    found = evaluate(made)
+    valid = prepare(DataConfig.build(made.extra["data"]), made.tokenizers).valid
+    assert valid is not None
+    batches = [batch for step in Loader(valid, tokens=4096, shuffle=False, workers=0) for batch in step.batches]
+    assert found["tokens"] == sum(int((batch["labels"] >= 0).sum()) for batch in batches)
+    assert 60 < found["tokens"] < 200
+
+
+def test_without_anything_to_score_on_it_says_so(tmp_path: Path) -> None:
+    corpus = {"format": "symbols", "count": 5}
+    with pytest.raises(UserError, match="names no test or validation set; name one with --data"):
+        evaluate(model("tiny-translator", tmp_path, task="translation", train=corpus))

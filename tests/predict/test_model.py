@@ -1,0 +1,62 @@
+"""A loaded model: texts are cleaned as in training, devices and families that do not fit are said in a line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from clearhead.checkpoint import save_model
+from clearhead.config import preset
+from clearhead.errors import UserError
+from clearhead.model import build
+from clearhead.predict import Model, load
+from clearhead.text import ROLES, train
+
+SMALL = ("width=16", "heads=2", "ff_width=32", "max_positions=64")
+
+
+def saved(folder: Path, name: str, **data: Any) -> Path:
+    """The folder of a tiny model that knows the words `a man sees café`, trained with these settings of data."""
+    words = train(["a man sees café"] * 9, "word", 16, roles=ROLES)
+    config = preset(name, [*SMALL, f"vocab_size={len(words)}"])
+    save_model(folder, build(config), words, {"data": data})
+    return folder
+
+
+def best(model: Model, text: str, **options: Any) -> tuple[str, float | None]:
+    found = model.translations(text, beam=2, max_new_tokens=5, scores=True, **options)[0][0]
+    return found.text, found.score
+
+
+def test_texts_are_translated_as_the_training_data_was_cleaned(tmp_path: Path) -> None:
+    plain = load(saved(tmp_path / "plain", "tiny-translator", task="translation"), "cpu")
+    assert best(plain, "A Man") != best(plain, "a man")
+    cleaning = {"lowercase": True, "normalise": "nfc"}
+    clean = load(saved(tmp_path / "clean", "tiny-translator", task="translation", **cleaning), "cpu")
+    assert best(clean, "A Man") == best(clean, "a man")
+    assert best(clean, "cafe\u0301") == best(clean, "café") != best(clean, "a man")
+    assert best(clean, "a man", prefixes=["A Man"]) == best(clean, "a man", prefixes=["a man"])
+
+
+def test_prompts_are_cleaned_as_the_training_data_was(tmp_path: Path) -> None:
+    model = load(saved(tmp_path / "model", "tiny-gpt", task="language-model", lowercase=True), "cpu")
+    upper, lower = (model.generate(prompt, max_new_tokens=5) for prompt in ("A Man", "a man"))
+    assert upper == lower
+    assert model._prompts(["A Man"], 1) == model._prompts(["a man"], 1)
+
+
+def test_a_device_that_is_not_there_is_said_before_the_model_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device, says in (("cuda", "torch sees no GPU"), ("tpu", "'tpu' is no device"), ("meta", "not supported")):
+        with pytest.raises(UserError, match=f"device: .*{says}"):
+            load(tmp_path / "nowhere", device)
+
+
+def test_a_family_that_cannot_do_it_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"generate: .* is an encoder-decoder; it can translate"):
+        load(saved(tmp_path / "one", "tiny-translator", task="translation"), "cpu").generate("a man")
+    with pytest.raises(UserError, match=r"translate: .* is a decoder; it can generate"):
+        load(saved(tmp_path / "two", "tiny-gpt", task="language-model"), "cpu").translate("a man")

@@ -1,0 +1,71 @@
+"""Files and standard input: read once, packed or not; what cannot be read or written is said in a line."""
+
+import gzip
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from clearhead.errors import UserError
+from clearhead.files import read_lines, write_text
+from clearhead.text.tensors import save_tensors
+
+STDIN = Path("-")
+
+
+def standard_input(data: bytes) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BufferedReader(io.BytesIO(data)))
+
+
+def write_tensor(path: Path) -> None:
+    save_tensors(path, {"x": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("write", [lambda path: write_text(path, "x"), write_tensor], ids=["text", "tensors"])
+def test_what_cannot_be_written_is_said_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None]
+) -> None:
+    (tmp_path / "file").write_text("x")
+    for place in ("file/new", "file/deep/new"):
+        with pytest.raises(UserError, match=r"new cannot be written \((Not a directory|File exists)\)"):
+            write(tmp_path / place)
+
+    def read_only(self: Path, *_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system", str(self))
+
+    for act in ("mkdir", "open", "unlink"):
+        monkeypatch.setattr(Path, act, read_only)
+    with pytest.raises(UserError, match=r"new cannot be written \(Read-only file system\); nothing was changed"):
+        write(tmp_path / "new")
+
+
+def test_standard_input_is_read_once_and_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", standard_input(b"one\ntwo\n"))
+    assert list(read_lines(STDIN)) == ["one", "two"]
+    assert not sys.stdin.buffer.closed
+    with pytest.raises(UserError, match="standard input can be read once"):
+        next(read_lines(STDIN))
+
+
+def test_standard_input_may_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", standard_input(gzip.compress(b"one\ntwo\n")))
+    assert list(read_lines(STDIN)) == ["one", "two"]
+
+
+def test_closed_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = standard_input(b"")
+    closed.close()
+    for stream in (None, closed):
+        monkeypatch.setattr(sys, "stdin", stream)
+        with pytest.raises(UserError, match="standard input is closed"):
+            next(read_lines(STDIN))
+
+
+@pytest.mark.parametrize("data", [b"one\nt\0wo\n", b"one\n\xff\xfet\0w\0o\0\n\0"])
+def test_zero_bytes_are_refused_with_their_line(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "text").write_bytes(data)
+    with pytest.raises(UserError, match=r"text, line 2: a zero byte is no text; if the file is UTF-16, save it as"):
+        list(read_lines(tmp_path / "text"))
