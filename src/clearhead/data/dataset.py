@@ -54,6 +54,13 @@ class Dataset:
             found[here] = Permutation(size, seed, int(number), 1)(walked) + sizes[:number].sum()
         return found
 
+    def grouped(self, samples: Samples, epoch: int) -> Samples:
+        """The samples of a batch, those of the first store first, so that its parts are alike however it is cut."""
+        if len(self.stores) == 1:
+            return samples
+        store = np.searchsorted(self.sizes(epoch).cumsum(), samples, side="right")
+        return samples[np.argsort(store, kind="stable")]
+
     def _by_store(self, samples: Samples, epoch: int) -> list[tuple[int, NDArray[np.bool_], Samples]]:
         """The stores that samples come from, where in `samples`, and which of the store's."""
         sizes = self.sizes(epoch)

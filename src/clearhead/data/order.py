@@ -64,7 +64,7 @@ def draws(
                     after = Position(epoch, number, batch + 1)
                 else:
                     after = Position(epoch, number + 1, 0) if number + 1 < pools else Position(epoch + 1, 0, 0)
-                yield Draw(found[batch], epoch, after)
+                yield Draw(dataset.grouped(found[batch], epoch), epoch, after)
                 batch += 1
             number, batch = number + 1, 0
         if not shuffle:

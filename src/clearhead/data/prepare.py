@@ -189,7 +189,9 @@ class _Maker:
                     if not file.exists():
                         self.say(f"training a {settings.kind} tokenizer of {size:,} …")
                         texts = self._texts(side)
-                        train(texts, settings.kind, size, task.roles, settings.lowercase, exact=True).save(file)
+                        named = ", ".join(name for corpus in self.config.train for name in corpus.files) or "data.train"
+                        lower, where = settings.lowercase, f"{named}: "
+                        train(texts, settings.kind, size, task.roles, lower, exact=True, where=where).save(file)
             made.append(Tokenizer.load(file))
         return tuple(made)
 

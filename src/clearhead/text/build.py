@@ -34,11 +34,13 @@ def train(
     lowercase: bool = False,
     progress: bool = False,
     exact: bool = False,
+    where: str = "",
 ) -> Tokenizer:
     """A tokenizer of at most `size` tokens, special ones included, learnt from texts.
 
     WordPiece always has every letter that stands inside a word, so it may have a few more where `size` is small.
-    With `exact`, a text that does not support so many is an error; characters and words are as many as there are.
+    `where` names the text in errors. With `exact`, a text that does not support so many is an error; characters and
+    words are as many as there are.
     """
     if kind not in KINDS:
         raise UserError(f"kind: {kind!r} is not allowed; use {', '.join(KINDS)}")
@@ -65,12 +67,14 @@ def train(
     except Exception as error:  # the library's own findings come as plain Exception
         raise UserError(f"size: {size:,} does not work for this text ({error}); ask for another size") from None
     if not seen.characters:
-        raise UserError("there is no text to train a tokenizer on; give files that are not empty")
+        raise UserError(
+            f"{where.removesuffix('tokenizer.')}there is no text to train a tokenizer on; give files that are not empty"
+        )
     engine.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in later])
     made = Tokenizer(engine)
     if exact and kind not in ("char", "word") and len(made) < size:
         raise UserError(
-            f"size: {size:,} tokens were asked for, but the text supports only {len(made):,}; ask for at most "
+            f"{where}size: {size:,} tokens were asked for, but the text supports only {len(made):,}; ask for at most "
             "that many, or give more text"
         )
     return made
@@ -78,7 +82,8 @@ def train(
 
 def train_files(paths: Sequence[Path], kind: Kind, size: int, **options: Any) -> Tokenizer:
     """`train` on the lines of files, plain or gzip."""
-    return train((line for path in paths for line in read_lines(path)), kind, size, **options)
+    where = f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}: " if paths else ""
+    return train((line for path in paths for line in read_lines(path)), kind, size, where=where, **options)
 
 
 def load_folder(folder: Path) -> tuple[Tokenizer, ...]:
