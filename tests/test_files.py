@@ -51,7 +51,7 @@ def test_standard_input_is_read_once_and_left_open(monkeypatch: pytest.MonkeyPat
 
 
 def test_standard_input_may_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", standard_input(gzip.compress(b"one\ntwo\n")))
+    monkeypatch.setattr(sys, "stdin", standard_input(gzip.compress(b"one\ntwo\n", mtime=0)))
     assert list(read_lines(STDIN)) == ["one", "two"]
 
 

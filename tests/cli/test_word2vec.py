@@ -35,7 +35,7 @@ def run(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("word2vec")
-    (folder / "text.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
+    (folder / "text.txt.gz").write_bytes(gzip.compress(TEXT.encode(), mtime=0))
     (folder / "pairs.tsv").write_text("king\tqueen\t9\nking\tfish\t1\nking\tzebra\t3\n", encoding="utf-8")
     (folder / "questions.txt").write_text(": animals\ndog meat cat fish\n", encoding="utf-8")
     (folder / "empty.txt").write_text("", encoding="utf-8")

@@ -31,7 +31,7 @@ def put(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     def write(content: str | bytes) -> Path:
         data = content.encode() if isinstance(content, str) else content
         path = tmp_path / "file"
-        path.write_bytes(gzip.compress(data) if request.param == "gzip" else data)
+        path.write_bytes(gzip.compress(data, mtime=0) if request.param == "gzip" else data)
         return path
 
     return write
