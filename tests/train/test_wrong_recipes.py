@@ -62,7 +62,7 @@ def write(folder: Path, plain: dict[str, Any]) -> str:
             ["copy", "data.longest=5000"],
             "data.longest: 5000 tokens, but the model has 256 positions; lower it",
         ),
-        (["copy", "train.metric=f1"], "train.metric: f1 is not measured here; use loss or accuracy or bleu"),
+        (["novels-bert", "train.metric=bleu"], "train.metric: bleu is not measured here; use loss or accuracy"),
         (["copy", "train.scored=0"], "train.metric: exact is not measured here; use loss or accuracy"),
         (["novels-llama", "train.metric=bleu"], "train.metric: bleu is not measured here; use loss or accuracy"),
         (["novels-llama", "train.patience=3", "data.held_out=0"], "train.patience: there is no validation data"),

@@ -90,7 +90,7 @@ class TrainConfig(ScheduleConfig, OptimiserConfig):
     save_every: int = Field(default=500, ge=1, le=1 << 40)
     log_every: int = Field(default=10, ge=1, le=1 << 40)
     keep: int = Field(default=3, ge=1, le=1000)  # checkpoints
-    metric: Literal["loss", "bleu", "chrf", "accuracy", "f1", "matthews", "spearman", "exact"] = "loss"  # of the best
+    metric: Literal["loss", "bleu", "chrf", "accuracy", "exact"] = "loss"  # of the best
     patience: int | None = Field(default=None, ge=1, le=1 << 20)  # validations without a better one, then stop
     scored: int = Field(default=200, ge=0, le=1 << 20)  # validation samples that are decoded for BLEU and chrF
     average: int = Field(default=1, ge=1, le=1000)  # `last` is the mean of so many checkpoints

@@ -106,11 +106,8 @@ def read(corpus: Corpus, columns: tuple[str, ...], published: str = "") -> Itera
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file with their numbers; what cannot be text is refused."""
-    for number, line in enumerate(read_lines(path), start=1):
-        if "\0" in line:
-            raise UserError(f"{path}, line {number}: a zero byte is no text; if the file is UTF-16, save it as UTF-8")
-        yield number, line
+    """The lines of a file with their numbers."""
+    return enumerate(read_lines(path), start=1)
 
 
 def _parallel(source: Path, target: Path) -> Iterator[Record]:

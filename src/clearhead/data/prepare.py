@@ -110,6 +110,13 @@ def _given(records: Iterable[Sequence[Any] | Mapping[str, Any]], columns: tuple[
         yield Record(place, tuple(each))
 
 
+def raw_records(corpus: Corpus, columns: tuple[str, ...], published: str = "") -> Iterator[Record]:
+    """The records of a corpus as they stand, from its files or made by the package."""
+    if corpus.format in ("embedded", "symbols"):
+        return own.records(corpus, columns)
+    return read(corpus, columns, published)
+
+
 class _Maker:
     """What the steps of preparing share."""
 
@@ -120,10 +127,7 @@ class _Maker:
     def records(self, corpus: Corpus) -> Iterator[Record]:
         """The records of a corpus as the task reads them."""
         task = TASKS[self.config.task]
-        columns = task.reads(self.config)
-        if corpus.format in ("embedded", "symbols"):
-            return own.records(corpus, columns)
-        found = read(corpus, columns, self.config.published)
+        found = raw_records(corpus, task.reads(self.config), self.config.published)
         return documents(found, self.config.documents) if task.stream and corpus.format == "text" else found
 
     def identity(self, corpus: Corpus) -> list[Any]:

@@ -13,10 +13,9 @@ from clearhead.evaluate.labels import (
     macro_f1,
     matthews,
     micro_f1,
-    pearson,
-    spearman,
 )
 from clearhead.evaluate.translation import Score, bleu, chrf, tokenised_bleu
+from clearhead.text.correlation import pearson, spearman
 
 __all__ = [
     "F1",

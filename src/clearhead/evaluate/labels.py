@@ -5,13 +5,13 @@ Everywhere, the first list is what the model said and the second, of the same le
 
 import math
 import re
-import statistics
 import string
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from clearhead.errors import UserError
+from clearhead.text.correlation import paired
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -42,13 +42,13 @@ class Answers(NamedTuple):
 
 def accuracy(outputs: Sequence[Hashable], references: Sequence[Hashable]) -> float:
     """The share of equal labels."""
-    pairs = _pairs(outputs, references)
+    pairs = paired(outputs, references)
     return sum(output == reference for output, reference in pairs) / len(pairs)
 
 
 def binary_f1(outputs: Sequence[Hashable], references: Sequence[Hashable], positive: Hashable) -> F1:
     """Scores of one label against all others."""
-    pairs = _pairs(outputs, references)
+    pairs = paired(outputs, references)
     right = sum(output == reference == positive for output, reference in pairs)
     return _f1(right, sum(o == positive for o, _ in pairs), sum(r == positive for _, r in pairs))
 
@@ -74,31 +74,11 @@ def matthews(outputs: Sequence[Hashable], references: Sequence[Hashable]) -> flo
     return (total * right - both) / math.sqrt(said * true) if said and true else 0.0
 
 
-def pearson(outputs: Sequence[float], references: Sequence[float]) -> float:
-    """How nearly the values lie on a rising line; NaN where a side is constant or not finite."""
-    _pairs(outputs, references)
-    if not all(map(math.isfinite, (*outputs, *references))) or 1 in (len(set(outputs)), len(set(references))):
-        return math.nan
-    sides = []
-    for values in (outputs, references):
-        largest = max(map(abs, values))  # squares of very large or very small values would be lost
-        sides.append([value / largest for value in values])
-    return max(-1.0, min(1.0, statistics.correlation(*sides)))
-
-
-def spearman(outputs: Sequence[float], references: Sequence[float]) -> float:
-    """How nearly the values rise together: Pearson's correlation of their ranks, equal values sharing a mean rank."""
-    _pairs(outputs, references)
-    if any(map(math.isnan, (*outputs, *references))):
-        return math.nan
-    return pearson(_ranks(outputs), _ranks(references))
-
-
 def confusion(
     outputs: Sequence[Hashable], references: Sequence[Hashable], labels: Sequence[Hashable]
 ) -> list[list[int]]:
     """How often each true label (row) was called each label (column), in the order of `labels`."""
-    pairs = Counter(_pairs(references, outputs))
+    pairs = Counter(paired(references, outputs))
     strangers = {label for pair in pairs for label in pair} - set(labels)
     if strangers:
         raise ValueError(f"labels: {min(map(repr, strangers))} occurs but is not among them")
@@ -127,7 +107,7 @@ def entity_f1(outputs: Sequence[Sequence[str]], references: Sequence[Sequence[st
     """An entity is right when its type and both its ends are; a list of tags for each text."""
     said: dict[str, set[tuple[int, int, int]]] = defaultdict(set)
     true: dict[str, set[tuple[int, int, int]]] = defaultdict(set)
-    for text, (output, reference) in enumerate(_pairs(outputs, references)):
+    for text, (output, reference) in enumerate(paired(outputs, references)):
         if len(output) != len(reference):
             raise ValueError(f"text {text}: {len(output)} tags were said and {len(reference)} are true")
         for side, tags in ((said, output), (true, reference)):
@@ -146,37 +126,21 @@ def answers(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> Answ
     A question without references has no answer; only an empty output is right there. Case, punctuation, articles and
     spaces do not count.
     """
-    pairs = [(_plain(output), _expected(several)) for output, several in _pairs(outputs, references)]
+    pairs = [(_plain(output), _expected(several)) for output, several in paired(outputs, references)]
     exact = sum(output in several for output, several in pairs)
     shared = math.fsum(max(_words_f1(output, one) for one in several) for output, several in pairs)
     return Answers(exact / len(pairs), shared / len(pairs))
 
 
-def _pairs(outputs: Sequence[A], references: Sequence[B]) -> list[tuple[A, B]]:
-    if not outputs or len(outputs) != len(references):
-        raise ValueError(f"{len(outputs)} outputs and {len(references)} references; give one for each, and some")
-    return list(zip(outputs, references, strict=True))
-
-
 def _counts(outputs: Sequence[Hashable], references: Sequence[Hashable]) -> dict[Hashable, tuple[int, int, int]]:
     """How often each label was right, was said and is true."""
-    right = Counter(output for output, reference in _pairs(outputs, references) if output == reference)
+    right = Counter(output for output, reference in paired(outputs, references) if output == reference)
     said, true = Counter(outputs), Counter(references)
     return {label: (right[label], said[label], true[label]) for label in said | true}
 
 
 def _f1(right: int, said: int, true: int) -> F1:
     return F1(right / said if said else 0.0, right / true if true else 0.0, 2 * right / (said + true) if right else 0.0)
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """The place of each value in their order, from 1."""
-    counts = Counter(values)
-    ranks, below = {}, 0
-    for value in sorted(counts):
-        ranks[value] = below + (counts[value] + 1) / 2
-        below += counts[value]
-    return [ranks[value] for value in values]
 
 
 def _expected(references: Iterable[str]) -> set[str]:

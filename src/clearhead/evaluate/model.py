@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from clearhead.config.data import Corpus, DataConfig
 from clearhead.data import IGNORED, Loader, open_set, prepare
 from clearhead.data.clean import cleaned, share
-from clearhead.data.formats import TRANSLATION, read
-from clearhead.data.own import records as own_records
+from clearhead.data.formats import TEXT, TRANSLATION
+from clearhead.data.prepare import raw_records
 from clearhead.errors import UserError
 from clearhead.evaluate.translation import bleu, chrf, tokenised_bleu
 from clearhead.model import Decoder
@@ -59,8 +59,7 @@ def _translation(
     held_out = not corpora
     corpora = corpora or data.train
     for corpus in corpora:
-        own = corpus.format in ("embedded", "symbols")
-        for record in own_records(corpus, TRANSLATION) if own else read(corpus, TRANSLATION, data.published):
+        for record in raw_records(corpus, TRANSLATION, data.published):
             source, reference = record.values
             if not held_out or share(cleaned(source, data)) < data.held_out:
                 sources.append(source)
@@ -116,7 +115,7 @@ def _language_model(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -
         len(record.values[0].split())
         for corpus in corpora
         if corpus.format == "text"
-        for record in read(corpus, ("text",), data.published)
+        for record in raw_records(corpus, TEXT, data.published)
     )
     if words:
         found["word_perplexity"] = math.exp(min(total / words, 700))

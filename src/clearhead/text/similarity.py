@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from clearhead.errors import UserError
 from clearhead.files import read_lines
+from clearhead.text.correlation import spearman
 from clearhead.text.vectors import WordVectors
 
 
@@ -56,7 +56,7 @@ def score_pairs(vectors: WordVectors, path: Path) -> PairScore:
         raise UserError(
             f"{path}: {len(people)} of {len(people) + unknown} pairs have both words among the vectors; need 2"
         )
-    return PairScore(path.name, spearman(torch.tensor(people), torch.tensor(cosines)), len(people), unknown)
+    return PairScore(path.name, spearman(people, cosines), len(people), unknown)
 
 
 def score_analogies(vectors: WordVectors, path: Path) -> list[AnalogyScore]:
@@ -90,16 +90,3 @@ def _solved(vectors: WordVectors, rows: list[list[int]]) -> int:
         _, nearest = vectors.nearest(vectors.questions(part[:, :3]), part[:, :3], 1)
         right += int((nearest[:, 0] == part[:, 3]).sum())
     return right
-
-
-def spearman(first: Tensor, second: Tensor) -> float:
-    """Spearman's rank correlation of two rows of numbers; nan where one of them is constant."""
-    a, b = (ranks(each) - ranks(each).mean() for each in (first, second))
-    return float((a @ b) / (a.norm() * b.norm()))
-
-
-def ranks(values: Tensor) -> Tensor:
-    """Ranks from 1, equal values at the mean of their ranks."""
-    _, group, sizes = values.unique(return_inverse=True, return_counts=True)
-    last = sizes.cumsum(0).double()
-    return (last - (sizes - 1) / 2)[group]

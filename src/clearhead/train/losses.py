@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from clearhead.data import IGNORED
 from clearhead.model.heads import WordHead
-from clearhead.train.pieces import IGNORED, InPieces, Piece, piece, wide
+from clearhead.train.pieces import InPieces, Piece, piece, wide
 
 LIMIT = 1 << 30  # bytes of fp32 word scores that may be in memory at once; a batch that has more goes in pieces
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-IGNORED = -100  # a label that does not count
+from clearhead.data import IGNORED
 
 
 class Piece(NamedTuple):

@@ -21,7 +21,7 @@ from clearhead.train.objective import Objective
 from clearhead.train.parallel import Place, cast
 from clearhead.train.step import Progress
 
-HIGHER = ("bleu", "chrf", "accuracy", "f1", "matthews", "spearman", "exact")  # metrics of which more is better
+HIGHER = ("bleu", "chrf", "accuracy", "exact")  # metrics of which more is better
 
 
 class Sample(TypedDict, total=False):
