@@ -27,6 +27,7 @@ from clearhead.model.measure import parameters
 from clearhead.train.objective import Objective
 from clearhead.train.optimiser import optimiser
 from clearhead.train.parallel import Place, cast, precision, speed_up
+from clearhead.train.recorded import recorded
 from clearhead.train.step import Progress, Updater
 
 Work = Callable[[], int]  # one step; gives its real tokens
@@ -81,10 +82,11 @@ def gpt(device: torch.device, layers: int, width: int, heads: int, context: int,
     ]  # as the loader gives them
     batches = [batch.pin() for batch in batches] if device.type == "cuda" else batches
     step = iter(range(1, 10**9))
+    update = recorded(updater).update
 
     def our_step() -> int:
         number = next(step)
-        updater.update((batches[number % 4],), number, Progress())
+        update((batches[number % 4],), number, Progress())
         return rows * context
 
     theirs = GPT2Config(

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from clearhead.data import IGNORED
 from clearhead.model.heads import WordHead
-from clearhead.train.pieces import InPieces, Piece, piece, wide
+from clearhead.train.pieces import InPieces, Piece, piece, product_dtype, wide
 
-LIMIT = 1 << 30  # bytes of fp32 word scores that may be in memory at once; a batch that has more goes in pieces
+LIMIT = 1 << 30  # bytes of word scores that may be in memory at once; a batch that has more goes in pieces
 
 
 class Loss(NamedTuple):
@@ -52,9 +52,12 @@ def word_loss(
         parts = zip(x.split(rows), answers.split(rows), strict=True)
         found = [cross_entropy(scores(part), here, smoothing) for part, here in parts]
         return Loss(*(torch.stack(column).sum() for column in zip(*found, strict=True)))
-    if len(x) <= rows and compiled is None:
+    if not len(x) or (len(x) <= rows and compiled is None):
         return cross_entropy(scores(x), answers, smoothing)
     work = compiled or piece
+    if compiled is not None:  # which keeps scores as narrow as they are; parts of one size, as kernels like it
+        most = _rows(head, limit, product_dtype(x).itemsize)
+        rows = max(128, -(-len(x) // -(-len(x) // most) // 128) * 128) if len(x) > most else most
     sums = InPieces.apply(x, scores.weight, scores.bias, answers, smoothing, rows, work)  # type: ignore[no-untyped-call]
     return Loss(*sums)
 
@@ -67,9 +70,9 @@ def best_words(hidden: Tensor, head: WordHead, limit: int = LIMIT) -> Tensor:
     return torch.cat(best).reshape(hidden.shape[:-1])
 
 
-def _rows(head: WordHead, limit: int) -> int:
-    """How many positions have so many bytes of fp32 scores, at least one."""
-    return max(1, limit // (4 * head.scores.out_features))
+def _rows(head: WordHead, limit: int, bytes_each: int = 4) -> int:
+    """How many positions have so many bytes of scores, at least one."""
+    return max(1, limit // (bytes_each * head.scores.out_features))
 
 
 def cross_entropy(scores: Tensor, labels: Tensor, smoothing: float = 0.0) -> Loss:

@@ -20,22 +20,27 @@ def optimiser(network: nn.Module, settings: OptimiserConfig) -> torch.optim.Adam
     AdamW is Adam. The fused form updates all tensors in one pass, 4 to 6 times as fast as the others on a CPU.
     """
     learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    on_gpu = learning[0].device.type == "cuda"  # there the rate is a tensor, which a recorded step reads anew
     return torch.optim.AdamW(
         [
             {"params": [p for p in learning if p.dim() >= 2], "weight_decay": settings.weight_decay},
             {"params": [p for p in learning if p.dim() < 2], "weight_decay": 0.0},
         ],
-        lr=0.0,
+        lr=torch.zeros((), device=learning[0].device) if on_gpu else 0.0,
         betas=(settings.beta1, settings.beta2),
         eps=settings.eps,
         fused=True,
+        capturable=on_gpu,
     )
 
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     """Make the next update one at this learning rate."""
     for group in optimiser.param_groups:
-        group["lr"] = rate
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def freeze(network: nn.Module, patterns: Iterable[str]) -> list[str]:

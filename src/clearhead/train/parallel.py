@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils.checkpoint import checkpoint
 
+from clearhead.config.data import DataConfig
 from clearhead.config.train import TrainConfig
 from clearhead.model import Network
 from clearhead.model.device import choose_device
+from clearhead.train.kernel import kernel_piece, kernel_works
 from clearhead.train.objective import Objective
 from clearhead.train.pieces import piece
 
@@ -88,20 +90,41 @@ def cast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContext
 def speed_up(objective: Objective, settings: TrainConfig, device: torch.device) -> None:
     """Recompute activations and compile, block by block; both leave the names of parameters as they are."""
     stacks = stacks_of(objective.network)
+    # Windows of a text are all of one shape. Elsewhere nearly every batch has its own: one kernel for all of them.
+    varied = None if same_shapes(objective.data) else True
     for layer in (layer for stack in stacks for layer in stack.layers):
         if settings.recompute:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
         if compiles(settings, device):
-            layer.compile()
-    if compiles(settings, device):
-        objective.piece = torch.compile(piece, dynamic=True)
+            layer.compile(dynamic=varied)
     dtype = precision(settings, device)
+    if compiles(settings, device):
+        objective.piece = kernel_piece if kernel_works(device, dtype) else torch.compile(piece, dynamic=varied)
     if device.type == "cuda" and dtype == torch.bfloat16:
         # What passes between blocks is half as large; norms and sums inside them are fp32 all the same.
         for stack in stacks:
             stack.embedding.register_forward_hook(
                 lambda module, inputs, output: output.to(dtype) if torch.is_autocast_enabled("cuda") else output
             )
+
+
+def same_shapes(data: DataConfig) -> bool:
+    """Whether all batches of a data set have one shape."""
+    return data.task == "language-model" and not data.boundaries
+
+
+@contextlib.contextmanager
+def uncompiled(network: Network) -> Iterator[None]:
+    """Blocks run as they are written: validation sees other shapes than training, each of which would be compiled."""
+    blocks = [layer for stack in stacks_of(network) for layer in stack.layers]
+    before = [block._compiled_call_impl for block in blocks]
+    for block in blocks:
+        block._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for block, compiled in zip(blocks, before, strict=True):
+            block._compiled_call_impl = compiled
 
 
 def stacks_of(network: Network) -> list[Any]:

@@ -39,15 +39,22 @@ def piece(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smooth
     best = scores.amax(dim=1, keepdim=True)
     log_sum = best + (scores - best).exp().sum(dim=1, keepdim=True).log()
     answered = scores.gather(1, answers)
-    total = plain = (log_sum - answered)[:, 0].masked_fill(~counts, 0).sum()
-    if smoothing:
-        total = plain + spread * (answered[:, 0] - scores.mean(dim=1)).masked_fill(~counts, 0).sum()
-    right = ((answered == best)[:, 0] & counts).sum()
+    sums = from_rows(labels, log_sum[:, 0], answered[:, 0], best[:, 0], scores.mean(dim=1), spread)
     here = torch.arange(classes, device=x.device) == answers
     grad = (scores - log_sum).exp() - spread / classes - (1 - spread) * here.to(scores)
     grad = grad.masked_fill(~counts[:, None], 0).to(x.dtype)  # (N, V)
     found = None if bias is None else grad.sum(0)
-    return Piece(total, counts.sum(), plain, right, grad @ weight, grad.T @ x, found)
+    return Piece(*sums, grad @ weight, grad.T @ x, found)
+
+
+def from_rows(
+    labels: Tensor, log_sum: Tensor, answered: Tensor, best: Tensor, mean: Tensor, spread: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Total, count, plain and right of a Piece from four numbers of each row's scores, (N,) each."""
+    counts = labels != IGNORED
+    plain = (log_sum - answered).masked_fill(~counts, 0).sum()
+    total = plain + spread * (answered - mean).masked_fill(~counts, 0).sum() if spread else plain
+    return total, counts.sum(), plain, ((answered == best) & counts).sum()
 
 
 class InPieces(torch.autograd.Function):
@@ -65,7 +72,7 @@ class InPieces(torch.autograd.Function):
         work: Callable[..., Piece],
     ) -> tuple[Tensor, ...]:
         # Autocast would cast the matrix anew for every piece; what is added up over the pieces stays in fp32.
-        dtype = _product_dtype(x)
+        dtype = product_dtype(x)
         inputs, matrix, offset = (None if t is None else t.detach().to(dtype) for t in (x, weight, bias))
         assert inputs is not None
         sums: list[Tensor] = []
@@ -97,7 +104,7 @@ class InPieces(torch.autograd.Function):
         )
 
 
-def _product_dtype(x: Tensor) -> torch.dtype:
+def product_dtype(x: Tensor) -> torch.dtype:
     """What a linear layer computes in: autocast's dtype where that is on and applies."""
     casts = x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type)
     return torch.get_autocast_dtype(x.device.type) if casts else x.dtype

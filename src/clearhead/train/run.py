@@ -39,6 +39,7 @@ from clearhead.train.objective import Objective
 from clearhead.train.optimiser import freeze, optimiser
 from clearhead.train.parallel import Place, precision, speed_up, spread
 from clearhead.train.record import Record, number, read_log
+from clearhead.train.recorded import recorded
 from clearhead.train.report import write_report
 from clearhead.train.same import comparable, differences, vocabulary
 from clearhead.train.schedules import rate
@@ -71,6 +72,7 @@ class Run:
         scaler = Scaler() if dtype == torch.float16 else None
         adam = optimiser(self.network, settings)
         self.updater = Updater(self.objective, wrapped, adam, settings, place, dtype, scaler)
+        self.update = recorded(self.updater).update
         self.step, self.position = 0, Position()
         self.best: float | None = None
         self.waited = 0  # validations since the best
@@ -84,6 +86,7 @@ class Run:
         self.began = self.clock = time.perf_counter()
         self.item: Step | None = None
         self.norm: Tensor | None = None
+        self.unchecked: list[tuple[int, Tensor, Step]] = []  # gradients that nobody has looked at yet
         self.record: Record | None = None
         self.folder, self.locked = contextlib.ExitStack(), False
 
@@ -122,14 +125,16 @@ class Run:
     def learn(self, item: Step) -> bool:
         """One update; False when the memory did not suffice: then the same batch comes again in smaller parts."""
         try:
-            norm = self.updater.update(item.batches, self.step + 1, self.progress)
+            norm = self.update(item.batches, self.step + 1, self.progress)
         except torch.OutOfMemoryError:
             self._smaller_parts(item)
             return False
         self.step, self.position, self.item, self.norm = self.step + 1, item.after, item, norm
         if self.record is None:
             self.begin(after=-1)
-        self._check_finite(norm, item)
+        # Asking a GPU means waiting for it, so there it is asked about a step when the next one is on its way.
+        self.unchecked.append((self.step, norm, item))
+        self.check_finite(behind=0 if self.place.device.type == "cpu" else 1)
         return True
 
     def _smaller_parts(self, item: Step) -> None:
@@ -144,7 +149,12 @@ class Run:
         self.note({"kind": "note", "step": self.step, "text": text})
         self.say(text)
 
-    def _check_finite(self, norm: Tensor, item: Step) -> None:
+    def check_finite(self, behind: int = 0) -> None:
+        """Look at all gradients but the last few."""
+        while len(self.unchecked) > behind:
+            self._check_finite(*self.unchecked.pop(0))
+
+    def _check_finite(self, step: int, norm: Tensor, item: Step) -> None:
         """Nothing was learnt where the gradient is not finite; too often in a row, there is no use in going on."""
         if self.updater.scaler is not None and self.updater.scaler.scale > 1:
             return  # fp16 overflows now and then, and its scale has been lowered
@@ -152,14 +162,14 @@ class Run:
             self.broken = 0
             return
         self.broken += 1
-        self.note({"kind": "note", "step": self.step, "text": "the gradient is not finite; this update was left out"})
-        self.say(f"step {self.step}: the gradient is not finite; this update was left out")
+        self.note({"kind": "note", "step": step, "text": "the gradient is not finite; this update was left out"})
+        self.say(f"step {step}: the gradient is not finite; this update was left out")
         if self.broken >= BROKEN_AT_MOST:
-            file = self.out / f"broken-step-{self.step}-rank-{self.place.rank}.safetensors"
+            file = self.out / f"broken-step-{step}-rank-{self.place.rank}.safetensors"
             tensors = {f"{n}.{name}": x for n, batch in enumerate(item.batches) for name, x in batch.tensors.items()}
             save_tensors(file, tensors)
             raise UserError(
-                f"step {self.step}: the gradient was not finite {self.broken} times in a row; the batch is in {file}; "
+                f"step {step}: the gradient was not finite {self.broken} times in a row; the batch is in {file}; "
                 "lower train.rate, raise train.warmup, or set train.precision=fp32"
             )
 
@@ -254,6 +264,7 @@ class Run:
 
     def save(self) -> None:
         """A checkpoint of everything that the rest of the run depends on."""
+        self.check_finite()
         weights, moments = gather(self.network, self.updater.optimiser)
         scaler, progress = self.updater.scaler, self.progress.totals(self.place)
         if self.place.first:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,27 +83,41 @@ class Updater:
         Every loss is a share of the count over all parts and processes, so that the parts add up to the gradient of
         the whole. Random draws depend on (seed, step, part, rank) alone.
         """
-        settings = self.settings
-        counts = self._counts(batches)
-        done: list[dict[str, Loss]] = []
+        counts = self.counts(batches)
+        done = []
         for part, batch in enumerate(batches):
-            seed = int(mix(settings.seed, step, part, self.place.rank)) >> 1
-            torch.manual_seed(seed)
+            seed = self.seed(step, part)
             draws = Draws(step, torch.Generator().manual_seed(seed))
             with self._last_part(part + 1 == len(batches)):
-                with cast(self.place.device, self.dtype):
-                    found = self.spread(batch.to(self.place.device), draws)
-                share = sum(loss.total / counts[name] for name, loss in found.items())
-                assert isinstance(share, Tensor)
-                # Several processes average their gradients; what is wanted is the sum.
-                (share * self.place.processes * (self.scaler.scale if self.scaler else 1.0)).backward()
-            done.append({name: Loss(*(each.detach() for each in loss)) for name, loss in found.items()})
+                done.append(self.gradients(batch.to(self.place.device), counts, draws))
         for found in done:  # only now: a part for which memory does not suffice makes all of them come again
             progress.add(found)
         progress.tokens += sum(batch.tokens for batch in batches)
-        return self._step(step)
+        self.set_rate(step)
+        return self.step()
 
-    def _step(self, step: int) -> Tensor:
+    def seed(self, step: int, part: int = 0) -> int:
+        """What this process draws by in one part of a step, dropout included."""
+        seed = int(mix(self.settings.seed, step, part, self.place.rank)) >> 1
+        torch.manual_seed(seed)
+        return seed
+
+    def set_rate(self, step: int) -> None:
+        """The learning rate of a step, to the optimiser."""
+        set_rate(self.optimiser, rate(self.settings, step, self.settings.steps))
+
+    def gradients(self, batch: Batch, counts: Mapping[str, float | Tensor], draws: Draws | None) -> dict[str, Loss]:
+        """Add the gradients of one part, which is on the device, to those of the others; its losses."""
+        with cast(self.place.device, self.dtype):
+            found = self.spread(batch, draws)
+        share = sum(loss.total / counts[name] for name, loss in found.items())
+        assert isinstance(share, Tensor)
+        # Several processes average their gradients; what is wanted is the sum.
+        (share * self.place.processes * (self.scaler.scale if self.scaler else 1.0)).backward()
+        return {name: Loss(*(each.detach() for each in loss)) for name, loss in found.items()}
+
+    def step(self) -> Tensor:
+        """One step of the optimiser, or none where the gradient is not finite; the length that it had."""
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
         if self.scaler:
             torch._foreach_div_([p.grad for p in parameters if p.grad is not None], self.scaler.scale)
@@ -110,14 +125,13 @@ class Updater:
         # The fused optimiser leaves everything as it is where this is 1, without asking the device first.
         finite = norm.isfinite()
         self.optimiser.found_inf = (~finite).float().reshape(())  # type: ignore[attr-defined]
-        set_rate(self.optimiser, rate(self.settings, step, self.settings.steps))
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         if self.scaler:
             self.scaler.learn(bool(finite))
         return norm
 
-    def _counts(self, batches: tuple[Batch, ...]) -> dict[str, float]:
+    def counts(self, batches: tuple[Batch, ...]) -> dict[str, float]:
         """Items of each loss in the global batch."""
         names = list(self.objective.counts(batches[0]))
         own = [[self.objective.counts(batch)[name] for name in names] for batch in batches]

@@ -18,7 +18,7 @@ from clearhead.decode import generate, translate
 from clearhead.evaluate.translation import bleu, chrf
 from clearhead.model import Decoder, EncoderDecoder, Network
 from clearhead.train.objective import Objective
-from clearhead.train.parallel import Place, cast
+from clearhead.train.parallel import Place, cast, uncompiled
 from clearhead.train.step import Progress
 
 HIGHER = ("bleu", "chrf", "accuracy", "exact")  # metrics of which more is better
@@ -59,7 +59,7 @@ def losses(
     trains = objective.training
     objective.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), uncompiled(objective.network):
             for step in loader:
                 for batch in step.batches:
                     with cast(place.device, dtype):
@@ -83,7 +83,7 @@ def scores(
     trains = network.training
     network.eval()
     try:
-        with torch.no_grad(), cast(place.device, dtype):
+        with torch.no_grad(), cast(place.device, dtype), uncompiled(network):
             if isinstance(network, EncoderDecoder) and isinstance(data.task, Translation):
                 return _translations(network, data, settings.scored)
             if isinstance(network, Decoder) and isinstance(data.task, LanguageModel):

@@ -1,0 +1,69 @@
+"""What makes training fast on a GPU changes nothing: the loss kernel, the recorded update."""
+
+import pytest
+import torch
+
+from clearhead.config import preset
+from clearhead.config.data import DataConfig
+from clearhead.config.train import TrainConfig
+from clearhead.data import Batch
+from clearhead.model import build
+from clearhead.train.kernel import kernel_piece
+from clearhead.train.objective import Objective
+from clearhead.train.optimiser import optimiser
+from clearhead.train.parallel import Place, precision, speed_up
+from clearhead.train.pieces import piece
+from clearhead.train.recorded import WARM, Recorded, recorded
+from clearhead.train.step import Progress, Updater
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("words", [7, 1003, 9000])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_kernel_gives_the_losses_and_gradients_of_the_formula(
+    dtype: torch.dtype, words: int, bias: bool, smoothing: float
+) -> None:
+    torch.manual_seed(0)
+    x, weight = (torch.randn(n, 32, device="cuda", dtype=dtype) for n in (200, words))
+    offset = torch.randn(words, device="cuda", dtype=dtype) if bias else None
+    labels = torch.randint(words, (200,), device="cuda")
+    labels[::7] = -100
+    ours, theirs = (work(x, weight, offset, labels, smoothing) for work in (kernel_piece, piece))
+    loose = {"atol": 1e-3, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.3, "rtol": 2e-2}
+    for name, a, b in zip(ours._fields, ours, theirs, strict=True):
+        if a is not None:
+            torch.testing.assert_close(a, b, **loose, msg=lambda text, name=name: f"{name}: {text}")
+    assert ours.count == (labels != -100).sum()
+
+
+def test_a_recorded_update_is_the_ordinary_one() -> None:
+    config = preset("tiny-gpt", ["vocab_size=50", "max_positions=32", "dropout=0.0", "attention_dropout=0.0"])
+    data = DataConfig(task="language-model", longest=32, tokens=128)
+    settings = TrainConfig(steps=100, rate=1e-2, warmup=5, precision="fp32")
+    device = torch.device("cuda")
+    batches = []
+    for seed in range(12):
+        ids = torch.randint(50, (4, 33), generator=torch.Generator().manual_seed(seed))
+        batches.append(Batch({"ids": ids[:, :-1].contiguous(), "labels": ids[:, 1:].contiguous()}, 128))
+    found = []
+    for wrap in (lambda updater: updater, recorded):
+        torch.manual_seed(0)
+        network = build(config).to(device)
+        objective = Objective(network, data, settings).train()
+        speed_up(objective, settings, device)
+        updater = Updater(
+            objective, objective, optimiser(network, settings), settings, Place(device), precision(settings, device)
+        )
+        way, losses = wrap(updater), []
+        for number, batch in enumerate(batches):
+            progress = Progress()
+            norm = way.update((batch,), number + 1, progress)
+            losses.append([progress.means(Place(device))["loss"], float(norm)])
+        found.append(torch.tensor(losses))
+    assert isinstance(way, Recorded)
+    assert way.graph is not None
+    assert len(batches) > WARM
+    torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
