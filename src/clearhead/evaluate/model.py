@@ -71,7 +71,7 @@ def _translation(
     chinese = any(corpus.format == "embedded" and corpus.languages[-1] == "zh" for corpus in corpora)
     found = [
         bleu(outputs, references, lowercase=lowercase, tokenize="zh" if chinese else "13a"),
-        chrf(outputs, references),
+        chrf(outputs, references, lowercase=lowercase),
     ]
     result: dict[str, Any] = {"texts": len(sources), "beam": beam}
     if moses:
@@ -81,7 +81,8 @@ def _translation(
         result |= {"tokenised_bleu": score.value, "tokenised_signature": score.signature}
     for score in found:
         result |= {score.name.lower(): score.value, f"{score.name.lower()}_signature": score.signature}
-    result["exact"] = sum(a == b for a, b in zip(outputs, references, strict=True)) / len(outputs)
+    same = ((a.lower(), b.lower()) if lowercase else (a, b) for a, b in zip(outputs, references, strict=True))
+    result["exact"] = sum(a == b for a, b in same) / len(outputs)
     return result
 
 

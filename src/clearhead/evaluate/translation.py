@@ -24,11 +24,11 @@ def bleu(
     return _corpus(BLEU(lowercase=lowercase, tokenize=tokenize), outputs, references)
 
 
-def chrf(outputs: Sequence[str], references: Sequence[str]) -> Score:
+def chrf(outputs: Sequence[str], references: Sequence[str], lowercase: bool = False) -> Score:
     """chrF2 of plain text: what it shares in pieces of one to six characters, in any language."""
     from sacrebleu.metrics.chrf import CHRF
 
-    return _corpus(CHRF(), outputs, references)
+    return _corpus(CHRF(lowercase=lowercase), outputs, references)
 
 
 def tokenised_bleu(
