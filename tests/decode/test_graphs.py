@@ -125,9 +125,6 @@ def test_replayed_texts_end_where_the_positions_of_the_model_end() -> None:
 
 
 def test_weights_that_change_are_seen_and_weights_that_move_are_noticed() -> None:
-    config = ModelConfig(
-        family="decoder", decoder_layers=2, width=16, heads=4, vocab_size=VOCABULARY, activation="swiglu"
-    )
     network, other = sharpened(GATED), sharpened(GATED)
     settings = DecodeConfig(max_new_tokens=16)
     recorded = replayed(network)
@@ -152,7 +149,9 @@ def test_the_joined_twin_holds_no_weight_twice() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
 
-def test_the_formula_for_few_rows_is_attention() -> None:
+@pytest.mark.parametrize("many", [4, 1024])
+def test_the_formula_for_few_rows_is_attention(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joined, "MANY", many)
     q, k, v = torch.randn(3, 6, 4), torch.randn(3, 2, 10, 4), torch.randn(3, 2, 10, 4)
     lengths = torch.tensor([0, 9, 4])
     hidden = torch.zeros(3, 10).masked_fill(torch.arange(10) > lengths[:, None], -torch.inf)[:, None, None]
@@ -161,9 +160,6 @@ def test_the_formula_for_few_rows_is_attention() -> None:
 
 
 def test_eight_bits_are_read_as_they_are() -> None:
-    config = ModelConfig(
-        family="decoder", decoder_layers=2, width=16, heads=4, vocab_size=VOCABULARY, activation="swiglu"
-    )
     network, spread = sharpened(GATED), sharpened(GATED)
     spread.load_state_dict(network.state_dict())
     small = quantise(network)

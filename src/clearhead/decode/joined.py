@@ -24,7 +24,8 @@ from clearhead.model.feedforward import FeedForward
 from clearhead.model.positions import rotate
 from clearhead.model.quantised import QuantisedLinear
 
-CHUNK = 128  # slots that are summed together; the number of slots is a multiple of it
+CHUNK = 128  # slots that are summed together where there are many; their number is a multiple of it
+MANY = 1024
 BUSY = 128  # rows × key-value heads from which on these alone give all of a GPU's multiprocessors work
 
 Product = nn.Linear | QuantisedLinear
@@ -112,7 +113,9 @@ def look_back(q: Tensor, held: Held) -> Tensor:
     q = q.unflatten(1, (held.keys.shape[1], -1))  # (B, G, H/G, E)
     scores = (q[:, :, :, None] * held.keys[:, :, None]).sum(dim=-1) + held.hidden  # (B, G, H/G, C)
     weighed = scores.softmax(dim=-1)[..., None] * held.values[:, :, None]  # (B, G, H/G, C, E)
-    return weighed.unflatten(3, (-1, CHUNK)).sum(dim=4).sum(dim=3).flatten(1, 2)
+    if weighed.shape[3] > MANY:
+        weighed = weighed.unflatten(3, (-1, CHUNK)).sum(dim=4)  # (B, G, H/G, C/chunk, E)
+    return weighed.sum(dim=3).flatten(1, 2)
 
 
 class StepFeedForward(nn.Module):
