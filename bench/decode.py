@@ -146,6 +146,7 @@ class Large:
                 torch.cuda.synchronize()
             if number:
                 seconds.append(time.perf_counter() - begun)
+            del writing  # its recording is free for the next
         self.texts[name, rows] = [output.ids for output in outputs]
         self.tell(name, rows, rows * NEW / statistics.median(seconds), network)
         if self.options.profile and "compiled" in name:

@@ -13,6 +13,8 @@ from clearhead.config import DecodeConfig, ModelConfig
 from clearhead.decode import Stops, generate, graphs, joined, stream, use_graphs
 from clearhead.decode import rows as rows_module
 from clearhead.decode.joined import Held, Joined, look_back
+from clearhead.decode.recording import Choice, Recording
+from clearhead.decode.step import Step
 from clearhead.model import Mask, attend, build
 from clearhead.model.quantised import quantise
 from clearhead.text import train
@@ -102,6 +104,33 @@ def test_what_stood_in_a_recording_before_never_shows() -> None:
         for tensor in (*one.keys, *one.values):
             tensor.fill_(torch.nan)
     assert same(generate(network, [[3, 4], [5]], settings, end=END), expected)
+
+
+def test_rows_that_leave_take_nothing_with_them() -> None:
+    network, tokens = sharpened(PLAIN), torch.randint(VOCABULARY, (20, 3, 1))
+    with torch.inference_mode():
+        plain, other = (Step(network, 3, 40) for _ in range(2))
+        for step in (plain, other):
+            step.start([[3, 4, 5, 6, 7], [8], [9, 10, 11]])
+        step = graphs.ReplayedStep(other, replayed(network), Choice(None))
+        for number, ids in enumerate(tokens):
+            if number == 7:
+                kept = torch.tensor([2, 0])
+                plain.select(kept)
+                step.select(kept)
+            torch.testing.assert_close(step.next(ids[: step.used]), plain.next(ids[: step.used]))
+
+
+def test_a_text_that_has_ended_is_not_written_on_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, replays = sharpened(PLAIN), []
+    settings = DecodeConfig(max_new_tokens=60, temperature=1.0)
+    first = generate(network, [[3, 4]], settings, end=())[0][0].ids
+    end = next(token for token in first[8:] if token not in first[:8])
+    replayed(network)
+    monkeypatch.setattr(Recording, "replay", lambda one, step=Recording.replay: (replays.append(1), step(one)))
+    [[found]] = generate(network, [[3, 4]], settings, end=end)
+    assert found.ids == first[: first.index(end)]
+    assert len(replays) <= len(found.ids) + 6, "two looks"
 
 
 def test_stop_strings_cut_where_they_cut_without_replays() -> None:

@@ -11,6 +11,7 @@ than reading all weights does: for a server, or for many texts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Lock
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -38,16 +39,18 @@ class Graphs:
         self.twin, self.compiled = joined(network), compiled
         self.places = _places(network)
         self.recordings: list[Recording] = []
+        self.lock = Lock()
 
     def take(self, user: object, rows: int, tokens: int, choice: Choice) -> Recording:
         """A recording for at least so many rows, of so many tokens each, until its user is gone."""
         kind = rows, slots, _ = _power(rows), max(FIRST_SLOTS, _power(tokens)), choice
-        idle = [one for one in self.recordings if one.user is None or one.user() is None]
-        same = [one for one in idle if (one.rows, one.slots, one.choice) == kind]
-        found = same[0] if same else Recording(self.twin, pieces(self.compiled, rows), rows, slots, choice)
-        found.user = ref(user)
-        busy = [one for one in self.recordings if one not in idle]
-        self.recordings = [*busy, *[one for one in idle if one is not found][-KEPT:], found]
+        with self.lock:
+            idle = [one for one in self.recordings if one.user is None or one.user() is None]
+            same = [one for one in idle if (one.rows, one.slots, one.choice) == kind]
+            found = same[0] if same else Recording(self.twin, pieces(self.compiled, rows), rows, slots, choice)
+            found.user = ref(user)
+            busy = [one for one in self.recordings if one not in idle]
+            self.recordings = [*busy, *[one for one in idle if one is not found][-KEPT:], found]
         return found
 
     def rows(

@@ -9,6 +9,7 @@ Recorded, they follow each other without it. On a CPU nothing is recorded: a rep
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 from weakref import ReferenceType
 
@@ -127,7 +128,9 @@ class Recording:
 
     def _record(self) -> torch.cuda.CUDAGraph:
         """Run a few times, so that compilers and libraries are ready, then record."""
-        limits = torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000)
+        limits: Any = nullcontext()
+        if self.parts != Pieces():  # a shape for each size; past its limits torch would run some of them uncompiled
+            limits = torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000)
         with limits, torch.cuda.device(self.ids.device):
             aside = torch.cuda.Stream()
             aside.wait_stream(torch.cuda.current_stream())
