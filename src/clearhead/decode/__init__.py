@@ -2,6 +2,7 @@
 
 from clearhead.decode.alignment import hard, moses, soft
 from clearhead.decode.alternatives import alternatives
+from clearhead.decode.graphs import use_graphs
 from clearhead.decode.output import Output
 from clearhead.decode.packed import packed
 from clearhead.decode.search import generate, translate
@@ -25,4 +26,5 @@ __all__ = [
     "stream",
     "stream_text",
     "translate",
+    "use_graphs",
 ]

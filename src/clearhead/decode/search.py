@@ -11,6 +11,7 @@ from clearhead.config import DecodeConfig
 from clearhead.decode.alignment import with_alignments
 from clearhead.decode.batches import in_batches
 from clearhead.decode.beam import Beams
+from clearhead.decode.graphs import graphs_of
 from clearhead.decode.output import Output
 from clearhead.decode.rows import Rows
 from clearhead.decode.sampling import sample_seeds
@@ -131,7 +132,8 @@ def written(
     own = sample_seeds(seeds, config.samples)
     if guesser is not None and draft is not None:
         return Speculative(step, scores, prompts, config, ends, own, stops, guesser=guesser, ahead=draft.ahead)
-    return Rows(step, scores, prompts, config, ends, own, stops)
+    rows = Rows if (graphs := graphs_of(network)) is None else graphs.rows
+    return rows(step, scores, prompts, config, ends, own, stops)
 
 
 def check(

@@ -16,7 +16,7 @@ from clearhead.config import ModelConfig
 from clearhead.config.data import DataConfig
 from clearhead.config.decode import DecodeConfig
 from clearhead.data.clean import cleaned
-from clearhead.decode import Output, Stops, generate, hard, stream_text, translate
+from clearhead.decode import Output, Stops, generate, hard, stream_text, translate, use_graphs
 from clearhead.errors import UserError
 from clearhead.model import Decoder, Encoder, EncoderDecoder, Network
 from clearhead.model.device import choose_device
@@ -166,8 +166,11 @@ class Model:
         return cast(Any, self.network)
 
 
-def load(name: str | Path, device: str = "auto", dtype: str | None = None) -> Model:
-    """The model of a name, a model folder or a run folder."""
+def load(name: str | Path, device: str = "auto", dtype: str | None = None, compiled: bool = False) -> Model:
+    """The model of a name, a model folder or a run folder.
+
+    On a GPU, `compiled` spends some tens of seconds at the first text of each batch size to write faster from then on.
+    """
     chosen = choose_device(device)
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f"dtype: {dtype!r} is not allowed; use {', '.join(DTYPES)}")
@@ -175,4 +178,5 @@ def load(name: str | Path, device: str = "auto", dtype: str | None = None) -> Mo
     loaded = load_model(folder, chosen, None if dtype is None else DTYPES[dtype])
     if not loaded.tokenizers:
         raise UserError(f"{folder} has no tokenizer.json; a model needs its tokenizer")
+    use_graphs(loaded.network, compiled)
     return Model(loaded.network, loaded.tokenizers, loaded.extra, str(name))

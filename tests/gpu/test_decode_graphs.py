@@ -1,0 +1,118 @@
+"""Steps recorded as CUDA graphs, compiled or not, write what the ordinary path writes: `make test-gpu`."""
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from clearhead.config import DecodeConfig, preset
+from clearhead.decode import generate, graphs, stream, use_graphs
+from clearhead.decode.recording import Choice
+from clearhead.decode.step import Step
+from clearhead.model import build
+from clearhead.model.quantised import quantise
+from tests.decode.random_writers import same
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+]
+SETTINGS = [
+    DecodeConfig(max_new_tokens=600),  # outgrows the first recording
+    DecodeConfig(max_new_tokens=40, scores=True),
+    DecodeConfig(max_new_tokens=40, temperature=1.3, top_k=9, top_p=0.9, min_p=0.02, scores=True),
+    DecodeConfig(max_new_tokens=40, temperature=0.7, samples=3),
+    DecodeConfig(max_new_tokens=40, temperature=0.9, repetition_penalty=1.2, no_repeat_ngram=3),
+]
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14], [3, 3]]
+
+
+def writer(name: str, dtype: torch.dtype = torch.float64) -> Any:
+    """A random network whose scores spread by about 2, on the GPU."""
+    torch.manual_seed(1)
+    network = build(preset(name, ["max_positions=2048"])).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+        out = network(torch.randint(4000, (8, 6)))
+        network.heads.words.scores.weight.mul_(2 / out.std(dim=-1).mean())
+    return network.to("cuda", dtype)
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-llama"])
+def test_recorded_steps_write_the_texts_of_the_ordinary_path(name: str) -> None:
+    network = writer(name)
+    for config in SETTINGS:
+        graphs._GRAPHS.pop(network, None)
+        expected = generate(network, PROMPTS, config, end=0, seeds=[5, 6, 5, 2**40])
+        assert use_graphs(network)
+        for _ in range(2):  # recorded, and replayed from a recording that was used before
+            assert same(generate(network, PROMPTS, config, end=0, seeds=[5, 6, 5, 2**40]), expected)
+        assert graphs._GRAPHS[network].recordings
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "compiled"),  # few are compiled, since each tunes its kernels
+    [
+        *((name, rows, False) for name in ("tiny-gpt", "tiny-llama") for rows in (1, 3, 32)),
+        ("tiny-gpt", 1, True),
+        ("tiny-llama", 1, True),
+        ("tiny-llama", 64, True),  # so many that whole rows are shared out, not slots
+    ],
+)
+def test_scores_of_recorded_steps_are_those_of_the_ordinary_path(name: str, rows: int, compiled: bool) -> None:
+    prompts = [torch.randint(4000, (1 + 37 * n % 100,)).tolist() for n in range(rows)]
+    ids = torch.randint(4000, (12, rows, 1), device="cuda")
+    for dtype, tolerance in ((torch.bfloat16, 0.03),) if compiled else ((torch.float32, 1e-4), (torch.bfloat16, 0.03)):
+        network = writer(name, dtype)
+        recorded = graphs.Graphs(network, compiled)
+        with torch.inference_mode():
+            step, other = (Step(network, rows, 200) for _ in range(2))
+            for one in (step, other):
+                one.start(prompts)
+            replayed = graphs.ReplayedStep(other, recorded, Choice(None))
+            for tokens in ids:
+                expected, found = step.next(tokens)[:, 0].float(), replayed.next(tokens)[:, 0].float()
+                assert (found - expected).norm() < tolerance * expected.norm()
+
+
+@pytest.mark.parametrize(("temperature", "rows"), [(0.0, 1), (1.0, 4)])
+def test_compiled_steps_write_the_texts_of_the_ordinary_path(temperature: float, rows: int) -> None:
+    network, config = writer("tiny-llama"), DecodeConfig(max_new_tokens=60, temperature=temperature)
+    expected = generate(network, PROMPTS[:rows], config, end=0)
+    assert use_graphs(network, compiled=True)
+    assert same(generate(network, PROMPTS[:rows], config, end=0), expected)
+
+
+def test_eight_bit_weights_write_on_nearly_as_whole_ones_score() -> None:
+    network = writer("tiny-llama", torch.bfloat16)
+    small = quantise(writer("tiny-llama", torch.bfloat16))
+    ids = torch.randint(4000, (12, 1, 1), device="cuda")
+    for compiled in (False, True):
+        with torch.inference_mode():
+            step, other = Step(network, 1, 200), Step(small, 1, 200)
+            step.start([[5, 6, 7]]), other.start([[5, 6, 7]])
+            replayed = graphs.ReplayedStep(other, graphs.Graphs(small, compiled), Choice(None))
+            for tokens in ids:
+                expected, found = step.next(tokens).float(), replayed.next(tokens).float()
+                assert (found - expected).norm() < 0.1 * expected.norm()
+
+
+def test_texts_written_at_once_do_not_meet_and_memory_comes_back() -> None:
+    network, config = writer("tiny-llama"), DecodeConfig(max_new_tokens=50, temperature=1.0)
+    expected = [list(stream(network, [prompt], config, end=0, seed=prompt)) for prompt in (3, 4)]
+    torch.cuda.synchronize()
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    assert use_graphs(network)
+    texts: list[list[int]] = [[], []]
+    streams = [stream(network, [prompt], config, end=0, seed=prompt) for prompt in (3, 4)]
+    for _ in range(50):
+        for text, tokens in zip(texts, streams, strict=True):
+            text.extend(token for token in [next(tokens, None)] if token is not None)
+    assert texts == expected
+    del graphs._GRAPHS[network], streams
+    gc.collect()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() < before + (4 << 20)
