@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -296,3 +297,29 @@ def test_the_temporary_folder_of_a_living_process_is_left_alone(model: Path, wor
         path.mkdir()
     save_model(model, network(1), words)
     assert [path.exists() for path in (mine, theirs, dead)] == [False, True, False]
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_model_stored_in_bytes_comes_back_but_for_rounding(name: str, tmp_path: Path, words: Tokenizer) -> None:
+    made = build(preset(name))
+    save_model(tmp_path / "wide", made, words)
+    save_model(tmp_path / "small", made, words, dtype=torch.int8)
+    sizes = [(tmp_path / each / "model.safetensors").stat().st_size for each in ("wide", "small")]
+    assert sizes[1] < 0.3 * sizes[0]
+    found, expected = (tensors_of(each) for each in (load_model(tmp_path / "small").network, made))
+    assert found.keys() == expected.keys()
+    for key, tensor in expected.items():
+        assert found[key].dtype == tensor.dtype
+        step = tensor.abs().amax(-1, keepdim=True) / 127 if tensor.dim() == 2 else torch.zeros(())
+        assert ((found[key] - tensor).abs() <= step / 2 + 1e-7).all(), key
+
+
+def test_bytes_without_their_scales_are_named(tmp_path: Path, words: Tokenizer) -> None:
+    save_model(tmp_path / "model", network(), words, dtype=torch.int8)
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(file)
+    lost = next(name for name in tensors if name.endswith(".scale"))
+    del tensors[lost]
+    save_file(tensors, file)
+    with pytest.raises(UserError, match=re.escape(f"its scales {lost} are missing")):
+        load_model(tmp_path / "model", verify=False)

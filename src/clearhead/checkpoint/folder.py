@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.checkpoint import disk
+from clearhead.checkpoint.narrow import narrowed, widened
 from clearhead.checkpoint.tensors import all_names, check_fit, read_tensors, save_tensors, tensors_of
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
@@ -43,6 +44,8 @@ def save_model(
 ) -> None:
     """Write a model folder, or replace one, whole or not at all; `dtype` is what the weights are stored in.
 
+    Stored as torch.int8, matrices have a scale for each row, and are fp32 again when loaded.
+
     `tokenizers` is one, or that of the source and that of the target. Files that others put into the folder stay.
     """
     tokenizers = (tokenizers,) if isinstance(tokenizers, Tokenizer) else tuple(tokenizers)
@@ -64,6 +67,8 @@ def save_model(
             disk.write_text(draft / name, tokenizer.engine.to_str(pretty=False))
         if card is not None:
             disk.write_text(draft / CARD, card)
+        if dtype == torch.int8:
+            tensors, dtype = narrowed(tensors), None
         _save_weights(draft, tensors, dtype)
 
 
@@ -106,7 +111,7 @@ def _load(folder: Path, device: torch.device | str, dtype: torch.dtype | None, v
     _check_tokenizers(tokenizers, config, folder)
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder, names):
-        found = read_tensors(folder / file, device)
+        found = widened(read_tensors(folder / file, device), folder / file)
         tensors |= {name: tensor.to(_kind(tensor, dtype)) for name, tensor in found.items()}
     network = with_weights(config, tensors, folder / WEIGHTS)
     extra = {key: value for key, value in data.items() if key not in ("format", "version")}

@@ -121,8 +121,8 @@ class Display:
             self.say(f"step {event['step']:,}/{self.steps:,} · {text}")
 
     def _validation(self, event: dict[str, Any]) -> None:
-        names = ("loss", "perplexity", "accuracy", "bleu", "chrf", "f1", "exact")
-        found = " · ".join(f"{name} {event[name]:.4g}" for name in names if name in event)
+        names = ("loss", "perplexity", "accuracy", "bleu", "chrf", "f1", "exact", "exposure_bias")
+        found = " · ".join(f"{name.replace('_', ' ')} {event[name]:.4g}" for name in names if name in event)
         self.say(f"step {event['step']:,} validation · {found}")
         for sample in event["samples"][:1]:
             for name, text in sample.items():

@@ -15,12 +15,16 @@ from clearhead.config.train import TrainConfig
 from clearhead.data import Data, Dataset, Loader
 from clearhead.data.tasks import LanguageModel, Translation
 from clearhead.decode import generate, translate
+from clearhead.decode.step import pad
 from clearhead.evaluate.translation import bleu, chrf
 from clearhead.model import Decoder, EncoderDecoder, Network
+from clearhead.text import Tokenizer
+from clearhead.train.bias import exposure_bias
 from clearhead.train.objective import Objective
 from clearhead.train.parallel import Place, cast, uncompiled
 from clearhead.train.step import Progress
 
+EXPOSED = 100  # validation samples whose exposure bias is measured
 HIGHER = ("bleu", "chrf", "accuracy", "exact")  # metrics of which more is better
 
 
@@ -118,8 +122,21 @@ def _translations(network: EncoderDecoder, data: Data, most: int) -> tuple[dict[
     numbers: dict[str, Any] = {name: score.value for name, score in scored.items()}
     numbers["exact"] = sum(a == b for a, b in zip(outputs, references, strict=True)) / len(outputs)
     numbers["signature"] = {name: score.signature for name, score in scored.items()}
+    numbers |= _exposure(network, pairs[:EXPOSED], target)
     shown = list(zip(sources, references, outputs, strict=True))[:: max(1, len(outputs) // 5)][:5]
     return numbers, [Sample(source=s, reference=r, output=o) for s, r, o in shown]
+
+
+def _exposure(network: EncoderDecoder, pairs: list[tuple[list[int], list[int]]], target: Tokenizer) -> dict[str, Any]:
+    """Exposure bias: accuracy after true words and after the model's own, by place in the target, and their gap."""
+    sources, targets = [ids for ids, _ in pairs], [[target.id("begin"), *reference] for _, reference in pairs]
+    device = network.decoder.embedding.tokens.weight.device
+    sizes = [torch.tensor([len(row) for row in rows], device=device) for rows in (sources, targets)]
+    padded = [pad(rows, device)[0] for rows in (sources, targets)]
+    found = exposure_bias(network, padded[0], sizes[0], padded[1], sizes[1], target.id("end"))
+    count = found.count.clamp(min=1)
+    by_place = {"forced": (found.forced / count).tolist(), "free": (found.free / count).tolist()}
+    return {"exposure_bias": float(found.mean), "exposure": by_place}
 
 
 def _continuations(network: Decoder, data: Data) -> list[Sample]:
