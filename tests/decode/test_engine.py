@@ -43,6 +43,7 @@ class Asked(NamedTuple):
 def options(draw: random.Random, longest: int) -> DecodeConfig:
     """Random ones, often the same as another's."""
     given: dict[str, Any] = {"max_new_tokens": draw.randint(1, longest), "scores": draw.random() < 0.3}
+    given["min_new_tokens"] = draw.choice([0, min(3, given["max_new_tokens"])])
     if draw.random() < 0.5:
         given |= {
             "temperature": draw.choice([0.7, 1.3]),
