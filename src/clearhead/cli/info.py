@@ -91,14 +91,15 @@ def _lines(found: dict[str, Any]) -> dict[str, str]:
     tokenizers = [
         f"{each['kind']}, {each['tokens']:,} tokens ({', '.join(each['roles'])})" for each in found["tokenizers"]
     ]
+    heads = f"{shape['heads']} heads ({shape['kv_heads']} for keys and values)"
     return {
         "name": found["name"],
         "folder": found["folder"],
         "summary": found["summary"],
         "can": ", ".join(found["can"]),
         "family": found["family"],
-        "architecture": f"{layers} layers of width {shape['width']:,}, {shape['heads']} heads ({shape['kv_heads']} for keys "
-        f"and values), feed-forward {shape['ff_width']:,} ({shape['activation']})\n"
+        "architecture": f"{layers} layers of width {shape['width']:,}, {heads}, "
+        f"feed-forward {shape['ff_width']:,} ({shape['activation']})\n"
         f"{shape['norm']} norm, {shape['norm_position']}; {shape['position']} positions, {shape['max_positions']:,}; "
         f"attention {', '.join(shape['attention'])}",
         "parameters": f"{found['parameters']:,}\n"
