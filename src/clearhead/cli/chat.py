@@ -45,10 +45,15 @@ def chat(
         command, _, rest = line.strip().partition(" ")
         if command == "/quit":
             return
-        if command.startswith("/"):
-            _obey(talk, command, rest.strip())
-        elif line.strip():
-            _answer(talk, line.strip())
+        try:
+            if command.startswith("/"):
+                _obey(talk, command, rest.strip())
+            elif line.strip():
+                _answer(talk, line.strip())
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            typer.echo(" …")
 
 
 def _lines() -> Iterator[str]:
@@ -97,10 +102,7 @@ def _answer(talk: "Chat", said: str) -> None:
         typer.echo(f"(the oldest {turns} no longer fit into the context of {positions} tokens: forgotten)", err=True)
     if sys.stdin.isatty():
         typer.echo("Model: ", nl=False)
-    try:
-        for piece in pieces:
-            typer.echo(piece, nl=False)
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        typer.echo(" …", nl=False)
+    for piece in pieces:
+        typer.echo(piece, nl=False)
+        sys.stdout.flush()
     typer.echo()
