@@ -5,6 +5,7 @@ import os
 import random
 import threading
 import weakref
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -62,6 +63,12 @@ def tensors_alive() -> int:
     return sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
 
 
+def memory() -> int:
+    """Bytes that this process holds; 0 where that cannot be asked."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+
+
 def small(family: str) -> Any:
     layers = {"decoder_layers": 1} | ({"encoder_layers": 1} if family == "encoder-decoder" else {})
     torch.manual_seed(5)
@@ -89,12 +96,13 @@ def test_ten_thousand_requests_at_random_times_a_fifth_of_them_cancelled(family:
     total, sent, cancelled = REQUESTS or 10_000, 0, dict.fromkeys(["waiting", "first", "last", "between"], 0)
     engine = Engine(network, end=END, config=EngineConfig(rows=48, cache_tokens=2048, prefill_tokens=256, waiting=64))
     under_way: dict[Job, tuple[int, int | None]] = {}  # which request, and after how many tokens it is cancelled
-    before = tensors_alive()
+    before = settled = tensors_alive()
     while sent < total or engine.busy:
         for _ in range(min(total - sent, draw.choice([0, 0, 1, 3, 9, 40]), 64 - len(engine.queue))):
             number = sent % len(different)
             under_way[different[number].submit(engine)] = number, fate(draw, expected[number])
             sent += 1
+            settled = memory() if sent == total // 10 else settled
         for job, (_, tokens) in under_way.items():
             if tokens == len(job.ids) and not job.done:
                 rows, running = len(engine.jobs), job in engine.jobs
@@ -119,6 +127,7 @@ def test_ten_thousand_requests_at_random_times_a_fifth_of_them_cancelled(family:
     assert engine._step is None
     assert engine._written is None
     assert tensors_alive() == before
+    assert memory() - settled < 16 << 20, "bytes of the process, since a tenth of the requests"
 
 
 def fate(draw: random.Random, whole: Output) -> int | None:
