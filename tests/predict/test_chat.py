@@ -51,13 +51,16 @@ def test_an_answer_is_what_the_model_writes_behind_the_transcript(model: Model) 
 def test_the_oldest_turns_make_room_and_it_is_told(model: Model) -> None:
     talk, told = Chat(model, max_new_tokens=20), []
     for number in range(12):
+        before = list(talk.turns)
         forgotten, pieces = talk.say(f"a man {number}")
         told.append(forgotten)
+        if forgotten:  # no more than needed
+            one_more = Transcript().prompt("", [before[forgotten - 1], *talk.turns])
+            assert len(model.prompt_ids(one_more)) + 20 > 128
         "".join(pieces)
         assert len(model.prompt_ids(Transcript().prompt("", talk.turns))) + 20 <= 128
         assert talk.turns[-1].said == f"a man {number}"
     assert sum(told) == 12 - len(talk.turns) > 3
-    assert len(talk.turns) > 1, "no more than needed is forgotten"
     before = list(talk.turns)
     with pytest.raises(UserError, match=r"for the answer are more than the model's 128 positions"):
         talk.say("x" * 120)
