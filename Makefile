@@ -4,7 +4,7 @@
 #   make test           everything that CI checks
 #   make lint           ruff, mypy, the order of the rooms
 #   make bench          us beside the peers, in one run
-#   make torture        training killed at hundreds of random moments, interrupted at many steps, compiled; minutes
+#   make torture        training killed at hundreds of random moments, interrupted at many steps, compiled; a busy engine; minutes
 #   make test-gpu       equality of the fast paths on a CUDA device
 #
 # On a machine without a GPU, a CPU build of torch saves gigabytes:
@@ -46,6 +46,7 @@ torture: $(VENV)/.dev
 	$(TEST_ENV) $(BIN)/python -m tests.train.torture 200 50
 	$(TEST_ENV) CLEARHEAD_INTERRUPTIONS=20 CLEARHEAD_KILLS=200 CLEARHEAD_COMPILE=1 $(BIN)/python -m pytest \
 		tests/train/test_resume.py tests/checkpoint/test_crash.py tests/train/test_golden.py $(ARGS)
+	$(TEST_ENV) CLEARHEAD_REQUESTS=10000 $(BIN)/python -m pytest tests/decode/test_engine.py $(ARGS)
 
 test-gpu: $(VENV)/.dev
 	TORCHDYNAMO_DISABLE=0 $(BIN)/python -m pytest -n 0 -m gpu -rs tests/gpu $(ARGS)

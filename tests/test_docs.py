@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAIRS = [(f"{name}.md", f"{name}.zh-CN.md") for name in ("README", "docs/guide", "docs/data", "docs/train")]
-RUN = ["README.md", "README.zh-CN.md", "docs/data.md", "docs/data.zh-CN.md"]
+RUN = [f"{name}{language}.md" for name in ("README", "docs/guide", "docs/data") for language in ("", ".zh-CN")]
 
 
 def blocks(name: str, kind: str) -> list[str]:

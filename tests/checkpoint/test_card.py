@@ -1,6 +1,6 @@
 """Model cards: everything a reader needs, in Markdown that renders."""
 
-from clearhead.checkpoint import Score, model_card
+from clearhead.checkpoint import Card, Score, model_card, read_card
 
 
 def test_a_card_states_data_recipe_scores_and_licence() -> None:
@@ -19,3 +19,20 @@ def test_a_card_states_data_recipe_scores_and_licence() -> None:
         "# en-de", "## Use", "## Data", "## Scores", "## Recipe", "## Licence",
     ]  # fmt: skip
     assert "Not measured." in model_card("x", "y", [], "a: 1", [], "")
+
+
+def test_a_card_is_read_as_it_was_written() -> None:
+    scores = [Score("BLEU", 34.57, "test|2016", "nrefs:1|case:mixed"), Score("loss", 1e-05, "validation data", "")]
+    recipe = "train:\n  steps: 100\n  note: '## no heading, ```'\n"
+    text = model_card(
+        "en-de", "Translates.\n\nWell.", ["Multi30k", "own texts"], recipe, scores, "CC BY 4.0", "clearhead"
+    )
+    expected = Card("Translates.\n\nWell.", ("Multi30k", "own texts"), tuple(scores), recipe, "CC BY 4.0")
+    assert read_card(text) == expected
+    assert read_card(model_card("x", "y", [], "a: 1", [], "")) == Card("y", (), (), "a: 1\n", "Not stated.")
+
+
+def test_a_card_that_people_wrote_says_what_it_can() -> None:
+    assert read_card("") == Card()
+    assert read_card("just a note") == Card("just a note")
+    assert read_card("# Title\n\n## Scores\n| a | b |\n| BLEU | ? | x | y |\n## Recipe\nnone") == Card()

@@ -77,3 +77,41 @@ def test_a_decided_row_that_stays_takes_nothing_more(early: str) -> None:
             patch.setattr(beam_module, "WORTH_DROPPING", worth)
             found.append(ours(pair, rows, config))
     assert same(*found)
+
+
+@FEW
+@given(writers, st.integers(0, 99), st.integers(0, 3), st.integers(0, 4), st.integers(0, 3))
+def test_rows_that_join_and_leave_read_on_as_alone(
+    config: ModelConfig, seed: int, ahead: int, first: int, second: int
+) -> None:
+    """Two batches, one some tokens ahead, become one; two rows leave; the rest say what each says by itself."""
+    network, rows = sharpened(config), rows_for(config, seed, count=6)
+    reading = torch.randint(23, (6, ahead + 3))
+    order = list(range(6))
+
+    def started(places: list[int]) -> Step:
+        sources = [rows[place][0] for place in places] if config.family == "encoder-decoder" else None
+        step = Step(network, len(places), 20)
+        step.start([rows[place][1] for place in places], sources)
+        return step
+
+    with torch.inference_mode():
+        step, late = started([0, 1, 2, 3]), started([4, 5])
+        for column in range(ahead):
+            step.next(reading[:4, column, None])
+        step.join(late, 30)
+        scores = [step.next(reading[:, ahead, None])]
+        for place in (first, second):
+            step.drop(place)
+            order[place] = order[-1]
+            order.pop()
+        read = [len(rows[row][1]) + 1 + ahead * (row < 4) for row in order]
+        step.rewind(read)
+        scores += [step.next(reading[order, ahead + column, None]) for column in (1, 2)]
+        for place, row in enumerate(order):
+            alone = started([row])
+            for column in range(ahead if row < 4 else 0):
+                alone.next(reading[row, None, column, None])
+            expected = [alone.next(reading[row, None, ahead + column, None])[0] for column in range(3)]
+            found = [scores[0][row], scores[1][place], scores[2][place]]
+            torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=1e-9, rtol=0)

@@ -1,7 +1,8 @@
 """Model folders and training states on disk: atomic, checksummed, safetensors and JSON only."""
 
+from clearhead.checkpoint.about import About, about
 from clearhead.checkpoint.averaging import average
-from clearhead.checkpoint.card import Score, model_card
+from clearhead.checkpoint.card import Card, Score, model_card, read_card
 from clearhead.checkpoint.folder import Loaded, load_model, save_model, with_weights
 from clearhead.checkpoint.gathering import (
     gather,
@@ -15,9 +16,12 @@ from clearhead.checkpoint.state import State, discard_state, newest_state, read_
 from clearhead.checkpoint.tensors import save_tensors
 
 __all__ = [
+    "About",
+    "Card",
     "Loaded",
     "Score",
     "State",
+    "about",
     "average",
     "discard_state",
     "gather",
@@ -28,6 +32,7 @@ __all__ = [
     "model_card",
     "newest_state",
     "optimiser_state",
+    "read_card",
     "read_state",
     "run_lock",
     "save_model",

@@ -1,5 +1,6 @@
 """The model card: what a model was made of and how good it is, as the README.md of its folder."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,38 @@ class Score:
     value: float
     data: str
     signature: str = ""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a model card says; empty where it says nothing, since people write and edit them."""
+
+    summary: str = ""
+    data: tuple[str, ...] = ()
+    scores: tuple[Score, ...] = ()
+    recipe: str = ""
+    licence: str = ""
+
+
+def read_card(text: str) -> Card:
+    """A card as `model_card` writes it."""
+    head, *rest = re.split(r"^## +", text, flags=re.M)
+    sections = {title.strip().lower(): body.strip() for title, _, body in (part.partition("\n") for part in rest)}
+    summary = re.sub(r"\A# .*", "", head.strip()).strip()
+    data = re.findall(r"^- (.*)", sections.get("data", ""), flags=re.M)
+    recipe = re.search(r"^(`{3,})yaml\n(.*?)^\1$", sections.get("recipe", "") + "\n", flags=re.M | re.S)
+    scores, licence = _scores(sections.get("scores", "")), sections.get("licence", "")
+    return Card(summary, tuple(data), scores, recipe[2] if recipe else "", licence)
+
+
+def _scores(table: str) -> tuple[Score, ...]:
+    """The rows of a table of scores; a row that is none is left out."""
+    found = []
+    for line in table.splitlines():
+        cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if len(cells) == 4 and re.fullmatch(r"-?\d+(\.\d+)?(e[+-]?\d+)?", cells[1]):
+            found.append(Score(cells[0], float(cells[1]), cells[2], cells[3]))
+    return tuple(found)
 
 
 def model_card(

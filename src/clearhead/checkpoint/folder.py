@@ -103,19 +103,24 @@ def load_model(
 
 def _load(folder: Path, device: torch.device | str, dtype: torch.dtype | None, verify: bool) -> Loaded:
     names = _names(folder, verify)
+    config, tokenizers, extra = read_settings(folder, names)
+    tensors: dict[str, Tensor] = {}
+    for file in weight_files(folder, names):
+        found = widened(read_tensors(folder / file, device), folder / file)
+        tensors |= {name: tensor.to(_kind(tensor, dtype)) for name, tensor in found.items()}
+    network = with_weights(config, tensors, folder / WEIGHTS)
+    return Loaded(network, config, tokenizers, extra)
+
+
+def read_settings(folder: Path, names: set[str]) -> tuple[ModelConfig, tuple[Tokenizer, ...], dict[str, Any]]:
+    """All but the weights of a model folder with these files: architecture, tokenizers, what else config.json says."""
     data = disk.read_json(folder / CONFIG)
     _check_format(data, folder)
     config = ModelConfig.build(data.pop("model", None), where=f"{folder / CONFIG}: model")
     files = next((files for files in (ONE, TWO) if set(files) <= names), ())
     tokenizers = tuple(Tokenizer.load(folder / name) for name in files)
     _check_tokenizers(tokenizers, config, folder)
-    tensors: dict[str, Tensor] = {}
-    for file in weight_files(folder, names):
-        found = widened(read_tensors(folder / file, device), folder / file)
-        tensors |= {name: tensor.to(_kind(tensor, dtype)) for name, tensor in found.items()}
-    network = with_weights(config, tensors, folder / WEIGHTS)
-    extra = {key: value for key, value in data.items() if key not in ("format", "version")}
-    return Loaded(network, config, tokenizers, extra)
+    return config, tokenizers, {key: value for key, value in data.items() if key not in ("format", "version")}
 
 
 def _stamp(folder: Path) -> tuple[int, ...] | None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from clearhead import __version__
-from clearhead.cli import demo, evaluate, presets, tokenizer, train, word2vec, write
+from clearhead.cli import chat, demo, evaluate, info, presets, tokenizer, train, word2vec, write
 from clearhead.errors import UserError
 
 app = typer.Typer(
@@ -24,7 +24,9 @@ app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
 app.command("translate")(write.translate)
 app.command("generate")(write.generate)
-app.command("models")(write.models)
+app.command("chat")(chat.chat)
+app.command("models")(info.models)
+app.command("info")(info.info)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(word2vec.app, name="word2vec")
 

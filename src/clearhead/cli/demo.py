@@ -5,8 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clearhead.config import ModelConfig, preset
-
 if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
@@ -50,6 +48,7 @@ def show_families(console: "Console", seed: int) -> None:
     import torch
     from rich.table import Table
 
+    from clearhead.config import preset
     from clearhead.model import build
     from clearhead.model.measure import parameters
 
@@ -75,6 +74,7 @@ def learn_to_reverse(console: "Console", steps: int, seed: int) -> None:
     """Train a translator to write a word backwards, then show where its heads look."""
     import torch
 
+    from clearhead.config import ModelConfig
     from clearhead.model import EncoderDecoder, build
 
     torch.manual_seed(seed)

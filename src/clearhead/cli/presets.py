@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.config import ModelConfig, preset, preset_names
-from clearhead.config.settings import nearest
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
+    from clearhead.config import ModelConfig
     from clearhead.model.measure import Cost
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -31,6 +30,9 @@ def presets(
     Example: clearhead presets
     Example: clearhead presets llama3-8b kv_heads=32 --context 4096 --dtype bfloat16
     """
+    from clearhead.config import preset, preset_names
+    from clearhead.config.settings import nearest
+
     if dtype not in DTYPES:
         raise UserError(f"--dtype: {dtype!r} is not allowed{nearest(dtype, list(DTYPES))}")
     if name is None:
@@ -47,7 +49,7 @@ def presets(
         _show(rows, None if name is None else configs[name])
 
 
-def _row(name: str, config: ModelConfig, context: int | None, dtype: str) -> dict[str, Any]:
+def _row(name: str, config: "ModelConfig", context: int | None, dtype: str) -> dict[str, Any]:
     import torch
 
     from clearhead.model.measure import measure
@@ -66,7 +68,7 @@ def _row(name: str, config: ModelConfig, context: int | None, dtype: str) -> dic
     }
 
 
-def _show(rows: list[dict[str, Any]], one: ModelConfig | None) -> None:
+def _show(rows: list[dict[str, Any]], one: "ModelConfig | None") -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -40,11 +40,16 @@ def translate(
     if n_best > beam:
         raise UserError(f"--n-best: {n_best} is more than --beam {beam}; raise the beam")
     loaded = load(model, device, dtype)
+    options = {"beam": beam, "n_best": n_best, "length_penalty": length_penalty, "align": align, "scores": scores}
+    done = 0
     for chunk in _chunks(texts):
         prefixes = None if prefix is None else [prefix] * len(chunk)
-        found = loaded.translations(
-            chunk, prefixes, beam=beam, n_best=n_best, length_penalty=length_penalty, align=align, scores=scores
-        )
+        try:
+            found = loaded.translations(chunk, prefixes, **options)
+        except UserError as error:
+            lines = f"standard input, lines {done + 1} to {done + len(chunk)}: "
+            raise UserError((lines if str(error).startswith("text") and not texts else "") + str(error)) from None
+        done += len(chunk)
         for source, answers in zip(chunk, found, strict=True):
             if as_json:
                 rows = [{"text": a.text, "score": a.score, "alignment": a.alignment} for a in answers]
@@ -82,7 +87,9 @@ def _chunks(texts: list[str] | None) -> Iterator[list[str]]:
 
 def generate(
     model: ModelName,
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the text begins with.")],
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", help="What the text begins with; without it, lines of stdin.")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0, max=100, help="0 is greedy.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, max=1 << 24, help="Only the best so many words; 0: all.")] = 0,
     top_p: Annotated[float, typer.Option(min=1e-6, max=1, help="Only the best words with this share.")] = 0.95,
@@ -97,48 +104,63 @@ def generate(
     device: Device = "auto",
     dtype: Dtype = None,
 ) -> None:
-    """Go on from a prompt.
+    """Go on from a prompt, or from each line of standard input: a line each, in order, many at once.
 
     Example: clearhead generate novels-gpt "It was a Sunday evening in October" --seed 3
+    Example: clearhead generate novels-gpt --json < prompts.txt > texts.jsonl
     """
     from clearhead.predict import load
 
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
     if temperature:
-        options |= {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-    options["repetition_penalty"] = repetition_penalty
-    if stream and (samples > 1 or as_json):
-        raise UserError("--stream: one text is shown as it is written; leave out --samples and --json")
-    if samples > 1:
-        options["samples"] = samples
+        options |= {"top_k": top_k, "top_p": top_p, "min_p": min_p, "samples": samples}
+    elif samples > 1:
+        raise UserError(f"--samples: {samples}, but without a temperature all are the same; set one")
+    options |= {"repetition_penalty": repetition_penalty, "stop": stop or ()}
+    if stream and (samples > 1 or as_json or prompt is None):
+        raise UserError("--stream: one text is shown as it is written; give a PROMPT, leave out --samples and --json")
+    if prompt is None and sys.stdin is not None and sys.stdin.isatty():
+        raise UserError("there is no prompt; give one, or send lines through a pipe")
+    if stop and not all(stop):
+        raise UserError("--stop: empty, which would end every text before it begins; leave it out")
     loaded = load(model, device, dtype)
-    if stream:
+    if stream and prompt is not None:
+        pieces = loaded.stream(prompt, **options)
         typer.echo(prompt, nl=False)
-        for piece in loaded.stream(prompt, seed=seed, stop=stop or (), **options):
+        for piece in pieces:
             typer.echo(piece, nl=False)
             sys.stdout.flush()
         typer.echo()
         return
-    for number, text in enumerate(loaded.generate(prompt, seed=seed, stop=stop or (), **options)[0]):
+    if prompt is None:
+        _generate_lines(loaded, as_json, options)
+        return
+    for number, text in enumerate(loaded.generate(prompt, **options)[0]):
         if as_json:
-            typer.echo(json.dumps({"prompt": prompt, "text": text.text, "finished": text.finished}, ensure_ascii=False))
+            typer.echo(_generated(prompt, text))
         else:
             typer.echo((f"--- {number + 1}\n" if samples > 1 else "") + prompt + text.text)
 
 
-def models(as_json: Annotated[bool, typer.Option("--json", help="For programs: a list of objects.")] = False) -> None:
-    """List the models that come with the package.
+def _generate_lines(model: Any, as_json: bool, options: dict[str, Any]) -> None:
+    """A text for each line of standard input, on a line each; in plain text a line break becomes a space."""
+    from clearhead.files import read_lines
+    from clearhead.predict import generate_each
 
-    Example: clearhead models
-    """
-    from clearhead.predict.find import embedded_models
+    line = 0
 
-    found = embedded_models()
-    if as_json:
-        typer.echo(json.dumps([{"name": name, "folder": str(path)} for name, path in found.items()], indent=2))
-        return
-    if not found:
-        typer.echo("none yet; train one with `clearhead train mini-en-de`, then `clearhead translate runs/mini-en-de`")
-    for name, path in found.items():
-        lines = [line for line in (path / "README.md").read_text(encoding="utf-8").splitlines() if line.strip()]
-        typer.echo(f"{name:12} {lines[1] if len(lines) > 1 else ''}")
+    def prompts() -> Iterator[str]:
+        nonlocal line
+        for line, prompt in enumerate(read_lines(Path("-")), start=1):  # noqa: B007 (told in errors)
+            yield prompt
+
+    try:
+        for prompt, text in generate_each(model, prompts(), **options):
+            typer.echo(_generated(prompt, text) if as_json else " ".join((prompt + text.text).splitlines()))
+    except UserError as error:
+        where = f"standard input, line {line}: " if str(error).startswith("prompt") else ""
+        raise UserError(f"{where}{error}") from None
+
+
+def _generated(prompt: str, text: Any) -> str:
+    return json.dumps({"prompt": prompt, "text": text.text, "finished": text.finished}, ensure_ascii=False)

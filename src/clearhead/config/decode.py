@@ -63,6 +63,15 @@ class DecodeConfig(Settings):
         return self
 
 
+class EngineConfig(Settings):
+    """How much a batching engine takes on: memory and waiting are bounded, whatever comes."""
+
+    rows: int = Field(default=32, ge=1, le=1 << 16)  # that are written at once
+    cache_tokens: int = Field(default=1 << 16, ge=1, le=1 << 30)  # rows × (the longest text and source among them)
+    prefill_tokens: int = Field(default=4096, ge=1, le=1 << 24)  # rows × longest prompt or source read in one step
+    waiting: int = Field(default=1024, ge=1, le=1 << 24)  # requests in the queue
+
+
 def _contradictions(c: DecodeConfig) -> Iterator[str]:
     """Each yields a sentence that names the keys and says what to change."""
     if c.min_new_tokens > c.max_new_tokens:

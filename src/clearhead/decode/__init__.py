@@ -1,7 +1,8 @@
-"""Network and ids to ids: greedy search, sampling, beam search, speculative decoding, streams, alignments."""
+"""Network and ids to ids: greedy, sampling, beam and speculative search, streams, alignments, the batching engine."""
 
 from clearhead.decode.alignment import hard, moses, soft
 from clearhead.decode.alternatives import alternatives
+from clearhead.decode.engine import Engine, Job, QueueFull, in_order
 from clearhead.decode.graphs import use_graphs
 from clearhead.decode.output import Output
 from clearhead.decode.packed import packed
@@ -10,16 +11,22 @@ from clearhead.decode.speculative import DraftModel, PromptLookup
 from clearhead.decode.step import Step
 from clearhead.decode.stops import Stops
 from clearhead.decode.stream import stream, stream_text
+from clearhead.decode.worker import Worker
 
 __all__ = [
     "DraftModel",
+    "Engine",
+    "Job",
     "Output",
     "PromptLookup",
+    "QueueFull",
     "Step",
     "Stops",
+    "Worker",
     "alternatives",
     "generate",
     "hard",
+    "in_order",
     "moses",
     "packed",
     "soft",

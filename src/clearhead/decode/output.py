@@ -26,3 +26,10 @@ class Output(NamedTuple):
 def divisor(config: DecodeConfig, length: Number) -> Number:
     """What a sum of log-probabilities over `length` tokens is divided by."""
     return (length if config.length_form == "power" else (5 + length) / 6) ** config.length_penalty
+
+
+def scored(ids: list[int], finished: bool, chances: list[float], config: DecodeConfig) -> Output:
+    """A text that was written straight on; with the log-probabilities of its tokens and end, where they are wanted."""
+    if not config.scores:
+        return Output(ids, finished)
+    return Output(ids, finished, sum(chances) / divisor(config, float(len(chances))), chances)

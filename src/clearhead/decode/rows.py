@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clearhead.config import DecodeConfig
-from clearhead.decode.output import Output, divisor
+from clearhead.decode.output import Output, scored
 from clearhead.decode.processors import processors
 from clearhead.decode.sampling import Sampler
 from clearhead.decode.step import Ids, Step, limits
@@ -138,7 +138,4 @@ class Rows:
             ids, tokens, finished = ids[:end], end + 1, True
         else:
             tokens, finished = len(ids), False
-        if not self.config.scores:
-            return Output(ids, finished)
-        chances = chances[:tokens]
-        return Output(ids, finished, sum(chances) / divisor(self.config, float(tokens)), chances)
+        return scored(ids, finished, chances[:tokens], self.config)

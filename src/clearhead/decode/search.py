@@ -119,8 +119,7 @@ def written(
     draft: Draft | None = None,
 ) -> Rows:
     """Rows about to be written, `samples` for each prompt, which is read once; a seed for each prompt."""
-    if any(not -LARGEST <= seed < LARGEST for seed in seeds):
-        raise UserError(f"a seed is a whole number of 64 bits, at most {LARGEST - 1}")
+    check_seeds(seeds)
     step, scores = started(network, prompts, sources, config)
     guesser = None if draft is None else draft.begin(prompts, sources, config.max_new_tokens)
     if config.samples > 1:
@@ -156,3 +155,9 @@ def check(
     for what, groups in (("banned", config.banned), ("forced", config.forced), ("end", (ends,))):
         for token in (token for group in groups for token in group if not 0 <= token < words):
             raise UserError(f"{what}: token {token} is outside the vocabulary of {words} tokens")
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Every seed fits into 64 bits."""
+    if any(not -LARGEST <= seed < LARGEST for seed in seeds):
+        raise UserError(f"a seed is a whole number of 64 bits, at most {LARGEST - 1}")

@@ -55,6 +55,14 @@ class Step:
         """Row n becomes what row rows[n] was."""
         self.cache.select(rows)
 
+    def join(self, other: Step, capacity: int) -> None:
+        """The rows of another step of this network come behind our own; a row may then have `capacity` tokens."""
+        self.cache.join(other.cache, capacity)
+
+    def drop(self, row: int) -> None:
+        """One row leaves; the last takes its place."""
+        self.cache.drop(row)
+
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forget what each row holds beyond so many tokens, prompt included."""
         self.cache.rewind(lengths)

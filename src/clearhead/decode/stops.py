@@ -58,20 +58,38 @@ class Stops:
 
 
 class Watcher:
-    """Reads the tokens of one row as they come; `stopped` is how many there were when a stop was complete."""
+    """Reads the tokens of one row as they come; `stopped` is how many there were when a stop was complete.
+
+    `text` is what of the row is sure to stay: what may be the beginning of a stop is held back until it is known.
+    """
 
     def __init__(self, stops: Stops):
-        self.stops, self.stream, self.held, self.count = stops, DecodeStream(skip_special_tokens=True), "", 0
+        self.stops, self.stream = stops, DecodeStream(skip_special_tokens=True)
+        self.ids: list[int] = []
+        self.seen = self.text = ""
         self.stopped: int | None = None
 
     def add(self, token: int) -> bool:
         """Whether the row has come to a stop."""
-        if self.stopped is not None:
-            return True
-        self.count += 1
-        self.held += self.stream.step(self.stops.tokenizer.engine, token) or ""
-        if self.stops.find(self.held) is not None:
-            self.stopped = self.count
-        keep = self.stops.begun(self.held)
-        self.held = self.held[len(self.held) - keep :]
+        if self.stopped is None:
+            self.ids.append(token)
+            self._read(self.stream.step(self.stops.tokenizer.engine, token) or "")
         return self.stopped is not None
+
+    def finish(self) -> None:
+        """No token follows: what was held back is text, and so are bytes that never became a character."""
+        if self.stopped is None:
+            whole = self.stops.tokenizer.decode(self.ids)
+            self._read(whole[len(self.seen) :] if whole.startswith(self.seen) else "")
+        if self.stopped is None:
+            self.text = self.seen
+
+    def _read(self, piece: str) -> None:
+        held = len(self.text)
+        self.seen += piece
+        stop = self.stops.find(self.seen[held:])
+        if stop is not None:
+            self.stopped = len(self.ids)
+            self.text = self.seen[: held + stop]
+        else:
+            self.text = self.seen[: len(self.seen) - self.stops.begun(self.seen[held:])]

@@ -63,6 +63,16 @@ class Written:
         self._ids, self._chances = self._ids[rows], self._chances[rows]
         self.lengths, self.new, self.left = self.lengths[rows], self.new[rows], self.left[rows]
 
+    def join(self, other: Written) -> None:
+        """The rows of another come behind our own."""
+        self.longest = longest = max(self.longest, other.longest)
+        for name, filler in (("_ids", self.filler), ("_chances", 0)):
+            parts = (getattr(self, name)[:, :longest], getattr(other, name)[:, :longest])
+            joined = torch.cat([F.pad(part, (0, longest - part.shape[1]), value=filler) for part in parts])
+            setattr(self, name, joined)
+        self.lengths = torch.cat([self.lengths, other.lengths])
+        self.new, self.left = torch.cat([self.new, other.new]), torch.cat([self.left, other.left])
+
     def recent(self, count: int) -> Tensor:
         """The last tokens of each row (R, count); filler where a row is shorter."""
         places = self.lengths[:, None] - count + torch.arange(count, device=self._ids.device)

@@ -131,6 +131,58 @@ class Cache:
             if layer.source is not None:
                 layer.source = (layer.source[0][rows], layer.source[1][rows])
 
+    def join(self, other: Cache, capacity: int) -> None:
+        """The rows of another cache of this network come behind our own; from here on a row holds up to `capacity`.
+
+        Slots that nothing is in are not taken along, so that memory shrinks again after a long row.
+        """
+        self.even = self.even and other.even and self.longest == other.longest
+        self.longest, self.capacity = max(self.longest, other.longest), capacity
+        self.slots = min(capacity, (self.longest // FIRST_SLOTS + 1) * FIRST_SLOTS)
+        if self.source is not None:
+            self.source = ()  # several from now on; none of them is kept but as keys and values
+            self.source_lengths = torch.cat([self._sizes_of_sources(), other._sizes_of_sources()])
+        for layer, new in zip(self.layers, other.layers, strict=True):
+            assert layer.keys is not None and layer.values is not None  # noqa: PT018
+            assert new.keys is not None and new.values is not None  # noqa: PT018
+            layer.keys = _below(layer.keys, new.keys, self.slots + 1)
+            layer.values = _below(layer.values, new.values, self.slots + 1)
+            if self.source_lengths is not None and layer.source is not None and new.source is not None:
+                width = int(self.source_lengths.max())
+                layer.source = tuple(_below(a, b, width) for a, b in zip(layer.source, new.source, strict=True))  # type: ignore[assignment]
+        self.lengths = torch.cat([self.lengths, other.lengths])
+
+    def _sizes_of_sources(self) -> Tensor:
+        if self.source_lengths is not None:
+            return self.source_lengths
+        assert self.layers[0].source is not None
+        return torch.full_like(self.lengths, self.layers[0].source[0].shape[2])
+
+    def drop(self, row: int) -> None:
+        """One row leaves, and the last takes its place: nothing else is moved."""
+        self.lengths = _without(self.lengths, row)
+        if self.source_lengths is not None:
+            self.source_lengths = _without(self.source_lengths, row)
+        for layer in self.layers:
+            if layer.keys is not None and layer.values is not None:
+                layer.keys, layer.values = _without(layer.keys, row), _without(layer.values, row)
+            if layer.source is not None:
+                layer.source = (_without(layer.source[0], row), _without(layer.source[1], row))
+
+
+def _below(top: Tensor, bottom: Tensor, slots: int) -> Tensor:
+    """Rows below rows: (B, G, C, E) and (B', G, C', E) to (B + B', G, slots, E), cut or with zeros behind."""
+    joined = top.new_zeros(len(top) + len(bottom), top.shape[1], slots, top.shape[3])
+    for rows, held in ((joined[: len(top)], top), (joined[len(top) :], bottom)):
+        rows[:, :, : held.shape[2]] = held[:, :, :slots]
+    return joined
+
+
+def _without(x: Tensor, row: int) -> Tensor:
+    """All rows but one, in the memory they have: the last stands in its place."""
+    x[row] = x[-1]
+    return x[:-1]
+
 
 class Tree(Cache):
     """K continuations of every row of a cache, which goes over into this one; what they share is held once.

@@ -43,6 +43,19 @@ def parameters(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
 
+def parts(network: Network) -> dict[str, int]:
+    """The parameters by what they are for, each counted once: what is tied belongs to the first that uses it."""
+    kinds = {".embedding.": "embedding", "heads.": "heads", ".cross_": "cross-attention", ".attention": "attention"}
+    kinds[".feed_forward"] = "feed-forward"
+    found: dict[str, int] = {}
+    for name, parameter in network.named_parameters():
+        kind = next((kind for mark, kind in kinds.items() if mark in name), "closing norm")
+        stack = name.split(".")[0] if kind != "heads" else ""
+        key = f"{stack} {kind}".strip()
+        found[key] = found.get(key, 0) + parameter.numel()
+    return found
+
+
 def flops_per_token(network: Network, context: int) -> int:
     """Floating-point operations of one forward pass for a token at the end of the context; a multiply-add is two.
 

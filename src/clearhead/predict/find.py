@@ -7,6 +7,8 @@ from clearhead.config.settings import nearest
 from clearhead.errors import UserError
 
 EMBEDDED = resources.files("clearhead") / "models"
+RUNS = Path("runs")
+PARTS = ("best", "last")  # of a run folder
 
 
 def embedded_models() -> dict[str, Path]:
@@ -17,18 +19,29 @@ def embedded_models() -> dict[str, Path]:
         return {path.name: path for path in sorted(folder.iterdir()) if (path / "config.json").exists()}
 
 
+def local_models() -> dict[str, Path]:
+    """The models of the runs in ./runs: the best of each, else the last, by the path that stands for it."""
+    found = {}
+    for run in sorted(RUNS.iterdir()) if RUNS.is_dir() else ():
+        folder = next((run / part for part in PARTS if (run / part / "config.json").exists()), None)
+        if folder is not None:
+            found[run.as_posix()] = folder
+    return found
+
+
 def find_model(name: str | Path) -> Path:
     """The model folder that a name, a model folder or a run folder (its best, else its last) stands for."""
     path = Path(name)
-    if (path / "config.json").exists():
-        return path
-    for part in ("best", "last"):
-        if (path / part / "config.json").exists():
-            return path / part
+    for folder in (path, *(path / part for part in PARTS)):
+        if (folder / "config.json").exists():
+            return folder
     known = embedded_models()
     if str(name) in known:
         return known[str(name)]
     if path.is_dir():
         raise UserError(f"{path} holds no model (config.json, or best/ and last/ of a run, are missing)")
-    near = nearest(str(name), [*known]) if known else ""
-    raise UserError(f"no model {str(name)!r}: neither a folder nor the name of an embedded model{near}")
+    if path.is_file():
+        raise UserError(f"{path} is a file; give a model folder, a run folder, or a name from `clearhead models`")
+    names = [*known, *local_models()]
+    near = nearest(str(name), names) if names else "; train one with `clearhead train`"
+    raise UserError(f"no model {str(name)!r:.80}: neither a folder nor a name from `clearhead models`{near}")

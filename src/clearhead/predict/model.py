@@ -86,7 +86,8 @@ class Model:
         source, target = self.tokenizers[0], self.tokenizers[-1]
         rows = [[*ids, source.id("end")] for ids in source.encode_all(self._cleaned(texts))]
         starts = None if prefixes is None else target.encode_all(self._cleaned(prefixes))
-        config = DecodeConfig.build({"max_new_tokens": self._room(rows), **options})
+        self._check_sizes("text", rows, 0)
+        config = self._settings({"max_new_tokens": self._room(rows), **options})
         full = [number for number, row in enumerate(rows) if len(row) > 1]
         found = translate(
             network,
@@ -121,7 +122,7 @@ class Model:
         """What the model writes after each prompt, `samples` (or `n_best`) texts each; options as DecodeConfig."""
         network = self._as(Decoder, "generate")
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        config = DecodeConfig.build(options)
+        config = self._settings(options)
         rows = self._prompts(prompts, config.max_new_tokens)
         stops = Stops(stop, self.tokenizer) if stop else None
         seeds = [seed + number for number in range(len(rows))]
@@ -134,7 +135,7 @@ class Model:
     def stream(self, prompt: str, *, seed: int = 0, stop: Sequence[str] = (), **options: Any) -> Iterator[str]:
         """The text after a prompt in pieces, as they are written; joined, they are what `generate` gives."""
         network = self._as(Decoder, "stream")
-        config = DecodeConfig.build(options)
+        config = self._settings(options)
         row = self._prompts([prompt], config.max_new_tokens)[0]
         return stream_text(network, row, config, self.tokenizer, end=self._ends, seed=seed, stop=tuple(stop))
 
@@ -142,20 +143,41 @@ class Model:
     def _ends(self) -> list[int]:
         return [self.tokenizer.roles["end"]] if "end" in self.tokenizer.roles else []
 
-    def _prompts(self, prompts: Sequence[str], new: int) -> list[list[int]]:
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """The ids of a prompt as the model reads it, opened by its begin token where it has one."""
+        return self._opened([prompt])[0]
+
+    def _opened(self, prompts: Sequence[str]) -> list[list[int]]:
         roles = self.tokenizer.roles
         begin = [roles["begin"]] if "begin" in roles else [roles["end"]] if "end" in roles else []
-        rows = [[*begin, *ids] for ids in self.tokenizer.encode_all(self._cleaned(prompts))]
+        return [[*begin, *ids] for ids in self.tokenizer.encode_all(self._cleaned(prompts))]
+
+    def _prompts(self, prompts: Sequence[str], new: int) -> list[list[int]]:
+        rows = self._opened(prompts)
+        if not all(rows):
+            raise UserError("prompt: empty, and this tokenizer has no begin token; give some text")
+        self._check_sizes("prompt", rows, new)
+        return rows
+
+    def _check_sizes(self, what: str, rows: Sequence[Sequence[int]], new: int) -> None:
+        """Each row fits into the model's positions, with `new` tokens behind it."""
         room = self.config.max_positions
         for number, row in enumerate(rows):
-            if not row:
-                raise UserError("prompt: empty, and this tokenizer has no begin token; give some text")
             if len(row) + new > room:
+                name = what if len(rows) == 1 else f"{what} {number + 1}"
+                asked = f" and {new} more are asked for" if new else ""
+                less = f", or ask for at most {room - len(row)} with max_new_tokens" if len(row) < room and new else ""
                 raise UserError(
-                    f"prompt {number + 1} has {len(row)} tokens and {new} more are asked for, but the model has {room} "
-                    f"positions; shorten the prompt, or ask for at most {max(0, room - len(row))} with max_new_tokens"
+                    f"{name}: {len(row)} tokens{asked}, but the model has {room} positions; shorten the {what}{less}"
                 )
-        return rows
+
+    def _settings(self, options: dict[str, Any]) -> DecodeConfig:
+        config = DecodeConfig.build(options)
+        if config.beam > self.config.target_vocab:
+            raise UserError(
+                f"beam: {config.beam} is more than the {self.config.target_vocab} words there are; lower it"
+            )
+        return config
 
     def _as(self, family: type[Any], act: str) -> Any:
         if not isinstance(self.network, family):
@@ -178,5 +200,13 @@ def load(name: str | Path, device: str = "auto", dtype: str | None = None, compi
     loaded = load_model(folder, chosen, None if dtype is None else DTYPES[dtype])
     if not loaded.tokenizers:
         raise UserError(f"{folder} has no tokenizer.json; a model needs its tokenizer")
+    _check_finite(loaded.network, folder)
     use_graphs(loaded.network, compiled)
     return Model(loaded.network, loaded.tokenizers, loaded.extra, str(name))
+
+
+def _check_finite(network: Network, folder: Path) -> None:
+    """Weights that are no numbers would write nonsense without a word."""
+    for name, tensor in network.state_dict().items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise UserError(f"{folder}: {name} holds NaN or infinity; take an earlier checkpoint, or train again")

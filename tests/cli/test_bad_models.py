@@ -1,0 +1,85 @@
+"""What a user can get wrong about models and texts: one line on stderr, exit code 2, nothing on stdout."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.forked import calls
+from tests.cli.models import clearhead, make
+
+TRANSLATE, GENERATE = "translate tr", "generate gpt"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with a model of each family, a run, and what is left of others."""
+    folder = tmp_path_factory.mktemp("models")
+    make(folder / "tr", "tiny-translator")
+    make(folder / "gpt", "tiny-gpt")
+    make(folder / "bert", "tiny-encoder")
+    make(folder / "runs" / "mini-en-de" / "best", "tiny-translator")
+    (folder / "empty").mkdir()
+    (folder / "file").write_text("x")
+    make(folder / "nan", "tiny-gpt", fill=float("nan"))
+    make(folder / "wordless", "tiny-gpt", tokenizers=False)
+    (make(folder / "half", "tiny-gpt") / "tokenizer.json").unlink()
+    return folder
+
+
+CASES: list[tuple[str, bytes, str]] = [
+    ("translate runs/mini-en-d x", b"", "no model 'runs/mini-en-d'.*did you mean runs/mini-en-de?"),
+    ("translate zzz x", b"", "no model 'zzz'.*known: .*runs/mini-en-de"),
+    ("info empty", b"", "empty holds no model (config.json"),
+    ("info file", b"", "file is a file; give a model folder"),
+    ("generate wordless x", b"", "wordless has no tokenizer.json"),
+    ("generate half x", b"", "tokenizer.json"),
+    ("generate nan x", b"", "nan: .* holds NaN or infinity"),
+    ("generate bert x", b"", "generate: bert is an encoder; it can"),
+    ("chat bert", b"hello\n", "chat: bert is an encoder; it can"),
+    ("chat tr", b"hello\n", "chat: tr is an encoder-decoder; it can translate"),
+    ("translate gpt x", b"", "translate: gpt is a decoder; it can generate"),
+    (f"{GENERATE} x --temperature -1", b"", "--temperature.*greater than or equal to 0"),
+    (f"{GENERATE} x --temperature nan", b"", "--temperature"),
+    (f"{GENERATE} x --top-p 0", b"", "--top-p.*0"),
+    (f"{GENERATE} x --samples 2 --temperature 0", b"", "--samples: 2, but without a temperature"),
+    (f"{GENERATE} x --max-new-tokens 127", b"", "prompt: 2 tokens and 127 more are asked for.*at most 126"),
+    (f"{GENERATE} {'x' * 300}", b"", "prompt: 301 tokens.*128 positions; shorten the prompt$"),
+    (f"{GENERATE} --max-new-tokens 9", b"fine\n" + b"x" * 130 + b"\n", "standard input, line 2: prompt: 131 tokens"),
+    (f"{GENERATE} --max-new-tokens 9", b"fine\n\xff\n", "standard input, line 2: not valid UTF-8"),
+    (f"{GENERATE} --stream", b"fine\n", "--stream: one text"),
+    (f"{GENERATE} x --max-new-tokens 5 --seed 9223372036854775808", b"", "a seed is a whole number of 64 bits"),
+    (f"{GENERATE} x --device cuda:99", b"", "device: cuda"),
+    (f"{GENERATE} x --device gpu", b"", "'gpu' is no device"),
+    (f"{GENERATE} x --dtype float3", b"", "dtype: 'float3' is not allowed"),
+    (f"{TRANSLATE} x --beam 0", b"", "--beam.*greater than or equal to 1"),
+    (f"{TRANSLATE} x --beam 60", b"", "beam: 60 is more than the 28 words"),
+    (f"{TRANSLATE} x --n-best 5", b"", "--n-best: 5 is more than --beam 4"),
+    (TRANSLATE, b"a man\n\0\1\2\3\n", "standard input, line 2: a zero byte is no text"),
+    (TRANSLATE, b"a man\nca\xe9\n", "standard input, line 2: not valid UTF-8"),
+    (TRANSLATE, b"a man\n\n" + b"a " * 200, "standard input, lines 1 to 3: text 3: 201 tokens.*128 positions"),
+    ("chat gpt --max-new-tokens 100", b"x" * 50, "system text and 100 for the answer are more than"),
+]
+
+
+@pytest.fixture(scope="module")
+def found(place: Path) -> dict[tuple[str, bytes], tuple[int, str, str]]:
+    """What the command line says to each of them."""
+    answers = calls([(arguments.split(), stdin) for arguments, stdin, _ in CASES], place)
+    return {case[:2]: answer for case, answer in zip(CASES, answers, strict=True)}
+
+
+@pytest.mark.parametrize(("arguments", "stdin", "says"), CASES)
+def test_a_mistake_is_one_line_and_nothing_is_written(found: Any, arguments: str, stdin: bytes, says: str) -> None:
+    code, output, errors = found[arguments, stdin]
+    assert (code, output) == (2, ""), errors
+    assert errors.count("\n") == 1
+    wanted = ".*".join(re.escape(part) for part in says.removesuffix("$").split(".*")) + "$" * says.endswith("$")
+    assert re.search(wanted, errors), errors
+
+
+def test_a_mistake_in_a_process_of_its_own(place: Path) -> None:
+    code, output, errors = clearhead("generate", "nowhere", "x", "--device", "tpu", cwd=place)
+    assert (code, output) == (2, "")
+    assert errors == "clearhead: device: 'tpu' is no device; use auto, cpu, cuda or cuda:0\n"
