@@ -1,166 +1,128 @@
-"""`clearhead demo`: a tiny model of each family, built, run and shown; one of them learns while you watch."""
+"""`clearhead demo`: the main job on a bare machine. A translator learns while you watch; real models translate and write."""
 
-import time
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from torch import Tensor
 
-    from clearhead.model import EncoderDecoder
+    from clearhead.predict import Model
 
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
-PAD, BEGIN = 0, 1  # letters follow
 SHADES, PLAIN_SHADES = " ░▒▓█", " .:*#"
-FAMILIES = {
-    "tiny-translator": "2017",
-    "tiny-encoder": "BERT",
-    "tiny-gpt": "GPT-2",
-    "tiny-llama": "2024",
+LEVEL = ("data.train.level=1", "data.valid.level=1", "tokenizer.size=1000")
+REAL = {
+    "en-de": ("Two dogs are playing in the snow.", "Where is the nearest station?", "She has lived here for years."),
+    "zh-en": ("火车站在哪里？", "他昨天买了一本新书。"),
 }
+STORY, OPENING = "novels-gpt", "It was a dark evening in October when"
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=1, max=10_000, help="Training steps of the little translator.")] = 600,
-    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Where randomness begins.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, max=10_000, help="Training steps of the little translator.")] = 400,
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Where randomness begins.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Keep the translator in this run folder.")] = None,
 ) -> None:
-    """Build a tiny model of each family, run it, and watch one learn to read backwards.
+    """Train a translator from nothing in about 100 seconds, then translate and write with the models that come along.
 
-    Example: clearhead demo --steps 200
+    Example: clearhead demo --out runs/first
     """
-    import torch
     from rich.console import Console
 
-    torch.set_num_threads(1)  # models this small only wait for one another on several
     console = Console(highlight=False)
-    console.print("[bold]Clearhead[/bold]: one Transformer core, four of its shapes, on this machine\n")
-    show_families(console, seed)
-    learn_to_reverse(console, steps, seed)
-    console.print("\nTry next:")
-    console.print("  .venv/bin/clearhead presets                      what there is, counted")
-    console.print("  .venv/bin/clearhead presets gpt2 ff_width=1536   what a change saves")
+    console.print(
+        "[bold]1 · A translator from nothing[/bold]: English to German, simple sentences that the package makes"
+    )
+    if out is not None:
+        _learn(console, steps, seed, out)
+    else:
+        with tempfile.TemporaryDirectory(prefix="clearhead-demo-") as folder:
+            _learn(console, steps, seed, Path(folder) / "run")
+    _real(console)
+    _story(console, seed)
+    console.print("\n[bold]Next[/bold] (source .venv/bin/activate first)")
+    console.print('  echo "Good morning!" | clearhead translate en-de     any text, from a pipe or a file')
+    console.print(
+        "  clearhead train mini-en-zh                           another language; `clearhead recipes` lists more"
+    )
+    console.print("  clearhead models                                     what came along, with its scores")
 
 
-def show_families(console: "Console", seed: int) -> None:
-    """Build each tiny preset, run a batch through it, and say what came out."""
-    import torch
-    from rich.table import Table
+def _learn(console: "Console", steps: int, seed: int, out: Path) -> None:
+    """Train, then translate sentences whose combinations of words were held out, and draw one alignment."""
+    from clearhead.cli.train import Display
+    from clearhead.config.data import Corpus
+    from clearhead.config.recipe import load_recipe
+    from clearhead.data.formats import TRANSLATION
+    from clearhead.data.prepare import raw_records
+    from clearhead.predict import load
+    from clearhead.train.loop import train
 
-    from clearhead.config import preset
-    from clearhead.model import build
-    from clearhead.model.measure import parameters
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("", "", "parameters", "scores", "a later token changes"):
-        table.add_column(title, justify="right" if title == "parameters" else "left", no_wrap=True)
-    torch.manual_seed(seed)
-    for name, about in FAMILIES.items():
-        network = build(preset(name)).eval()
-        ids = torch.randint(4000, (2, 12))
-        changed = ids.clone()
-        changed[:, -1] = (ids[:, -1] + 1) % 4000  # the last token becomes another
-        inputs = (ids,) if name == "tiny-translator" else ()  # a translator has a source, which stays as it is
-        with torch.no_grad():
-            out, other = network(*inputs, ids), network(*inputs, changed)
-        moved = bool(((out - other)[:, :-1].abs() > 1e-6).any())
-        effect = "earlier ones: reads both ways" if moved else "nothing earlier"
-        table.add_row(name, about, f"{parameters(network):,}", "×".join(map(str, out.shape)), effect)
-    console.print(table)
-
-
-def learn_to_reverse(console: "Console", steps: int, seed: int) -> None:
-    """Train a translator to write a word backwards, then show where its heads look."""
-    import torch
-
-    from clearhead.config import ModelConfig
-    from clearhead.model import EncoderDecoder, build
-
-    torch.manual_seed(seed)
-    config = ModelConfig(
-        family="encoder-decoder", encoder_layers=2, decoder_layers=1, width=64, heads=2, vocab_size=2 + len(LETTERS),
-        norm_position="post", tie="all", scale_embedding=True, max_positions=16, init="xavier",
-    )  # fmt: skip
-    network = build(config)
-    assert isinstance(network, EncoderDecoder)
-    console.print("\n[bold]A translator from scratch[/bold]: letters in, the same letters backwards out\n")
-    optimizer = torch.optim.Adam(network.parameters(), betas=(0.9, 0.98), eps=1e-9)
-    begun, average = time.perf_counter(), 0.0
-    for step in range(1, steps + 1):
-        source, lengths = words_of_letters(64)
-        target, inputs = reversed_words(source, lengths)
-        logits = network(source, inputs, source_lengths=lengths, target_lengths=lengths)
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=PAD)
-        optimizer.zero_grad()
-        loss.backward()
-        for group in optimizer.param_groups:  # up over the first 60 steps, then down to nothing
-            group["lr"] = 4e-3 * min(step / 60, (steps - step + 1) / steps)
-        optimizer.step()
-        average = loss.item() if step == 1 else 0.9 * average + 0.1 * loss.item()
-        if step % max(1, steps // 8) == 0:
-            word = write(network.eval(), "attention")
-            network.train()
-            left = (time.perf_counter() - begun) / step * (steps - step)
-            console.print(
-                f"  step {step:>4} of {steps}   loss {average:5.3f}   attention → {word}   {left:3.0f} s left"
-            )
-    show_alignment(console, network.eval(), "clearhead")
+    every = max(1, steps // 4)
+    changes = (f"train.steps={steps}", f"train.seed={seed}", f"train.validate_every={every}", "train.log_every=10")
+    recipe = load_recipe("mini-en-de", (*LEVEL, *changes))
+    with Display(steps) as display:
+        summary = train(recipe, out, say=display.say, watch=display.watch)
+    if summary.stopped:
+        raise KeyboardInterrupt
+    model = load(out)
+    corpus = Corpus(format="embedded", languages=("en", "de"), level=1, split="test", count=4, seed=seed)
+    pairs = [record.values for record in raw_records(corpus, TRANSLATION)]
+    console.print("\nSentences it has never seen, nor these combinations of words:\n")
+    for (source, reference), output in zip(
+        pairs, model.translate([source for source, _ in pairs], beam=1), strict=True
+    ):
+        console.print(
+            f"  {source}\n  → [bold]{output}[/bold]" + ("" if output == reference else f"   (or: {reference})")
+        )
+    show_alignment(console, model, pairs[0][0])
 
 
-def words_of_letters(rows: int, longest: int = 10) -> tuple["Tensor", "Tensor"]:
-    """Random words: ids (rows, longest) with padding, and their lengths (rows,)."""
-    import torch
+def show_alignment(console: "Console", model: "Model", text: str) -> None:
+    """Where the decoder looks in the source while each word is written, as shades."""
+    from clearhead.decode import soft
 
-    lengths = torch.randint(3, longest + 1, (rows,))
-    ids = torch.randint(2, 2 + len(LETTERS), (rows, longest))
-    return ids.masked_fill(torch.arange(longest) >= lengths[:, None], PAD), lengths
-
-
-def reversed_words(source: "Tensor", lengths: "Tensor") -> tuple["Tensor", "Tensor"]:
-    """The words backwards, as the target and as what the decoder is given: the target shifted right behind BEGIN."""
-    import torch
-
-    places = (lengths[:, None] - 1 - torch.arange(source.shape[1])).clamp(min=0)
-    target = source.gather(1, places).masked_fill(source == PAD, PAD)
-    return target, torch.cat([torch.full_like(target[:, :1], BEGIN), target[:, :-1]], dim=1)
-
-
-def write(network: "EncoderDecoder", word: str) -> str:
-    """What the network writes for a word: the best letter each time, over a key-value cache."""
-    import torch
-
-    from clearhead.model import Cache
-
-    with torch.no_grad():
-        memory = network.encode(torch.tensor([[2 + LETTERS.index(letter) for letter in word]]))
-        cache, token, letters = Cache(network.config, rows=1, capacity=len(word)), torch.tensor([[BEGIN]]), ""
-        for _ in word:
-            token = network.words(network.decode(token, memory, cache=cache))[..., 2:].argmax(-1) + 2
-            letters += LETTERS[int(token) - 2]
-    return letters
-
-
-def show_alignment(console: "Console", network: "EncoderDecoder", word: str) -> None:
-    """Where the decoder's heads look in the source while the word is written, as shades."""
-    import torch
-
-    from clearhead.inside import watch
-
-    written = write(network, word)
-    source = torch.tensor([[2 + LETTERS.index(letter) for letter in word]])
-    inputs = torch.tensor([[BEGIN] + [2 + LETTERS.index(letter) for letter in written[:-1]]])
-    with torch.no_grad(), watch(network) as looks:
-        network(source, inputs)
-    weights = looks["decoder.layers.0.cross_attention"].weights[0]  # (H, T, S)
+    source, target = model.tokenizers[0], model.tokenizers[-1]
+    read = [*source.encode(text), source.id("end")]
+    written = [*target.encode(model.translate(text, beam=1)[0]), target.id("end")]
+    weights = soft(model.network, read, [target.id("begin")], written)  # type: ignore[arg-type]
     shades = SHADES if encodable(SHADES, console.encoding) else PLAIN_SHADES
-    console.print(f"\n  {word} → [bold]{written}[/bold]; each row a letter written, each column a letter read\n")
-    titles = [f"head {number + 1}" for number in range(len(weights))]
-    console.print("     " + "     ".join(f"{title:<{2 * len(word)}}" for title in titles))
-    console.print("     " + "     ".join("".join(f"{letter} " for letter in word) for _ in titles))
-    for row, letter in enumerate(written):
-        rows = ["".join(2 * shades[min(4, int(5 * weight))] for weight in head[row].tolist()) for head in weights]
-        console.print(f"   {letter} " + "     ".join(rows))
+    columns = [*(source.decode([token]) for token in read[:-1]), "end"]
+    rows = [*(target.decode([token]) for token in written[:-1]), "end"]
+    margin = max(map(len, rows))
+    console.print("\nWhere it looked: each row a word written, each column a word read\n")
+    console.print("  " + " " * margin + "  " + " ".join(columns))
+    for name, row in zip(rows, weights.tolist(), strict=True):
+        cells = (shades[min(4, int(5 * weight))] * len(column) for weight, column in zip(row, columns, strict=True))
+        console.print(f"  {name:>{margin}}  {' '.join(cells)}")
+
+
+def _real(console: "Console") -> None:
+    from clearhead.predict import load
+    from clearhead.predict.find import embedded_models
+
+    names = [name for name in REAL if name in embedded_models()]
+    if names:
+        console.print("\n[bold]2 · Real sentences[/bold], by translators that come with the package\n")
+    for name in names:
+        for text, found in zip(REAL[name], load(name).translate(REAL[name]), strict=True):
+            if encodable(text + found, console.encoding):
+                console.print(f"  {name}   {text}  →  [bold]{found}[/bold]")
+
+
+def _story(console: "Console", seed: int) -> None:
+    from clearhead.predict import load
+    from clearhead.predict.find import embedded_models
+
+    if STORY not in embedded_models():
+        return
+    console.print(f"\n[bold]3 · A story[/bold], by {STORY}, the block of 2024, on English novels\n")
+    console.print(f"  [bold]{OPENING}[/bold]", end="", soft_wrap=True)
+    for piece in load(STORY).stream(OPENING, seed=seed, max_new_tokens=120, temperature=0.8, top_p=0.9):
+        console.print(piece, end="", markup=False, soft_wrap=True)
+    console.print()
 
 
 def encodable(text: str, encoding: str) -> bool:
