@@ -1,0 +1,29 @@
+"""`clearhead import`, `export` and `pull`: models of other libraries in, ours out."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clearhead.errors import UserError
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def import_(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A folder of Hugging Face.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The model folder to write.")],
+    dtype: Annotated[str | None, typer.Option(help="Store as float32, bfloat16 or float16; else as it is.")] = None,
+) -> None:
+    """Turn a model of another library into a model folder.
+
+    Example: clearhead import downloads/all-MiniLM-L6-v2 models/minilm
+    """
+    import torch
+
+    from clearhead.checkpoint.foreign import import_model
+
+    if dtype is not None and dtype not in DTYPES:
+        raise UserError(f"--dtype: {dtype!r} is not allowed; use {', '.join(DTYPES)}")
+    import_model(source, folder, None if dtype is None else getattr(torch, dtype))
+    typer.echo(folder)
