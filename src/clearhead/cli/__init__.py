@@ -26,6 +26,7 @@ app.command("translate")(write.translate)
 app.command("generate")(write.generate)
 app.command("models")(write.models)
 app.command("import")(formats.import_)
+app.command("export")(formats.export)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(word2vec.app, name="word2vec")
 

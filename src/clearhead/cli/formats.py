@@ -27,3 +27,20 @@ def import_(
         raise UserError(f"--dtype: {dtype!r} is not allowed; use {', '.join(DTYPES)}")
     import_model(source, folder, None if dtype is None else getattr(torch, dtype))
     typer.echo(folder)
+
+
+def export(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, a run folder, or a name.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it must be new or empty.")],
+    to: Annotated[str, typer.Option(help="hf, gguf, ctranslate2 or onnx.")],
+) -> None:
+    """Write a model for another library.
+
+    Example: clearhead export runs/multi30k-en-de exported --to ctranslate2
+    """
+    from clearhead.checkpoint import load_model
+    from clearhead.checkpoint.foreign import export_model
+    from clearhead.predict.find import find_model
+
+    export_model(load_model(find_model(model)), folder, to)
+    typer.echo(folder)

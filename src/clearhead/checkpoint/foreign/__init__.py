@@ -1,14 +1,19 @@
 """Models of other libraries, in and out: one small adapter for each format."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from clearhead.checkpoint import disk
+from clearhead.checkpoint.folder import Loaded
 from clearhead.checkpoint.foreign import huggingface
 from clearhead.checkpoint.foreign.imported import Imported
 from clearhead.errors import UserError
 
-__all__ = ["Imported", "import_model", "read_foreign"]
+__all__ = ["EXPORTS", "Imported", "export_model", "import_model", "read_foreign"]
+
+EXPORTS: dict[str, Callable[[Loaded, Path], None]] = {"hf": huggingface.write}
 
 
 def read_foreign(source: Path) -> Imported:
@@ -23,3 +28,13 @@ def read_foreign(source: Path) -> Imported:
 def import_model(source: Path, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Turn a foreign model into a model folder."""
     read_foreign(source).save(folder, source.name, dtype)
+
+
+def export_model(loaded: Loaded, folder: Path, to: str) -> None:
+    """Write a model for another library into a new folder, whole or not at all."""
+    if to not in EXPORTS:
+        raise UserError(f"--to: {to!r:.40} is not allowed; use {', '.join(EXPORTS)}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is there already; give a new folder, or an empty one")
+    with disk.written(folder) as draft:
+        EXPORTS[to](loaded, draft)

@@ -47,7 +47,7 @@ def is_folder(source: Path) -> bool:
 def read(folder: Path) -> Imported:
     """A model of a folder; what its class has and we have not is refused by name."""
     fields = Fields(disk.read_json(folder / CONFIG), folder / CONFIG)
-    adapter = _adapter(fields)
+    adapter = adapter_of(fields)
     fields.must("quantised weights", "quantization_config")
     fields.must("code of its own", "auto_map")
     fields.ignore(*ABOUT)
@@ -75,7 +75,8 @@ def renamed(adapter: Adapter, config: ModelConfig, found: Mapping[str, Tensor]) 
     return tensors
 
 
-def _adapter(fields: Fields) -> Adapter:
+def adapter_of(fields: Fields) -> Adapter:
+    """The adapter of the architecture that a config.json names."""
     kind = fields.text("model_type")
     for adapter in ADAPTERS:
         if kind in adapter.kinds:

@@ -1,4 +1,4 @@
-"""Llama 1 to 3.2 and what is built like it (SmolLM2, TinyLlama, Mistral with its window), as Hugging Face keeps them."""
+"""Llama 1 to 3.2 and what is built like it (SmolLM2, Mistral with its window), as Hugging Face keeps them."""
 
 from collections.abc import Set
 from typing import Any

@@ -129,9 +129,7 @@ def _part(name: str, entry: Entry, tensor: Tensor, rows: Mapping[int, int], wher
     if len(rows) == 1:
         return seen
     if not seen.dim() or seen.shape[0] != sum(rows.values()):
-        raise UserError(
-            f"{where}: {entry.name} has {tuple(tensor.shape)} numbers, but {sum(rows.values())} rows are due"
-        )
+        raise UserError(f"{where}: {entry.name} is {tuple(tensor.shape)}, but {sum(rows.values())} rows are due")
     start = sum(count for number, count in rows.items() if number < entry.part)
     return seen[start : start + rows[entry.part]]
 

@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face folders, and ours for them: files, special tokens, what stands before and behind a text."""
+"""Tokenizers of Hugging Face folders, and ours for them: files, special tokens, what stands around a text."""
 
 import logging
 from pathlib import Path
@@ -49,13 +49,14 @@ def special_ids(folder: Path, fields: Fields, config: ModelConfig, tokenizers: t
     if config.family == "encoder-decoder":
         extra["begin"] = ids("decoder_start_token_id")[:1]
         extra["banned"] = [[number] for number in ids("pad_token_id")]
+        extra |= {"pad": number for number in ids("pad_token_id")}
     elif tokenizers:
         extra["begin"] = tokenizers[0].engine.encode("").ids  # what the tokenizer puts before a text by itself
     if found := ids("eos_token_id"):
         extra["ends"] = found
     if template := chat_template(folder):
         extra["chat_template"] = template
-    return {key: value for key, value in extra.items() if value or key == "begin"}
+    return {key: value for key, value in extra.items() if value or key in ("begin", "pad")}
 
 
 def chat_template(folder: Path) -> str | None:
@@ -71,43 +72,37 @@ def chat_template(folder: Path) -> str | None:
 
 
 def hugging_face_files(loaded: Loaded, draft: Path) -> dict[str, Any]:
-    """Write the tokenizers' files; returns the ids that their config.json names."""
-    family = loaded.config.family
+    """Write the tokenizers' files; returns the ids that their config.json names, None where there is none."""
+    family, roles = loaded.config.family, loaded.tokenizers[-1].roles if loaded.tokenizers else {}
     for name, tokenizer in zip(TWO if len(loaded.tokenizers) == 2 else ONE, loaded.tokenizers, strict=False):
         disk.write_text(draft / name, framed(tokenizer, family, loaded.extra).to_str(pretty=False))
-    if not loaded.tokenizers:
-        return {}
-    roles = loaded.tokenizers[-1].roles
-    tokens = {NAMES[role]: loaded.tokenizers[-1].token(number) for role, number in roles.items() if role in NAMES}
-    about: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokens}
-    about |= {"clean_up_tokenization_spaces": False, "model_max_length": loaded.config.max_positions}
-    if template := loaded.extra.get("chat_template"):
-        about["chat_template"] = template
-    disk.write_json(draft / "tokenizer_config.json", about)
+    if loaded.tokenizers:
+        tokens = {NAMES[role]: loaded.tokenizers[-1].token(number) for role, number in roles.items() if role in NAMES}
+        about: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokens}
+        about |= {"clean_up_tokenization_spaces": False, "model_max_length": loaded.config.max_positions}
+        if template := loaded.extra.get("chat_template"):
+            about["chat_template"] = template
+        disk.write_json(draft / "tokenizer_config.json", about)
+    padding = {"pad_token_id": loaded.extra.get("pad", roles.get("pad"))}
+    if family == "encoder":
+        return padding
     begins, ends = begin_ids(loaded), end_ids(loaded)
-    ids: dict[str, Any] = {
-        "pad_token_id": roles.get("pad"),
-        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
-    }
-    key = "decoder_start_token_id" if family == "encoder-decoder" else "bos_token_id"
-    ids |= {key: begins[0] if begins else None}
-    if family != "encoder":
-        disk.write_json(
-            draft / "generation_config.json", {name: value for name, value in ids.items() if value is not None}
-        )
-    return ids if family != "encoder" else {"pad_token_id": roles.get("pad")}
+    ids = padding | {"eos_token_id": ends[0] if len(ends) == 1 else ends or None}
+    ids["decoder_start_token_id" if family == "encoder-decoder" else "bos_token_id"] = begins[0] if begins else None
+    disk.write_json(draft / "generation_config.json", {name: value for name, value in ids.items() if value is not None})
+    return ids
 
 
 def begin_ids(loaded: Loaded) -> list[int]:
     """What our verbs put before a text that is to be written."""
-    roles = loaded.tokenizers[-1].roles
+    roles = loaded.tokenizers[-1].roles if loaded.tokenizers else {}
     given = [roles["begin"]] if "begin" in roles else [roles["end"]] if "end" in roles else []
     return list(loaded.extra.get("begin", given))
 
 
 def end_ids(loaded: Loaded) -> list[int]:
     """What ends a text."""
-    roles = loaded.tokenizers[-1].roles
+    roles = loaded.tokenizers[-1].roles if loaded.tokenizers else {}
     return list(loaded.extra.get("ends", [roles["end"]] if "end" in roles else []))
 
 
