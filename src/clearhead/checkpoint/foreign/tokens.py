@@ -49,7 +49,7 @@ def special_ids(folder: Path, fields: Fields, config: ModelConfig, tokenizers: t
     if config.family == "encoder-decoder":
         extra["begin"] = ids("decoder_start_token_id")[:1]
         extra["banned"] = [[number] for number in ids("pad_token_id")]
-        extra |= {"pad": number for number in ids("pad_token_id")}
+        extra["pad"] = next(iter(ids("pad_token_id")), None)
     elif tokenizers:
         extra["begin"] = tokenizers[0].engine.encode("").ids  # what the tokenizer puts before a text by itself
     if found := ids("eos_token_id"):
