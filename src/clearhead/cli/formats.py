@@ -32,7 +32,7 @@ def import_(
 def export(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, a run folder, or a name.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it must be new or empty.")],
-    to: Annotated[str, typer.Option(help="hf, gguf, ctranslate2 or onnx.")],
+    to: Annotated[str, typer.Option(help="hf, gguf, gguf-q8_0, ctranslate2 or onnx.")],
 ) -> None:
     """Write a model for another library.
 

@@ -127,13 +127,14 @@ def generate(
 
 
 def models(as_json: Annotated[bool, typer.Option("--json", help="For programs: a list of objects.")] = False) -> None:
-    """List the models that come with the package.
+    """List the models that come with the package, or were pulled.
 
     Example: clearhead models
     """
+    from clearhead.checkpoint.foreign.pull import pulled_models
     from clearhead.predict.find import embedded_models
 
-    found = embedded_models()
+    found = embedded_models() | pulled_models()
     if as_json:
         typer.echo(json.dumps([{"name": name, "folder": str(path)} for name, path in found.items()], indent=2))
         return

