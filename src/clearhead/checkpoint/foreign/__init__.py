@@ -7,7 +7,7 @@ import torch
 
 from clearhead.checkpoint import disk
 from clearhead.checkpoint.folder import Loaded
-from clearhead.checkpoint.foreign import gguf, gguf_write, huggingface
+from clearhead.checkpoint.foreign import ctranslate2, gguf, gguf_write, huggingface, llama2c
 from clearhead.checkpoint.foreign.imported import Imported
 from clearhead.errors import UserError
 
@@ -28,7 +28,14 @@ def read_foreign(source: Path) -> Imported:
         raise UserError(f"{source} does not exist; check the path")
     if source.is_file() and gguf.is_file(source):
         return gguf.read(source)
-    raise UserError(f"{source} is of no known format; known: a folder of Hugging Face (config.json), GGUF")
+    if source.is_file() and source.suffix == ".bin":
+        return llama2c.read(source)
+    if (source / "model.bin").is_file():
+        return ctranslate2.read(source)
+    raise UserError(
+        f"{source} is of no known format; known: a folder of Hugging Face (config.json) or CTranslate2 (model.bin), "
+        "a file of llama.cpp (GGUF) or llama2.c (.bin)"
+    )
 
 
 def import_model(source: Path, folder: Path, dtype: torch.dtype | None = None) -> None:
