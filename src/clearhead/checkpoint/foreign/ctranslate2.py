@@ -24,41 +24,28 @@ STACKS = ("encoder", "decoder")
 FILES = ("source_vocabulary.txt", "target_vocabulary.txt")
 
 NORM: Table = {"weight": "layer_norm/gamma", "bias": "layer_norm/beta"}
-SELF: Table = {
+LAYER: Table = {
     "attention.query.*": Entry("self_attention/linear_0/*", SAME, 0),
     "attention.key.*": Entry("self_attention/linear_0/*", SAME, 1),
     "attention.value.*": Entry("self_attention/linear_0/*", SAME, 2),
     "attention.output.*": "self_attention/linear_1/*",
-    "feed_forward.up.*": "ffn/linear_0/*",
-    "feed_forward.down.*": "ffn/linear_1/*",
-}
-CROSS: Table = {
     "cross_attention.query.*": "attention/linear_0/*",
     "cross_attention.key.*": Entry("attention/linear_1/*", SAME, 0),
     "cross_attention.value.*": Entry("attention/linear_1/*", SAME, 1),
     "cross_attention.output.*": "attention/linear_2/*",
-}
-LAYER: Table = {
-    **SELF,
-    **CROSS,
-    **under("attention_norm", "self_attention", NORM),
-    **under("cross_norm", "attention", NORM),
-    **under("feed_forward_norm", "ffn", NORM),
+    **under("attention_norm", "self_attention", NORM, "/"),
+    **under("cross_norm", "attention", NORM, "/"),
+    **under("feed_forward_norm", "ffn", NORM, "/"),
+    "feed_forward.up.*": "ffn/linear_0/*",
+    "feed_forward.down.*": "ffn/linear_1/*",
 }
 TABLE: Table = {
     "*.embedding.tokens.weight": "*/embeddings/weight",
     "*.embedding.positions.weight": "*/position_encodings/encodings",
+    **under("*.layers.*", "*/layer_*", LAYER, "/"),
+    **under("*.norm", "*", NORM, "/"),
     "heads.words.scores.*": "decoder/projection/*",
 }
-
-
-def table() -> Table:
-    """Their names have slashes, and a layer its number behind an underscore."""
-    found = dict(TABLE)
-    for name, entry in LAYER.items():
-        entry = entry if isinstance(entry, Entry) else Entry(entry, SAME)
-        found[f"*.layers.*.{name}"] = entry._replace(name=f"*/layer_*/{entry.name.replace('.', '/')}")
-    return found | {f"*.norm.{ours}": f"*/{theirs}" for ours, theirs in NORM.items() if isinstance(theirs, str)}
 
 
 def read(folder: Path) -> Imported:
@@ -67,9 +54,8 @@ def read(folder: Path) -> Imported:
         name, found = _variables(reader)
     tokens = [_tokens(folder / file) for file in FILES]
     config = _config(folder / "model.bin", name, found, tokens)
-    positions = sinusoids(POSITIONS, config.width)
-    found |= {f"{stack}/position_encodings/encodings": positions for stack in STACKS}
-    weights = to_ours(table(), build(config, "meta"), found, folder / "model.bin")
+    found |= {f"{stack}/position_encodings/encodings": sinusoids(POSITIONS, config.width) for stack in STACKS}
+    weights = to_ours(TABLE, build(config, "meta"), found, folder / "model.bin")
     tokenizers = tuple(_tokenizer(each, folder / file) for each, file in zip(tokens, FILES, strict=True))
     return Imported(config, weights, tokenizers, {"source_end": False}, f"CTranslate2, {name}")
 
@@ -130,7 +116,7 @@ def _config(path: Path, name: str, found: dict[str, Tensor], tokens: list[list[s
     for file, each, size in zip(FILES, tokens, (source, target), strict=True):
         if len(each) != size[0]:
             raise UserError(f"{path.with_name(file)} has {len(each):,} tokens, but the model {size[0]:,}")
-    layers = [sum(f"{stack}/layer_{n}/ffn/linear_0/weight" in found for n in range(1024)) for stack in STACKS]
+    layers = {stack: sum(f"{stack}/layer_{n}/ffn/linear_0/weight" in found for n in range(1024)) for stack in STACKS}
     settings = {
         "family": "encoder-decoder",
         "encoder_layers": layers["encoder"],

@@ -53,10 +53,10 @@ def interleaved(heads: int) -> Layout:
     return Layout(ours, theirs)
 
 
-def under(ours: str, theirs: str, table: Table) -> Table:
+def under(ours: str, theirs: str, table: Table, between: str = ".") -> Table:
     """The table of a part, seen from the whole that calls this part `ours` and `theirs`."""
     return {
-        f"{ours}.{name}": entry._replace(name=f"{theirs}.{entry.name}")
+        f"{ours}.{name}": entry._replace(name=f"{theirs}{between}{entry.name}")
         for name, entry in ((name, _entry(found)) for name, found in table.items())
     }
 
