@@ -7,7 +7,7 @@ import torch
 
 from clearhead.checkpoint import disk
 from clearhead.checkpoint.folder import Loaded
-from clearhead.checkpoint.foreign import ctranslate2, ctranslate2_write, gguf, gguf_write, huggingface, llama2c
+from clearhead.checkpoint.foreign import ctranslate2, ctranslate2_write, gguf, gguf_write, huggingface, llama2c, onnx
 from clearhead.checkpoint.foreign.imported import Imported
 from clearhead.errors import UserError
 
@@ -18,6 +18,7 @@ EXPORTS: dict[str, Callable[[Loaded, Path], None]] = {
     "gguf": gguf_write.write_f16,
     "gguf-q8_0": gguf_write.write_q8_0,
     "ctranslate2": ctranslate2_write.write,
+    "onnx": onnx.write,
 }
 
 

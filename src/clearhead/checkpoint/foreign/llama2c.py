@@ -31,7 +31,7 @@ def read(path: Path) -> Imported:
     if file is None:
         raise UserError(f"{path.with_name(names[0])} is missing, and so is {names[1]}; put the tokenizer there")
     tokenizers = (_tokenizer(file, config.target_vocab),)
-    return Imported(config, weights, tokenizers, {"begin": [BEGIN], "ends": [BEGIN, END]}, "llama2.c, Llama")
+    return Imported(config, weights, tokenizers, {"begin": [BEGIN], "ends": [END, BEGIN]}, "llama2.c, Llama")
 
 
 def _config(reader: Reader) -> ModelConfig:
