@@ -207,7 +207,7 @@ def test_nothing_that_transformers_writes_is_unknown(name: str, tmp_path: Path, 
     ("settings", "named"),
     [
         ({"sinusoid": "interleaved"}, "sinusoid is halves there, interleaved here"),
-        ({"norm_position": "pre"}, "norm_position is post there, pre here|no place"),
+        ({"norm_position": "pre"}, "norm_position is post there, pre here"),
         ({"norm_eps": 1e-6}, "norm_eps is 1e-05 there, 1e-06 here"),
     ],
 )

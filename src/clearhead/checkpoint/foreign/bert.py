@@ -68,7 +68,7 @@ def ours(fields: Fields, names: Set[str]) -> ModelConfig:
     outputs = [name for tensor, name in _OUTPUTS.items() if any(each.startswith(tensor) for each in names)]
     labels = 0
     if any(each.startswith("classifier.") for each in names):
-        kind = next((CLASSES[name] for name in fields.data.get("architectures") or () if name in CLASSES), ())
+        kind = next((CLASSES[name] for name in fields.texts("architectures") if name in CLASSES), ())
         if kind not in (("classes",), ("tags",)):
             raise UserError(f"{fields.where}: architectures: a classifier of which kind? name the class")
         outputs.append(kind[0])

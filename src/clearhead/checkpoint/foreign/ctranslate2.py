@@ -10,11 +10,10 @@ from torch import Tensor
 
 from clearhead.checkpoint.foreign.binary import Reader, opened
 from clearhead.checkpoint.foreign.imported import Imported
-from clearhead.checkpoint.foreign.tables import SAME, Entry, Table, to_ours, under
+from clearhead.checkpoint.foreign.tables import SAME, Entry, Table, shapes_of, to_ours, under
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.files import read_lines
-from clearhead.model import build
 from clearhead.text import Tokenizer
 
 VERSION = 2
@@ -55,7 +54,7 @@ def read(folder: Path) -> Imported:
     tokens = [_tokens(folder / file) for file in FILES]
     config = _config(folder / "model.bin", name, found, tokens)
     found |= {f"{stack}/position_encodings/encodings": sinusoids(POSITIONS, config.width) for stack in STACKS}
-    weights = to_ours(TABLE, build(config, "meta"), found, folder / "model.bin")
+    weights = to_ours(TABLE, shapes_of(config, found, folder / "model.bin"), found, folder / "model.bin")
     tokenizers = tuple(_tokenizer(each, folder / file) for each, file in zip(tokens, FILES, strict=True))
     return Imported(config, weights, tokenizers, {"source_end": False}, f"CTranslate2, {name}")
 

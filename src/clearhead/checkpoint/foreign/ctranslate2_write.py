@@ -59,6 +59,7 @@ def _check(config: ModelConfig) -> None:
         f"attention: {', '.join(config.attention)}": config.attention != ("full",),
         f"outputs: {', '.join(config.outputs)}": config.outputs != ("words",),
         "embedding_norm: true": config.embedding_norm,
+        "rope_scaling (it computes Llama 3's rule differently)": config.rope_scaling is not None,
         "position: rotary, in a translator": translator and config.position == "rotary",
         f"kv_heads: {config.kv_heads} of {config.heads}, in a translator": translator
         and config.kv_heads != config.heads,
@@ -83,19 +84,7 @@ def _specification(config: ModelConfig) -> Any:
         common["num_heads_kv"] = config.kv_heads
     if config.position == "rotary":
         common |= {"rotary_dim": 0, "rotary_interleave": False, "rotary_base": config.rope_theta}
-    scaling = config.rope_scaling
-    if scaling is not None:
-        common |= {
-            "rotary_scaling_type": library("ctranslate2.specs.attention_spec").RotaryScalingType.Llama3,
-            "rotary_scaling_factor": scaling.factor,
-            "original_max_position_embeddings": scaling.original_positions,
-            "max_position_embeddings": config.max_positions,
-        }
-    spec = specs.TransformerDecoderModelSpec.from_config(config.decoder_layers, config.heads, **common)
-    for layer in spec.decoder.layer if scaling is not None else ():
-        layer.self_attention.rotary_low_freq_factor = scaling.low_frequency_factor  # type: ignore[union-attr]
-        layer.self_attention.rotary_high_freq_factor = scaling.high_frequency_factor  # type: ignore[union-attr]
-    return spec
+    return specs.TransformerDecoderModelSpec.from_config(config.decoder_layers, config.heads, **common)
 
 
 def _stacks(spec: Any, config: ModelConfig) -> list[Any]:

@@ -30,6 +30,14 @@ class Fields:
         """A text."""
         return self._take(key, str, default)
 
+    def texts(self, key: str) -> list[str]:
+        """A list of texts, empty where there is none."""
+        self.seen.add(key)
+        found = self.data.get(key)
+        if found is not None and not (isinstance(found, list) and all(isinstance(each, str) for each in found)):
+            raise UserError(f"{self.where}: {key}: {found!r:.60} is no list of texts")
+        return found or []
+
     def below(self, key: str) -> "Fields | None":
         """A group of settings, where there is one."""
         self.seen.add(key)

@@ -17,11 +17,10 @@ from clearhead.checkpoint.foreign.binary import Reader, opened
 from clearhead.checkpoint.foreign.extras import library
 from clearhead.checkpoint.foreign.fields import Fields
 from clearhead.checkpoint.foreign.imported import Imported
-from clearhead.checkpoint.foreign.tables import Entry, Table, interleaved, to_ours, under
+from clearhead.checkpoint.foreign.tables import Entry, Table, interleaved, shapes_of, to_ours, under
 from clearhead.checkpoint.foreign.vocabularies import bytes_with_merges, pieces_with_scores
 from clearhead.config import ModelConfig, RopeScaling
 from clearhead.errors import UserError
-from clearhead.model import build
 from clearhead.model.positions import frequencies, stretched
 from clearhead.text import Tokenizer
 
@@ -80,7 +79,7 @@ def read(path: Path) -> Imported:
         found = {name: _dequantised(reader, name, stored) for name, stored in tensors.items()}
     factors = found.pop("rope_freqs.weight", None)
     config = _config(fields, found, factors)
-    weights = to_ours(table(config), build(config, "meta"), found, path)
+    weights = to_ours(table(config), shapes_of(config, found, path), found, path)
     tokenizer = _tokenizer(fields)
     licence = str(settings.get("general.license", ""))[:200]
     return Imported(config, weights, (tokenizer,), _extra(fields, tokenizer), "GGUF, Llama", licence)

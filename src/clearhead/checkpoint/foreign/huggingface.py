@@ -1,11 +1,13 @@
 """Folders of Hugging Face: config.json, safetensors in one file or several, tokenizer.json."""
 
+import functools
 import logging
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from clearhead.checkpoint import disk
@@ -17,7 +19,7 @@ from clearhead.checkpoint.foreign.gpt import GPT1, GPT2
 from clearhead.checkpoint.foreign.imported import Imported
 from clearhead.checkpoint.foreign.llama import LLAMA
 from clearhead.checkpoint.foreign.marian import MARIAN
-from clearhead.checkpoint.foreign.tables import to_ours, to_theirs
+from clearhead.checkpoint.foreign.tables import look_up, shapes_of, to_ours, to_theirs
 from clearhead.checkpoint.foreign.tokens import hugging_face_files, hugging_face_tokenizer, special_ids
 from clearhead.checkpoint.tensors import read_tensors, tensors_of
 from clearhead.config import ModelConfig
@@ -36,6 +38,7 @@ ABOUT = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id", "sep_token_id"),
     *("_attn_implementation_autoset", "output_past", "task_specific_params", "gradient_checkpointing"),
 )
+KNOWN = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 FREE = {"init", "dropout", "attention_dropout"}  # of training alone
 
 
@@ -55,10 +58,10 @@ def read(folder: Path) -> Imported:
     config = adapter.ours(fields, found.keys())
     if unknown := fields.unknown():
         log.warning("%s: %s: not known here, left aside", folder / CONFIG, ", ".join(unknown))
-    weights = to_ours(adapter.table(config), build(config, "meta"), renamed(adapter, config, found), folder)
+    weights = to_ours(adapter.table(config), shapes_of(config, found, folder), renamed(adapter, config, found), folder)
     tokenizers = hugging_face_tokenizer(folder)
-    name = next(iter(fields.data.get("architectures") or ()), adapter.name)
-    return Imported(config, weights, tokenizers, _extra(folder, fields, config, tokenizers), str(name)[:80])
+    name = next(iter(fields.texts("architectures")), adapter.name)
+    return Imported(config, weights, tokenizers, _extra(folder, fields, config, tokenizers), name[:80])
 
 
 def renamed(adapter: Adapter, config: ModelConfig, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -95,7 +98,19 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
         if twice := found.keys() & tensors.keys():
             raise UserError(f"{folder / file}: {min(twice)} stands in two files")
         found |= tensors
-    return found
+    return _of_one_kind(found, folder)
+
+
+def _of_one_kind(found: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """Weights of several kinds of number become the widest of them, as a network needs one."""
+    kinds = {tensor.dtype for tensor in found.values() if tensor.is_floating_point()}
+    if unknown := kinds - KNOWN:
+        raise UserError(f"{folder}: weights as {unknown.pop()} cannot be represented here")
+    if len(kinds) < 2:
+        return found
+    widest = functools.reduce(torch.promote_types, kinds)
+    log.warning("%s: weights of several kinds of number, read as %s", folder, str(widest).removeprefix("torch."))
+    return {name: tensor.to(widest) if tensor.is_floating_point() else tensor for name, tensor in found.items()}
 
 
 def _extra(folder: Path, fields: Fields, config: ModelConfig, tokenizers: tuple[Any, ...]) -> dict[str, Any]:
@@ -161,16 +176,18 @@ def _nearest(config: ModelConfig) -> Adapter:
 def differences(adapter: Adapter, config: ModelConfig) -> list[str]:
     """What our config would come back as: every setting that it would lose."""
     free = FREE | ({"output_bias"} if adapter is MARIAN else set())  # theirs always has one; zeros will do
+    entries = {name: look_up(name, adapter.table(config)) for name in tensors_of(build(config, "meta"))}
     try:
-        names: Set[str] = to_theirs(adapter.table(config), tensors_of(build(config, "meta"))).keys()
+        names = {entry.name for entry in entries.values() if entry is not None}
         back = adapter.ours(Fields(adapter.theirs(config), adapter.name), names)
     except UserError as error:
         return [str(error)]
-    return [
+    lines = [
         f"{key} is {_shown(value)} there, {_shown(getattr(config, key))} here"
         for key, value in back
         if key not in free and value != getattr(config, key)
     ]
+    return lines or [f"it has no place for {name}" for name, entry in entries.items() if entry is None]
 
 
 def _shown(value: Any) -> str:

@@ -8,11 +8,10 @@ from torch import Tensor
 from clearhead.checkpoint.foreign import gguf
 from clearhead.checkpoint.foreign.binary import Reader, opened
 from clearhead.checkpoint.foreign.imported import Imported
-from clearhead.checkpoint.foreign.tables import to_ours
+from clearhead.checkpoint.foreign.tables import shapes_of, to_ours
 from clearhead.checkpoint.foreign.vocabularies import pieces_with_scores
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
-from clearhead.model import build
 from clearhead.text import Tokenizer
 
 UNKNOWN, BEGIN, END = 0, 1, 2
@@ -25,7 +24,7 @@ def read(path: Path) -> Imported:
     with opened(path) as reader:
         config = _config(reader)
         found = _tensors(reader, config)
-    weights = to_ours(gguf.table(config), build(config, "meta"), found, path)  # the rotary layout of llama.cpp
+    weights = to_ours(gguf.table(config), shapes_of(config, found, path), found, path)  # the rotary layout of llama.cpp
     names = (f"tok{config.vocab_size}.bin", "tokenizer.bin")
     file = next((path.with_name(name) for name in names if path.with_name(name).is_file()), None)
     if file is None:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.checkpoint.tensors import all_names, tensors_of
+from clearhead.config import ModelConfig
 from clearhead.errors import UserError
+from clearhead.model import Network, build
 
 SHOWN = 3  # names in an error, before "and 17 more"
 
@@ -59,6 +61,13 @@ def under(ours: str, theirs: str, table: Table, between: str = ".") -> Table:
         f"{ours}.{name}": entry._replace(name=f"{theirs}{between}{entry.name}")
         for name, entry in ((name, _entry(found)) for name, found in table.items())
     }
+
+
+def shapes_of(config: ModelConfig, found: Mapping[str, Tensor], where: object) -> Network:
+    """The network of a config without its numbers; a config of more layers than there are tensors is not built."""
+    if config.encoder_layers + config.decoder_layers > len(found):
+        raise UserError(f"{where}: {len(found):,} tensors cannot be a model of so many layers; is the file whole?")
+    return build(config, "meta")
 
 
 def to_ours(table: Table, network: nn.Module, found: Mapping[str, Tensor], where: object) -> dict[str, Tensor]:
