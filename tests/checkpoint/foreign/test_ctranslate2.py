@@ -72,18 +72,17 @@ def test_published_names_are_written_in_latin_letters(names: Path) -> None:
 
 
 def test_its_own_library_agrees_on_invented_names(names: Path, ctranslate2: Any) -> None:
-    """Beam search stops by slightly other rules there, so a few of names that mean nothing may differ."""
     theirs = ctranslate2.Translator(str(corpus("weights/aren_transliteration")), intra_threads=1)
     model, chance = load(names, device="cpu"), random.Random(0)
     letters = [token for token in model.tokenizer.vocabulary if len(token) == 1 and token.isalpha()]
     texts = ["".join(chance.choices(letters, k=chance.randint(2, 9))) for _ in range(INPUTS)]
-    for beam, least in ((1, 1.0), (4, 0.97)):
+    for beam, options in ((1, {}), (4, {"early_stop": "full"})):  # its rule: done when so many are finished
         found = theirs.translate_batch([list(text) for text in texts], beam_size=beam, max_decoding_length=40)
         expected = ["".join(each.hypotheses[0]) for each in found]
-        mine = model.translate(texts, beam=beam, max_new_tokens=40)
+        mine = model.translate(texts, beam=beam, max_new_tokens=40, **options)
         same = sum(a == b for a, b in zip(mine, expected, strict=True))
         print(f"beam {beam}: {same} of {INPUTS} the same")
-        assert same >= least * INPUTS
+        assert same >= 0.995 * INPUTS
 
 
 def test_there_and_back_it_translates_the_same(names: Path, ctranslate2: Any, tmp_path: Path) -> None:

