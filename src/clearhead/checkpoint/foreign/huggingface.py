@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.checkpoint import disk
-from clearhead.checkpoint.folder import CONFIG, INDEX, WEIGHTS, Loaded, save_weights, weight_files
+from clearhead.checkpoint.folder import CONFIG, FORMAT, INDEX, WEIGHTS, Loaded, save_weights, weight_files
 from clearhead.checkpoint.foreign.adapter import Adapter
 from clearhead.checkpoint.foreign.bert import BERT
 from clearhead.checkpoint.foreign.fields import Fields
@@ -50,6 +50,8 @@ def is_folder(source: Path) -> bool:
 def read(folder: Path) -> Imported:
     """A model of a folder; what its class has and we have not is refused by name."""
     fields = Fields(disk.read_json(folder / CONFIG), folder / CONFIG)
+    if fields.data.get("format") == FORMAT:
+        raise UserError(f"{folder} is a model folder of ours already; use it as it is")
     adapter = adapter_of(fields)
     fields.must("quantised weights", "quantization_config")
     fields.must("code of its own", "auto_map")
