@@ -135,3 +135,13 @@ def test_what_it_has_no_place_for_is_refused_by_name(
     with pytest.raises(UserError, match=named):
         exported(settings, tmp_path)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_banned_here_is_never_written_there(ctranslate2: Any, tmp_path: Path) -> None:
+    network = build(ModelConfig.build(TRANSLATORS["paper"])).eval()
+    save_model(tmp_path / "ours", network, TOKENS, {"banned": [[7]]})
+    export_model(load_model(tmp_path / "ours"), tmp_path / "out", "ctranslate2")
+    theirs = ctranslate2.Translator(str(tmp_path / "out"), intra_threads=1)
+    [found] = theirs.score_batch([words([9, 10])], [words([8, 7, 9])])
+    assert found.log_probs[1] < -1e6
+    assert min(found.log_probs[0], found.log_probs[2]) > -100

@@ -270,3 +270,37 @@ def test_an_exported_folder_never_replaces_anything(tmp_path: Path) -> None:
         export_model(load_model(tmp_path / "ours"), tmp_path / "theirs", "hf")
     with safe_open(tmp_path / "theirs" / "model.safetensors", "pt") as file:
         assert "lm_head.weight" in list(file.keys())
+
+
+def test_weights_of_several_kinds_become_the_widest_and_unknown_kinds_are_refused(tmp_path: Path) -> None:
+    theirs = saved("llama2", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    mixed = {name: tensor.half() if tensor.dim() > 1 else tensor for name, tensor in tensors.items()}
+    save_file(mixed, file)
+    assert {tensor.dtype for tensor in read_foreign(tmp_path).weights.values()} == {torch.float32}
+    for parameter in theirs.parameters():
+        if parameter.dim() > 1:
+            parameter.data = parameter.data.half().float()
+    assert_same(read_and_build(tmp_path), theirs)
+    save_file(tensors | {"model.norm.weight": tensors["model.norm.weight"].to(torch.float8_e4m3fn)}, file)
+    with pytest.raises(UserError, match=r"weights as torch\.float8_e4m3fn cannot be represented"):
+        read_foreign(tmp_path)
+    save_file(tensors | {"model.norm.weight": torch.ones(64, dtype=torch.int8)}, file)
+    with pytest.raises(UserError, match=r"norm\.weight holds torch\.int8"):
+        import_model(tmp_path, tmp_path / "ours")
+
+
+def test_a_tensor_in_two_shards_and_a_shard_outside_the_folder_are_refused(tmp_path: Path) -> None:
+    saved("llama2", tmp_path / "theirs", max_shard_size="60KB")
+    first, second, *_ = sorted((tmp_path / "theirs").glob("model-*.safetensors"))
+    whole = second.read_bytes()
+    save_file(load_file(second) | load_file(first), second)
+    with pytest.raises(UserError, match="stands in two files"):
+        read_foreign(tmp_path / "theirs")
+    second.write_bytes(whole)
+    index = tmp_path / "theirs" / "model.safetensors.index.json"
+    first.rename(tmp_path / "elsewhere.safetensors")
+    index.write_text(index.read_text().replace(first.name, "../elsewhere.safetensors"))
+    with pytest.raises(UserError, match="names files that are missing"):
+        read_foreign(tmp_path / "theirs")

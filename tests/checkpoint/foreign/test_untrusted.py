@@ -125,3 +125,28 @@ def test_a_header_of_a_hundred_gigabytes_costs_nothing(whole: Path, tmp_path: Pa
             read_foreign(path)
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
         tracemalloc.stop()
+
+
+def test_tensors_that_share_bytes_are_refused(whole: Path, tmp_path: Path) -> None:
+    from clearhead.checkpoint.foreign import read_foreign
+    from clearhead.checkpoint.foreign.binary import opened
+    from clearhead.checkpoint.foreign.gguf import header
+    from clearhead.errors import UserError
+
+    data = (whole / "gguf-F16" / "model.gguf").read_bytes()
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data)
+    with opened(path) as reader:
+        tensors = header(reader)[1]
+    start = min(stored.offset for stored in tensors.values())
+    name, stored = max(tensors.items(), key=lambda each: each[1].offset)
+    info = name.encode() + struct.pack(f"<I{len(stored.shape)}Q", len(stored.shape), *reversed(stored.shape))
+    info += struct.pack("<I", stored.kind)
+    before = info + struct.pack("<Q", stored.offset - start)
+    assert data.count(before) == 1
+    for offset in (0, 32, stored.offset - start + 32, 1 << 62, (1 << 64) - 32, 7):
+        path.write_bytes(
+            data.replace(info + struct.pack("<Q", stored.offset - start), info + struct.pack("<Q", offset))
+        )
+        with pytest.raises(UserError, match="lies outside the file, or where another tensor is"):
+            read_foreign(path)
