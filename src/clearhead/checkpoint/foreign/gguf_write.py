@@ -130,8 +130,8 @@ def _bytes(writer: Any, written: dict[str, Any], tokens: Sequence[str]) -> None:
     cuts = {name: cut_of(name) for name in WORDS}
     name = next((name for name, cut in cuts.items() if cut == written["pre_tokenizer"]), None)
     if name is None or written["normalizer"] is not None:
-        what = "its way to cut words" if name is None else "a normalizer (lower-casing, NFKC)"
-        raise UserError(f"export: GGUF has no place for this tokenizer's {what.removeprefix('its ')}; use byte-bpe")
+        what = "way to cut words" if name is None else "normalizer (lower-casing or the like)"
+        raise UserError(f"export: GGUF has no place for this tokenizer's {what}; train one as byte-bpe")
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(name)
     writer.add_token_list(tokens)

@@ -12,7 +12,7 @@ from clearhead.checkpoint.folder import ONE, TWO, Loaded
 from clearhead.checkpoint.foreign.fields import Fields
 from clearhead.config import ModelConfig
 from clearhead.files import read_text
-from clearhead.text import Tokenizer, load_folder
+from clearhead.text import Tokenizer, from_bert
 
 log = logging.getLogger("clearhead")
 NAMES = {  # our roles in their words
@@ -28,10 +28,15 @@ NAMES = {  # our roles in their words
 
 def hugging_face_tokenizer(folder: Path) -> tuple[Tokenizer, ...]:
     """The tokenizer of a folder, or none, with a warning: a model can be used through ids alone."""
-    known = ("tokenizer.json", "tokenizer.source.json", "vocab.txt")
-    if any((folder / name).is_file() for name in known):
-        return (Tokenizer.load(folder),) if (folder / "tokenizer.json").is_file() else load_folder(folder)
-    log.warning("%s has none of %s: the model comes without a tokenizer", folder, ", ".join(known))
+    if all((folder / name).is_file() for name in TWO):
+        return tuple(Tokenizer.load(folder / name) for name in TWO)
+    if (folder / ONE[0]).is_file():
+        return (Tokenizer.load(folder / ONE[0]),)
+    if (folder / "vocab.txt").is_file():
+        file = folder / "tokenizer_config.json"
+        fields = Fields(disk.read_json(file) if file.is_file() else {}, file)
+        return (from_bert(folder, lowercase=fields.flag("do_lower_case", True)),)
+    log.warning("%s has neither tokenizer.json nor vocab.txt: the model comes without a tokenizer", folder)
     return ()
 
 
@@ -51,12 +56,18 @@ def special_ids(folder: Path, fields: Fields, config: ModelConfig, tokenizers: t
         extra["banned"] = [[number] for number in ids("pad_token_id")]
         extra["pad"] = next(iter(ids("pad_token_id")), None)
     elif tokenizers:
-        extra["begin"] = tokenizers[0].engine.encode("").ids  # what the tokenizer puts before a text by itself
+        extra["begin"] = _in_front(tokenizers[0])
     if found := ids("eos_token_id"):
         extra["ends"] = found
     if template := chat_template(folder):
         extra["chat_template"] = template
-    return {key: value for key, value in extra.items() if value or key in ("begin", "pad")}
+    return {key: value for key, value in extra.items() if value not in (None, []) or key == "begin"}
+
+
+def _in_front(tokenizer: Tokenizer) -> list[int]:
+    """What a tokenizer puts before a text by itself."""
+    plain, framed = (tokenizer.engine.encode("a", add_special_tokens=special).ids for special in (False, True))
+    return framed[: framed.index(plain[0])] if plain else []
 
 
 def chat_template(folder: Path) -> str | None:
