@@ -29,8 +29,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("gpt2", "bert-classes", "llama3.2", "marian"):
         saved(name, folder / f"hf-{name}")
     tokenizer(97 + 200).save(folder / "hf-llama3.2")
-    settings = json.loads((folder / "hf-llama3.2" / "config.json").read_text())
-    assert settings["vocab_size"] == 97  # the tokenizer does not fit: the reader has to say so, too
     saved("llama2", folder / "hf-sharded", max_shard_size="60KB")
     for kind in ("F16", "Q4_0"):
         (folder / f"gguf-{kind}").mkdir()
