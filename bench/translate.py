@@ -22,7 +22,7 @@ from bench.timing import machine
 from clearhead.config import DecodeConfig
 from clearhead.decode import packed, translate
 from clearhead.model import build
-from tests.model.peers import copy, from_marian
+from tests.model.peers import copy, from_hugging_face
 
 WORDS, PADDING, END = 8000, 7999, 0
 
@@ -82,7 +82,7 @@ def pair(device: torch.device) -> tuple[Any, Any]:
     peer = transformers.MarianMTModel(config).eval()
     with torch.no_grad():
         peer.model.decoder.layers[-1].final_layer_norm.weight.mul_(6.0)
-    ours, table = from_marian(peer)
+    ours, table = from_hugging_face(peer)
     network = build(ours).eval()
     copy(network, peer, table)
     return packed(network.to(device)), peer.to(device)

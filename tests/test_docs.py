@@ -10,7 +10,8 @@ from typing import get_args
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAIRS = [(f"{name}.md", f"{name}.zh-CN.md") for name in ("README", "docs/guide", "docs/data", "docs/train")]
+NAMES = ("README", "docs/guide", "docs/data", "docs/train", "docs/formats")
+PAIRS = [(f"{name}.md", f"{name}.zh-CN.md") for name in NAMES]
 RUN = [f"{name}{language}.md" for name in ("README", "docs/guide", "docs/data") for language in ("", ".zh-CN")]
 
 
@@ -84,6 +85,12 @@ def test_every_setting_and_file_of_training_is_in_its_guide() -> None:
     text = (ROOT / "docs" / "train.md").read_text(encoding="utf-8")
     files = [path.name for path in (ROOT / "src/clearhead/train").glob("*.py") if path.name != "__init__.py"]
     assert [name for name in [*files, *TrainConfig.model_fields] if f"`{name}`" not in text] == []
+
+
+def test_every_file_of_foreign_formats_is_in_its_guide() -> None:
+    text = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    files = [path.name for path in (ROOT / "src/clearhead/checkpoint/foreign").glob("*.py")]
+    assert [name for name in files if name != "__init__.py" and f"`{name}`" not in text] == []
 
 
 def test_links_between_documents_lead_somewhere() -> None:

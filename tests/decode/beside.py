@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor, nn
 
 from clearhead.model import build
-from tests.model.peers import copy, disturb, from_gpt2, from_llama, from_marian
+from tests.model.peers import copy, disturb, from_hugging_face
 
 WORDS, PADDING, POSITIONS = 61, 60, 64
 
@@ -52,7 +52,7 @@ def marian() -> Pair:
 
     end = _spread(peer, last, scores)
     peer.final_logits_bias[0, end] = 6.0
-    return Pair(_ours(peer, from_marian), peer, end)
+    return Pair(_ours(peer), peer, end)
 
 
 def gpt2() -> Pair:
@@ -73,7 +73,7 @@ def gpt2() -> Pair:
     )
     disturb(peer, 0.12)
     end = _spread(peer, peer.transformer.ln_f, lambda: peer(torch.randint(WORDS, (64, 9))).logits.flatten(0, 1))
-    return Pair(_ours(peer, from_gpt2), peer, end)
+    return Pair(_ours(peer), peer, end)
 
 
 def llama() -> Pair:
@@ -93,7 +93,7 @@ def llama() -> Pair:
     )
     disturb(peer, 0.12)
     end = _spread(peer, peer.model.norm, lambda: peer(torch.randint(WORDS, (64, 9))).logits.flatten(0, 1))
-    return Pair(_ours(peer, from_llama), peer, end)
+    return Pair(_ours(peer), peer, end)
 
 
 @torch.no_grad()
@@ -109,8 +109,8 @@ def _spread(peer: Any, norm: nn.Module, scores: Any) -> int:
     return int(share.argmax())
 
 
-def _ours(peer: Any, adapt: Any) -> Any:
-    config, table = adapt(peer)
+def _ours(peer: Any) -> Any:
+    config, table = from_hugging_face(peer)
     network = build(config)
     copy(network, peer, table)
     return network.eval()

@@ -1,6 +1,5 @@
 """The same weights give what Hugging Face gives: BERT, GPT, GPT-2, Llama, Mistral, Marian; forwards and backwards."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,11 +14,7 @@ from tests.model.peers import (
     assert_same,
     copy,
     disturb,
-    from_bert,
-    from_gpt1,
-    from_gpt2,
-    from_llama,
-    from_marian,
+    from_hugging_face,
 )
 
 MODES = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
@@ -44,20 +39,18 @@ def peer_of(model: Any, **settings: Any) -> Any:
     return peer
 
 
-def ours_beside(adapt: Callable[[Any], tuple[ModelConfig, Table]], peer: Any, training: bool) -> tuple[Any, Table]:
+def ours_beside(peer: Any, training: bool) -> tuple[Any, Table]:
     """Our network with the peer's weights, both in the same mode; and the table between them."""
-    config, table = adapt(peer)
+    config, table = from_hugging_face(peer)
     network = build(config)
     copy(network, peer, table)
     peer.train(training)
     return network.train(training), table
 
 
-def assert_decoder_same(
-    adapt: Callable[[Any], tuple[ModelConfig, Table]], peer: Any, training: bool, tokens: int = 17
-) -> None:
+def assert_decoder_same(peer: Any, training: bool, tokens: int = 17) -> None:
     """Scores and gradients agree for a batch with padding."""
-    network, table = ours_beside(adapt, peer, training)
+    network, table = ours_beside(peer, training)
     ids, lengths = torch.randint(97, (3, tokens)), torch.tensor([tokens, tokens // 2, 1])
     real = torch.arange(tokens) < lengths[:, None]
     ours = network(ids, lengths)
@@ -67,7 +60,7 @@ def assert_decoder_same(
 
 def distance_without(peer: Any, tokens: int, **changed: Any) -> float:
     """How far Llama's scores move when our config is changed: what the peer's own setting is worth here."""
-    config, table = from_llama(peer)
+    config, table = from_hugging_face(peer)
     ids = torch.randint(97, (2, tokens))
     scores: list[Tensor] = []
     for settings in ({}, changed):
@@ -90,7 +83,7 @@ def test_bert_gives_the_same_words_and_next_sentence(training: bool) -> None:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    network, table = ours_beside(from_bert, peer, training)
+    network, table = ours_beside(peer, training)
     ids, segments, lengths = torch.randint(97, (3, 17)), torch.randint(2, (3, 17)), torch.tensor([17, 8, 1])
     real = torch.arange(17) < lengths[:, None]
     hidden = network.encode(ids, lengths, segments=segments)
@@ -109,14 +102,14 @@ def test_bert_gives_the_same_words_and_next_sentence(training: bool) -> None:
 @MODES
 def test_gpt1_gives_the_same_logits(training: bool) -> None:
     peer = peer_of(transformers.OpenAIGPTLMHeadModel, **GPT, **NO_DROPOUT)
-    assert_decoder_same(from_gpt1, peer, training)
+    assert_decoder_same(peer, training)
 
 
 @MODES
 @pytest.mark.parametrize("inner", [None, 80], ids=["four-times", "own-feed-forward-width"])
 def test_gpt2_gives_the_same_logits(inner: int | None, training: bool) -> None:
     peer = peer_of(transformers.GPT2LMHeadModel, **GPT, **NO_DROPOUT, n_inner=inner)
-    assert_decoder_same(from_gpt2, peer, training)
+    assert_decoder_same(peer, training)
 
 
 @MODES
@@ -133,7 +126,7 @@ def test_llama_gives_the_same_logits(kv_heads: int, tied: bool, scaled: bool, tr
         rope_parameters=rope,
         max_position_embeddings=64,
     )
-    assert_decoder_same(from_llama, peer, training)
+    assert_decoder_same(peer, training)
     if scaled:
         assert distance_without(peer, 17, rope_scaling=None) > 0.01
 
@@ -141,14 +134,14 @@ def test_llama_gives_the_same_logits(kv_heads: int, tied: bool, scaled: bool, tr
 @MODES
 def test_llama_with_heads_wider_than_their_share_gives_the_same_logits(training: bool) -> None:
     peer = peer_of(transformers.LlamaForCausalLM, **LLAMA, num_key_value_heads=2, head_dim=24)
-    assert_decoder_same(from_llama, peer, training)
+    assert_decoder_same(peer, training)
 
 
 @MODES
 @pytest.mark.parametrize(("window", "tokens"), [(4, 17), (70, 200)], ids=["one-block", "several-blocks"])
 def test_mistral_with_a_window_gives_the_same_logits(window: int, tokens: int, training: bool) -> None:
     peer = peer_of(transformers.MistralForCausalLM, **LLAMA, num_key_value_heads=2, sliding_window=window)
-    assert_decoder_same(from_llama, peer, training, tokens)
+    assert_decoder_same(peer, training, tokens)
     assert distance_without(peer, tokens, attention="full", window=None) > 0.01
 
 
@@ -177,7 +170,7 @@ def test_marian_gives_the_same_logits(shared: bool, training: bool) -> None:
     )
     with torch.no_grad():  # a buffer there, a bias here; with a gradient it can be compared as one
         peer.final_logits_bias.normal_().requires_grad_()
-    network, table = ours_beside(from_marian, peer, training)
+    network, table = ours_beside(peer, training)
     source, target = torch.randint(97, (4, 13)), torch.randint(83, (4, 11))
     target[:, 0] = peer.config.decoder_start_token_id  # which is padding, at a position that counts
     source_lengths, target_lengths = torch.tensor([13, 5, 1, 9]), torch.tensor([4, 11, 7, 1])

@@ -69,7 +69,7 @@ def save_model(
             disk.write_text(draft / CARD, card)
         if dtype == torch.int8:
             tensors, dtype = narrowed(tensors), None
-        _save_weights(draft, tensors, dtype)
+        save_weights(draft, tensors, dtype)
 
 
 def with_weights(config: ModelConfig, weights: Mapping[str, Tensor], where: Path | str = "weights") -> Network:
@@ -176,7 +176,7 @@ def _check_place(folder: Path) -> None:
         raise UserError(f"{folder} holds something that is no model; give a new folder, or an empty one")
 
 
-def _save_weights(draft: Path, tensors: dict[str, Tensor], dtype: torch.dtype | None) -> None:
+def save_weights(draft: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
     """One file, or several of at most SHARD_BYTES (a larger tensor has its own) with the index that others know."""
     sizes = {name: tensor.numel() * _kind(tensor, dtype).itemsize for name, tensor in tensors.items()}
     shards: list[list[str]] = [[]]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from clearhead import __version__
-from clearhead.cli import chat, demo, evaluate, info, presets, tokenizer, train, word2vec, write
+from clearhead.cli import chat, demo, evaluate, formats, info, presets, tokenizer, train, word2vec, write
 from clearhead.errors import UserError
 
 app = typer.Typer(
@@ -27,6 +27,9 @@ app.command("generate")(write.generate)
 app.command("chat")(chat.chat)
 app.command("models")(info.models)
 app.command("info")(info.info)
+app.command("import")(formats.import_)
+app.command("export")(formats.export)
+app.command("pull")(formats.pull)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(word2vec.app, name="word2vec")
 

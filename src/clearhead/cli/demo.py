@@ -1,4 +1,4 @@
-"""`clearhead demo`: the main job on a bare machine. A translator learns while you watch; real models translate and write."""
+"""`clearhead demo`: a translator learns while you watch; the models that come along translate and write."""
 
 import tempfile
 from pathlib import Path
@@ -32,9 +32,7 @@ def demo(
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(
-        "[bold]1 · A translator from nothing[/bold]: English to German, simple sentences that the package makes"
-    )
+    console.print("[bold]1 · A translator from nothing[/bold]: English to German, sentences that the package makes")
     if out is not None:
         _learn(console, steps, seed, out)
     else:
@@ -44,9 +42,7 @@ def demo(
     _story(console, seed)
     console.print("\n[bold]Next[/bold] (source .venv/bin/activate first)")
     console.print('  echo "Good morning!" | clearhead translate en-de     any text, from a pipe or a file')
-    console.print(
-        "  clearhead train mini-en-zh                           another language; `clearhead recipes` lists more"
-    )
+    console.print("  clearhead train mini-en-zh                           `clearhead recipes` lists more")
     console.print("  clearhead models                                     what came along, with its scores")
 
 
@@ -71,12 +67,10 @@ def _learn(console: "Console", steps: int, seed: int, out: Path) -> None:
     corpus = Corpus(format="embedded", languages=("en", "de"), level=1, split="test", count=4, seed=seed)
     pairs = [record.values for record in raw_records(corpus, TRANSLATION)]
     console.print("\nSentences it has never seen, nor these combinations of words:\n")
-    for (source, reference), output in zip(
-        pairs, model.translate([source for source, _ in pairs], beam=1), strict=True
-    ):
-        console.print(
-            f"  {source}\n  → [bold]{output}[/bold]" + ("" if output == reference else f"   (or: {reference})")
-        )
+    outputs = model.translate([source for source, _ in pairs], beam=1)
+    for (source, reference), output in zip(pairs, outputs, strict=True):
+        other = "" if output == reference else f"   (or: {reference})"
+        console.print(f"  {source}\n  → [bold]{output}[/bold]{other}")
     show_alignment(console, model, pairs[0][0])
 
 

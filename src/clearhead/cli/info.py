@@ -122,13 +122,14 @@ def _score(score: dict[str, Any]) -> str:
 
 
 def models(as_json: Annotated[bool, typer.Option("--json", help="For programs: a list of objects.")] = False) -> None:
-    """List the models that there are: those of the package, and those of the runs in ./runs.
+    """List the models that there are: those of the package, those that were pulled, and those of the runs in ./runs.
 
     Example: clearhead models
     """
+    from clearhead.checkpoint.foreign.pull import pulled_models
     from clearhead.predict.find import embedded_models, local_models
 
-    places = {"package": embedded_models(), "runs": local_models()}
+    places = {"package": embedded_models(), "pulled": pulled_models(), "runs": local_models()}
     rows = [_row(name, folder, place) for place, found in places.items() for name, folder in found.items()]
     if as_json:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))

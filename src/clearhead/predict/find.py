@@ -3,6 +3,7 @@
 from importlib import resources
 from pathlib import Path
 
+from clearhead.checkpoint.foreign.pull import PACKAGES, pulled_models
 from clearhead.config.settings import nearest
 from clearhead.errors import UserError
 
@@ -35,13 +36,15 @@ def find_model(name: str | Path) -> Path:
     for folder in (path, *(path / part for part in PARTS)):
         if (folder / "config.json").exists():
             return folder
-    known = embedded_models()
+    known = embedded_models() | pulled_models()
     if str(name) in known:
         return known[str(name)]
     if path.is_dir():
         raise UserError(f"{path} holds no model (config.json, or best/ and last/ of a run, are missing)")
     if path.is_file():
         raise UserError(f"{path} is a file; give a model folder, a run folder, or a name from `clearhead models`")
+    if str(name) in PACKAGES or str(name).startswith("hf:"):
+        raise UserError(f"{name} is not here yet; fetch it with: clearhead pull {name}")
     names = [*known, *local_models()]
     near = nearest(str(name), names) if names else "; train one with `clearhead train`"
     raise UserError(f"no model {str(name)!r:.80}: neither a folder nor a name from `clearhead models`{near}")

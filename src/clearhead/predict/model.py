@@ -84,17 +84,19 @@ class Model:
         network = self._as(EncoderDecoder, "translate")
         texts = [texts] if isinstance(texts, str) else list(texts)
         source, target = self.tokenizers[0], self.tokenizers[-1]
-        rows = [[*ids, source.id("end")] for ids in source.encode_all(self._cleaned(texts))]
+        last = [source.id("end")] if self.extra.get("source_end", True) else []
+        rows = [[*ids, *last] for ids in source.encode_all(self._cleaned(texts))]
         starts = None if prefixes is None else target.encode_all(self._cleaned(prefixes))
         self._check_sizes("text", rows, 0)
-        config = self._settings({"max_new_tokens": self._room(rows), **options})
-        full = [number for number, row in enumerate(rows) if len(row) > 1]
+        banned = tuple(map(tuple, self.extra.get("banned", ())))
+        config = self._settings({"max_new_tokens": self._room(rows), "banned": banned, **options})
+        full = [number for number, row in enumerate(rows) if len(row) > len(last)]
         found = translate(
             network,
             [rows[number] for number in full],
             config,
-            begin=target.id("begin"),
-            end=target.id("end"),
+            begin=self.extra["begin"][0] if self.extra.get("begin") else target.id("begin"),
+            end=self._ends or target.id("end"),
             prefixes=None if starts is None else [starts[number] for number in full],
         )
         answers: list[list[Text]] = [[Text("")] for _ in texts]
@@ -141,7 +143,9 @@ class Model:
 
     @property
     def _ends(self) -> list[int]:
-        return [self.tokenizer.roles["end"]] if "end" in self.tokenizer.roles else []
+        """What ends a text: an imported model says so itself."""
+        roles = self.tokenizers[-1].roles
+        return self.extra.get("ends") or ([roles["end"]] if "end" in roles else [])
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """The ids of a prompt as the model reads it, opened by its begin token where it has one."""
@@ -150,6 +154,7 @@ class Model:
     def _opened(self, prompts: Sequence[str]) -> list[list[int]]:
         roles = self.tokenizer.roles
         begin = [roles["begin"]] if "begin" in roles else [roles["end"]] if "end" in roles else []
+        begin = self.extra.get("begin", begin)
         return [[*begin, *ids] for ids in self.tokenizer.encode_all(self._cleaned(prompts))]
 
     def _prompts(self, prompts: Sequence[str], new: int) -> list[list[int]]:

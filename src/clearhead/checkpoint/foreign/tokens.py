@@ -1,0 +1,136 @@
+"""Tokenizers of Hugging Face folders, and ours for them: files, special tokens, what stands around a text."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Engine
+from tokenizers.processors import TemplateProcessing
+
+from clearhead.checkpoint import disk
+from clearhead.checkpoint.folder import ONE, TWO, Loaded
+from clearhead.checkpoint.foreign.fields import Fields
+from clearhead.config import ModelConfig
+from clearhead.files import read_text
+from clearhead.text import Tokenizer, from_bert
+
+log = logging.getLogger("clearhead")
+NAMES = {  # our roles in their words
+    "begin": "bos_token",
+    "end": "eos_token",
+    "pad": "pad_token",
+    "unknown": "unk_token",
+    "mask": "mask_token",
+    "class": "cls_token",
+    "separator": "sep_token",
+}
+
+
+def hugging_face_tokenizer(folder: Path) -> tuple[Tokenizer, ...]:
+    """The tokenizer of a folder, or none, with a warning: a model can be used through ids alone."""
+    if all((folder / name).is_file() for name in TWO):
+        return tuple(Tokenizer.load(folder / name) for name in TWO)
+    if (folder / ONE[0]).is_file():
+        return (Tokenizer.load(folder / ONE[0]),)
+    if (folder / "vocab.txt").is_file():
+        file = folder / "tokenizer_config.json"
+        fields = Fields(disk.read_json(file) if file.is_file() else {}, file)
+        return (from_bert(folder, lowercase=fields.flag("do_lower_case", True)),)
+    log.warning("%s has neither tokenizer.json nor vocab.txt: the model comes without a tokenizer", folder)
+    return ()
+
+
+def special_ids(folder: Path, fields: Fields, config: ModelConfig, tokenizers: tuple[Tokenizer, ...]) -> dict[str, Any]:
+    """What begins and ends a text, as the folder says; and its chat template."""
+    extra: dict[str, Any] = {}
+    generation = folder / "generation_config.json"
+    later = disk.read_json(generation) if generation.is_file() else {}
+
+    def ids(key: str) -> list[int]:
+        found = later.get(key, fields.data.get(key))
+        rows = found if isinstance(found, list) else [] if found is None else [found]
+        return [row for row in rows if type(row) is int and 0 <= row < config.target_vocab]
+
+    if config.family == "encoder-decoder":
+        extra["begin"] = ids("decoder_start_token_id")[:1]
+        extra["banned"] = [[number] for number in ids("pad_token_id")]
+        extra["pad"] = next(iter(ids("pad_token_id")), None)
+    elif tokenizers:
+        extra["begin"] = _in_front(tokenizers[0])
+    if found := ids("eos_token_id"):
+        extra["ends"] = found
+    if template := chat_template(folder):
+        extra["chat_template"] = template
+    return {key: value for key, value in extra.items() if value not in (None, []) or key == "begin"}
+
+
+def _in_front(tokenizer: Tokenizer) -> list[int]:
+    """What a tokenizer puts before a text by itself."""
+    plain, framed = (tokenizer.engine.encode("a", add_special_tokens=special).ids for special in (False, True))
+    return framed[: framed.index(plain[0])] if plain else []
+
+
+def chat_template(folder: Path) -> str | None:
+    """The template by which a conversation becomes one text."""
+    if (folder / "chat_template.jinja").is_file():
+        return read_text(folder / "chat_template.jinja")
+    file = folder / "tokenizer_config.json"
+    found = disk.read_json(file).get("chat_template") if file.is_file() else None
+    if isinstance(found, list):  # several, by name
+        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def hugging_face_files(loaded: Loaded, draft: Path) -> dict[str, Any]:
+    """Write the tokenizers' files; returns the ids that their config.json names, None where there is none."""
+    family, roles = loaded.config.family, loaded.tokenizers[-1].roles if loaded.tokenizers else {}
+    for name, tokenizer in zip(TWO if len(loaded.tokenizers) == 2 else ONE, loaded.tokenizers, strict=False):
+        disk.write_text(draft / name, framed(tokenizer, family, loaded.extra).to_str(pretty=False))
+    if loaded.tokenizers:
+        tokens = {NAMES[role]: loaded.tokenizers[-1].token(number) for role, number in roles.items() if role in NAMES}
+        about: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokens}
+        about |= {"clean_up_tokenization_spaces": False, "model_max_length": loaded.config.max_positions}
+        if template := loaded.extra.get("chat_template"):
+            about["chat_template"] = template
+        disk.write_json(draft / "tokenizer_config.json", about)
+    padding = {"pad_token_id": loaded.extra.get("pad", roles.get("pad"))}
+    if family == "encoder":
+        return padding
+    begins, ends = begin_ids(loaded), end_ids(loaded)
+    ids = padding | {"eos_token_id": ends[0] if len(ends) == 1 else ends or None}
+    ids["decoder_start_token_id" if family == "encoder-decoder" else "bos_token_id"] = begins[0] if begins else None
+    disk.write_json(draft / "generation_config.json", {name: value for name, value in ids.items() if value is not None})
+    return ids
+
+
+def begin_ids(loaded: Loaded) -> list[int]:
+    """What our verbs put before a text that is to be written."""
+    roles = loaded.tokenizers[-1].roles if loaded.tokenizers else {}
+    given = [roles["begin"]] if "begin" in roles else [roles["end"]] if "end" in roles else []
+    return list(loaded.extra.get("begin", given))
+
+
+def end_ids(loaded: Loaded) -> list[int]:
+    """What ends a text."""
+    roles = loaded.tokenizers[-1].roles if loaded.tokenizers else {}
+    return list(loaded.extra.get("ends", [roles["end"]] if "end" in roles else []))
+
+
+def framed(tokenizer: Tokenizer, family: str, extra: dict[str, Any]) -> Engine:
+    """The engine with what our verbs put around a text, for libraries that leave this to the tokenizer."""
+    engine = Engine.from_str(tokenizer.engine.to_str())
+    roles = tokenizer.roles
+    if engine.post_processor is not None:
+        return engine
+    frames = {
+        "encoder": (["class"], ["separator"]),
+        "encoder-decoder": ([], ["end"] if extra.get("source_end", True) else []),
+        "decoder": (["begin" if "begin" in roles else "end"] if extra.get("begin") != [] else [], []),
+    }
+    before, behind = ([tokenizer.token(roles[role]) for role in side if role in roles] for side in frames[family])
+    if before or behind:
+        special = [(token, tokenizer.vocabulary[token]) for token in (*before, *behind)]
+        pair = [*before, "$A", *behind, "$B:1", *(f"{token}:1" for token in behind)]
+        engine.post_processor = TemplateProcessing(single=[*before, "$A", *behind], pair=pair, special_tokens=special)
+    return engine

@@ -1,0 +1,114 @@
+"""Tiny models of Hugging Face with random weights, one of each architecture that we read, saved by transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.model.peers import disturb
+
+WORDS = 97
+BERT = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 80}
+BERT |= {"max_position_embeddings": 64}
+GPT = {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64, "bos_token_id": None, "eos_token_id": None}
+LLAMA = {"hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA |= {"max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": None}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 40}
+MARIAN = {"d_model": 48, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4, "encoder_ffn_dim": 80}
+MARIAN |= {"decoder_attention_heads": 4, "decoder_ffn_dim": 80, "max_position_embeddings": 64, "scale_embedding": True}
+MARIAN |= {"activation_function": "swish", "eos_token_id": 0, "forced_eos_token_id": None}
+
+PEERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertModel", BERT),
+    "bert-pretraining": ("BertForPreTraining", BERT),
+    "bert-words": ("BertForMaskedLM", BERT),
+    "bert-classes": ("BertForSequenceClassification", {**BERT, "num_labels": 5}),
+    "bert-tags": ("BertForTokenClassification", {**BERT, "num_labels": 3}),
+    "bert-span": ("BertForQuestionAnswering", BERT),
+    "gpt": ("OpenAIGPTLMHeadModel", GPT),
+    "gpt2": ("GPT2LMHeadModel", GPT),
+    "gpt2-narrow": ("GPT2LMHeadModel", {**GPT, "n_inner": 80, "activation_function": "relu"}),
+    "llama": ("LlamaForCausalLM", LLAMA),
+    "llama2": ("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}),
+    "llama3.2": (
+        "LlamaForCausalLM",
+        {**LLAMA, "num_key_value_heads": 1, "tie_word_embeddings": True, "rope_parameters": LLAMA3},
+    ),
+    "wide-heads": ("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2, "head_dim": 24}),
+    "mistral": ("MistralForCausalLM", {**LLAMA, "num_key_value_heads": 2, "sliding_window": 5}),
+    "mistral-full": ("MistralForCausalLM", {**LLAMA, "num_key_value_heads": 2, "sliding_window": None}),
+    "marian": ("MarianMTModel", {**MARIAN, "pad_token_id": 96, "decoder_start_token_id": 96}),
+    "marian-two": (
+        "MarianMTModel",
+        {**MARIAN, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 83, "pad_token_id": 82}
+        | {"decoder_start_token_id": 82},
+    ),
+}
+DECODERS = [name for name, (model, _) in PEERS.items() if "LM" in model and "Bert" not in model]
+
+
+def peer(name: str) -> Any:
+    """A model with noise on every weight, in evaluation mode."""
+    model, settings = PEERS[name]
+    kind = getattr(transformers, model)
+    made = kind(kind.config_class(vocab_size=WORDS, attn_implementation="eager", **settings))
+    disturb(made, 0.12)
+    if name.startswith("marian"):
+        made.final_logits_bias.normal_()
+    return made.eval()
+
+
+def saved(name: str, folder: Path, **options: Any) -> Any:
+    """The model, and its folder as transformers writes it."""
+    made = peer(name)
+    made.save_pretrained(folder, **options)
+    return made
+
+
+@torch.no_grad()
+def outputs(made: Any, ids: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Everything that their model computes."""
+    if made.config.is_encoder_decoder:
+        return {"words": made(input_ids=ids, decoder_input_ids=target).logits}
+    found = made(input_ids=ids)
+    names = {
+        "last_hidden_state": "hidden",
+        "pooler_output": "pooled",
+        "prediction_logits": "words",
+        "seq_relationship_logits": "next-sentence",
+        "start_logits": "start",
+        "end_logits": "end",
+    }
+    kept = {names[name]: value for name, value in found.items() if name in names}
+    if "logits" in found:
+        heads = {"SequenceClassification": "classes", "TokenClassification": "tags"}
+        kind = type(made).__name__
+        kept[next((ours for theirs, ours in heads.items() if kind.endswith(theirs)), "words")] = found.logits
+    return kept
+
+
+@torch.no_grad()
+def ours(network: Any, ids: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The same of ours."""
+    config, heads = network.config, network.heads
+    if config.family == "encoder-decoder":
+        return {"words": network(ids, target)}
+    if config.family == "decoder":
+        return {"words": network(ids)}
+    hidden = network.encode(ids)
+    found = {"hidden": hidden}
+    if config.pooler:
+        found["pooled"] = heads.pool(hidden)
+    if heads.words is not None:
+        found["words"] = network.words(hidden)
+    if heads.next_sentence is not None:
+        found["next-sentence"] = heads.next_sentence(heads.pool(hidden))
+    if heads.classes is not None:
+        found["classes"] = heads.classes(heads.pool(hidden))
+    if heads.tags is not None:
+        found["tags"] = heads.tags(hidden)
+    if heads.span is not None:
+        found["start"], found["end"] = heads.span(hidden).unbind(-1)
+    return found

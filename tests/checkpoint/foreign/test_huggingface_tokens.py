@@ -1,0 +1,51 @@
+"""Tokenizers of Hugging Face folders: ours work there, theirs here, with the same tokens around a text."""
+
+from pathlib import Path
+
+import transformers
+from tokenizers.processors import TemplateProcessing
+
+from clearhead.checkpoint import load_model, save_model
+from clearhead.checkpoint.foreign import export_model, import_model, read_foreign
+from clearhead.config import ModelConfig
+from clearhead.config.load import preset
+from clearhead.model import build
+from clearhead.text import train
+from tests.checkpoint.foreign.peers import saved
+from tests.checkpoint.small import tokenizer
+
+
+def test_our_tokenizer_works_in_transformers_and_frames_texts_as_we_do(tmp_path: Path) -> None:
+    tokens = tokenizer()
+    config = preset("tiny-llama").model_dump() | {"vocab_size": len(tokens)}
+    save_model(tmp_path / "ours", build(ModelConfig.build(config)), tokens)
+    export_model(load_model(tmp_path / "ours"), tmp_path / "hf", "hf")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    text = "the cat sat 猫 <begin>"
+    assert theirs(text, split_special_tokens=True).input_ids == [tokens.id("begin"), *tokens.encode(text)]
+    assert theirs.eos_token_id == tokens.id("end")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    assert model.generation_config.eos_token_id == tokens.id("end")
+    assert model.generation_config.bos_token_id == tokens.id("begin")
+    import_model(tmp_path / "hf", tmp_path / "again")
+    assert load_model(tmp_path / "again").extra["begin"] == [tokens.id("begin")]
+    assert load_model(tmp_path / "again").extra["ends"] == [tokens.id("end")]
+
+
+def test_a_bert_vocabulary_is_read_with_or_without_capitals(tmp_path: Path) -> None:
+    saved("bert", tmp_path)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\nThe\ncat\n##s\n")
+    assert read_foreign(tmp_path).tokenizers[0].encode("The cats") == [4, 6, 7]
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert read_foreign(tmp_path).tokenizers[0].encode("The cats") == [5, 6, 7]
+
+
+def test_only_what_stands_in_front_of_a_text_begins_it(tmp_path: Path) -> None:
+    saved("llama2", tmp_path)
+    tokens = train(["a b", "b a"], "char", 20)
+    begin, end = tokens.id("begin"), tokens.id("end")
+    special = [("<begin>", begin), ("<end>", end)]
+    for frame, expected in (("<begin> $A <end>", [begin]), ("$A <end>", []), ("<begin> <begin> $A", [begin, begin])):
+        tokens.engine.post_processor = TemplateProcessing(single=frame, special_tokens=special)
+        tokens.save(tmp_path)
+        assert read_foreign(tmp_path).extra["begin"] == expected
