@@ -94,14 +94,12 @@ def test_every_verb_has_help_with_an_example() -> None:
         assert "Example: clearhead" in done.stdout
 
 
-def test_the_demo_shows_every_family_and_learns_something() -> None:
-    done = run("demo", "--steps", "60")
+def test_the_demo_trains_translates_and_draws(tmp_path: Path) -> None:
+    done = run("demo", "--steps", "12", "--out", str(tmp_path / "run"))
     assert done.exit_code == 0, done.output
-    for name in ("tiny-translator", "tiny-encoder", "tiny-gpt", "tiny-llama", "head 2"):
-        assert name in done.stdout
-    losses = [float(line.split("loss")[1].split()[0]) for line in done.stdout.splitlines() if "loss" in line]
-    assert losses[-1] < losses[0]
-    assert done.stdout.count("reads both ways") == 1
+    for text in ("A translator from nothing", "never seen", "each row a word written", "clearhead translate en-de"):
+        assert text in done.stdout
+    assert (tmp_path / "run" / "report.html").exists()
 
 
 def test_the_printed_settings_build_the_same_model(tmp_path: Path) -> None:
@@ -117,7 +115,8 @@ def test_a_terminal_without_the_characters_and_a_full_disk_are_no_crash(verb: li
     command = [sys.executable, "-m", "clearhead", *verb]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, capture_output=True, env=environment, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
     if os.path.exists("/dev/full"):
         with open("/dev/full", "w") as full:
             done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
