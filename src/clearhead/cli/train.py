@@ -121,7 +121,7 @@ class Display:
             self.say(f"step {event['step']:,}/{self.steps:,} · {text}")
 
     def _validation(self, event: dict[str, Any]) -> None:
-        names = ("loss", "perplexity", "accuracy", "bleu", "chrf", "f1", "exact")
+        names = ("loss", "perplexity", "accuracy", "bleu", "chrf", "f1", "exact", "matthews", "pearson", "spearman")
         found = " · ".join(f"{name} {event[name]:.4g}" for name in names if name in event)
         self.say(f"step {event['step']:,} validation · {found}")
         for sample in event["samples"][:1]:

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from clearhead.config.data import Corpus, Language
 from clearhead.data.chance import below
-from clearhead.data.formats import ANSWERS, TAGS, TEXT, TRANSLATION, Place, Record
+from clearhead.data.formats import ALL_ANSWERS, ANSWERS, PAIR, TAGS, TEXT, TRANSLATION, Place, Record
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,17 +36,24 @@ def _embedded(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     label = str(corpus.columns.get("label", LABELS[0]))
     if "label" in columns and label not in LABELS:
         raise UserError(f"columns: the embedded corpus has the labels {' and '.join(LABELS)}, not {label!r}")
+    asked = ""
     for index in range(corpus.count):
         example = grammar.example(corpus.split, index, corpus.seed)
-        for values in _values(example, columns, source, target, label):
-            yield Record(Place(f"embedded level {corpus.level} {corpus.split}", index, "sentence"), values)
+        place = Place(f"embedded level {corpus.level} {corpus.split}", index, "sentence")
+        found = list(_values(example, columns, source, target, label))
+        if columns in (ANSWERS, ALL_ANSWERS):
+            if not found and asked:  # a sentence that answers nothing does not answer the question before it, either
+                found, asked = [(example.text(source), asked, "", 0, *[[]][: len(columns) - 4])], ""
+            elif found:
+                asked = found[-1][1]
+        yield from (Record(place, values) for values in found)
 
 
 def _values(
     example: "Example", columns: tuple[str, ...], source: Language, target: Language, label: str
 ) -> Iterator[tuple[Any, ...]]:
     """What a task reads of one sentence; several questions may be asked of it, or none."""
-    if columns == TRANSLATION:
+    if columns in (TRANSLATION, PAIR):  # a sentence and its translation say the same
         yield example.text(source), example.text(target)
     elif columns == TEXT:
         yield (example.text(source),)
@@ -56,11 +64,12 @@ def _values(
         for first, behind, kind in example.entities(source):
             tags[first:behind] = [f"B-{kind}", *[f"I-{kind}"] * (behind - first - 1)]
         yield words, tags
-    elif columns == ANSWERS:
+    elif columns in (ANSWERS, ALL_ANSWERS):
         for question, answer, start in example.questions(source):
-            yield example.text(source), question, answer, start
+            references = [[answer]] if columns == ALL_ANSWERS else []
+            yield example.text(source), question, answer, start, *references
     else:
-        raise UserError("format: the embedded corpus has no pairs of texts; use another one for this task")
+        raise UserError("format: the embedded corpus has no labelled pairs of texts; use another one for this task")
 
 
 def _symbols(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
@@ -99,7 +108,7 @@ def _split(drawn: list[str]) -> str:
 @cache
 def embedded_version() -> str:
     """A digest of everything that decides what the embedded grammar says."""
-    found = hashlib.sha256()
+    found = hashlib.sha256(Path(__file__).read_bytes())
     folders = [resources.files("clearhead.data") / "embedded"]
     while folders:
         for entry in sorted(folders.pop().iterdir(), key=lambda each: each.name):

@@ -1,5 +1,6 @@
 """Answers to scores: translations, classes, values, tags and answers beside what was expected."""
 
+from clearhead.data.entities import entities
 from clearhead.evaluate.labels import (
     F1,
     Answers,
@@ -8,7 +9,6 @@ from clearhead.evaluate.labels import (
     answers,
     binary_f1,
     confusion,
-    entities,
     entity_f1,
     macro_f1,
     matthews,

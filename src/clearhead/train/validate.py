@@ -1,4 +1,4 @@
-"""How good the model is now: loss, perplexity and accuracy on held-out data, BLEU and chrF of what it writes."""
+"""How good the model is now: losses on held-out data, BLEU and chrF of what it writes, scores of what it says."""
 
 from __future__ import annotations
 
@@ -15,13 +15,24 @@ from clearhead.config.train import TrainConfig
 from clearhead.data import Data, Dataset, Loader
 from clearhead.data.tasks import LanguageModel, Translation
 from clearhead.decode import generate, translate
+from clearhead.evaluate.labelled import LABELLED, records, score
 from clearhead.evaluate.translation import bleu, chrf
 from clearhead.model import Decoder, EncoderDecoder, Network
+from clearhead.predict import Model
 from clearhead.train.objective import Objective
 from clearhead.train.parallel import Place, cast
 from clearhead.train.step import Progress
 
-HIGHER = ("bleu", "chrf", "accuracy", "exact")  # metrics of which more is better
+HIGHER = (
+    "bleu",
+    "chrf",
+    "accuracy",
+    "exact",
+    "f1",
+    "matthews",
+    "pearson",
+    "spearman",
+)  # metrics of which more is better
 
 
 class Sample(TypedDict, total=False):
@@ -78,7 +89,8 @@ def scores(
     network: Network, data: Data, settings: TrainConfig, place: Place, dtype: torch.dtype
 ) -> tuple[dict[str, Any], list[Sample]]:
     """What the model writes for some validation samples: scores with their signature, and a few samples to read."""
-    if data.valid is None or not settings.scored:
+    labelled = data.task.config.task in LABELLED
+    if data.valid is None or not (settings.scored or labelled):
         return {}, []
     trains = network.training
     network.eval()
@@ -88,9 +100,21 @@ def scores(
                 return _translations(network, data, settings.scored)
             if isinstance(network, Decoder) and isinstance(data.task, LanguageModel):
                 return {}, _continuations(network, data)
+            if labelled:
+                return _labelled(network, data)
     finally:
         network.train(trains)
     return {}, []
+
+
+def _labelled(network: Network, data: Data) -> tuple[dict[str, Any], list[Sample]]:
+    """The scores that `clearhead evaluate` gives, over all validation data."""
+    config = data.task.config
+    extra = {"task": config.task, "labels": list(data.labels), "data": config.model_dump(mode="json")}
+    model = Model(network, data.tokenizers, extra, "the model")
+    found = score(model, config, list(records(config, config.valid)))
+    table = {} if found.confusion is None else {"confusion": found.confusion}
+    return found.numbers | table, [Sample(**each) for each in found.samples]  # type: ignore[typeddict-item]
 
 
 def _translations(network: EncoderDecoder, data: Data, most: int) -> tuple[dict[str, Any], list[Sample]]:
