@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from clearhead import __version__
-from clearhead.cli import demo, evaluate, presets, tokenizer, train, word2vec, write
+from clearhead.cli import demo, evaluate, presets, tokenizer, train, understand, word2vec, write
 from clearhead.errors import UserError
 
 app = typer.Typer(
@@ -25,6 +25,15 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("translate")(write.translate)
 app.command("generate")(write.generate)
 app.command("models")(write.models)
+for verb in (
+    understand.fill,
+    understand.classify,
+    understand.tag,
+    understand.answer,
+    understand.embed,
+    understand.similar,
+):
+    app.command(verb.__name__)(verb)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(word2vec.app, name="word2vec")
 

@@ -45,6 +45,7 @@ class Corpus(Settings):
     level: Literal[1, 2, 3] = 3
     split: Literal["train", "valid", "test"] = "train"
     count: Count = 100_000
+    sentences: int = Field(default=1, ge=1, le=100)  # of a text to write on, or to ask about: one to so many
     seed: int = Field(default=0, ge=0, le=1 << 62)
     order: Literal["copy", "reverse"] = "copy"
     symbols: int = Field(default=26, ge=2, le=10_000)

@@ -1,6 +1,7 @@
 """Records that the package makes itself: the embedded grammar, and symbols to copy or to reverse."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
@@ -16,7 +17,7 @@ from clearhead.data.formats import ALL_ANSWERS, ANSWERS, PAIR, TAGS, TEXT, TRANS
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
-    from clearhead.data.embedded import Example
+    from clearhead.data.embedded import Example, Grammar
 
 LABELS = ("tense", "sentiment")
 
@@ -36,40 +37,75 @@ def _embedded(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     label = str(corpus.columns.get("label", LABELS[0]))
     if "label" in columns and label not in LABELS:
         raise UserError(f"columns: the embedded corpus has the labels {' and '.join(LABELS)}, not {label!r}")
-    asked = ""
+    if columns in (ANSWERS, ALL_ANSWERS):
+        yield from _asked(corpus, grammar, source, columns == ALL_ANSWERS)
+        return
+    if columns == TEXT:
+        for index, group in _groups(corpus, grammar):
+            yield Record(_place(corpus, index), (_joined(group, source),))
+        return
     for index in range(corpus.count):
         example = grammar.example(corpus.split, index, corpus.seed)
-        place = Place(f"embedded level {corpus.level} {corpus.split}", index, "sentence")
-        found = list(_values(example, columns, source, target, label))
-        if columns in (ANSWERS, ALL_ANSWERS):
-            if not found and asked:  # a sentence that answers nothing does not answer the question before it, either
-                found, asked = [(example.text(source), asked, "", 0, *[[]][: len(columns) - 4])], ""
-            elif found:
-                asked = found[-1][1]
-        yield from (Record(place, values) for values in found)
+        yield Record(_place(corpus, index), _values(example, columns, source, target, label))
+
+
+def _place(corpus: Corpus, index: int) -> Place:
+    return Place(f"embedded level {corpus.level} {corpus.split}", index, "sentence")
+
+
+def _groups(corpus: Corpus, grammar: "Grammar") -> Iterator[tuple[int, list["Example"]]]:
+    """One to `sentences` sentences at a time, and the number of the first."""
+    index = 0
+    while index < corpus.count:
+        size = min(1 + int(below(corpus.sentences, corpus.seed, index)), corpus.count - index)
+        yield index, [grammar.example(corpus.split, index + n, corpus.seed) for n in range(size)]
+        index += size
+
+
+def _joined(group: list["Example"], language: Language) -> str:
+    return ("" if language == "zh" else " ").join(example.text(language) for example in group)
+
+
+def _asked(corpus: Corpus, grammar: "Grammar", language: Language, references: bool) -> Iterator[Record]:
+    """What the sentences of a text answer, each question once, and a question from before, which they do not."""
+    from clearhead.data.embedded.example import clauses
+
+    before = ("", "")
+    for index, group in _groups(corpus, grammar):
+        verbs = Counter(clause.verb.key for example in group for clause in clauses(example.clause))
+        found = list[tuple[str, str, int]]()
+        asked = before
+        for number, example in enumerate(group):
+            verb = example.clause.verb.key
+            if verbs[verb] > 1:  # two sentences may answer what is asked of one
+                continue
+            first = len(_joined([*group[:number], example], language)) - len(example.text(language))
+            for question, answer, start in example.questions(language):
+                found.append((question, answer, first + start))
+                asked = (question, verb)
+        if before[0] and before[1] not in verbs and len(found) < len(group):  # about one of three
+            found.append((before[0], "", 0))
+        before = asked
+        text = _joined(group, language)
+        for question, answer, start in found:
+            every = [[answer] if answer else []] if references else []
+            yield Record(_place(corpus, index), (text, question, answer, start, *every))
 
 
 def _values(
     example: "Example", columns: tuple[str, ...], source: Language, target: Language, label: str
-) -> Iterator[tuple[Any, ...]]:
-    """What a task reads of one sentence; several questions may be asked of it, or none."""
+) -> tuple[Any, ...]:
+    """What a task reads of one sentence."""
     if columns in (TRANSLATION, PAIR):  # a sentence and its translation say the same
-        yield example.text(source), example.text(target)
-    elif columns == TEXT:
-        yield (example.text(source),)
-    elif columns == (*TEXT, "label"):
-        yield example.text(source), getattr(example, label)
-    elif columns == TAGS:
+        return example.text(source), example.text(target)
+    if columns == (*TEXT, "label"):
+        return example.text(source), getattr(example, label)
+    if columns == TAGS:
         words, tags = list(example.words(source)), ["O"] * len(example.words(source))
         for first, behind, kind in example.entities(source):
             tags[first:behind] = [f"B-{kind}", *[f"I-{kind}"] * (behind - first - 1)]
-        yield words, tags
-    elif columns in (ANSWERS, ALL_ANSWERS):
-        for question, answer, start in example.questions(source):
-            references = [[answer]] if columns == ALL_ANSWERS else []
-            yield example.text(source), question, answer, start, *references
-    else:
-        raise UserError("format: the embedded corpus has no labelled pairs of texts; use another one for this task")
+        return words, tags
+    raise UserError("format: the embedded corpus has no labelled pairs of texts; use another one for this task")
 
 
 def _symbols(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
