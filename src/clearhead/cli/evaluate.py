@@ -52,7 +52,8 @@ def evaluate(
         say=lambda line: typer.echo(line, err=True),
     )
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        known = {name: None if value != value else value for name, value in found.items()}  # JSON has no NaN
+        typer.echo(json.dumps(known, indent=2))
         return
     _table(found.pop("confusion", None))
     width = max(len(name) for name in found)
