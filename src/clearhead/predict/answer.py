@@ -44,8 +44,9 @@ def answer(
     rows: list[Row] = []
     starts: list[list[int]] = []
     for number, (question, tokens) in enumerate(zip(asked, given, strict=True)):
-        if not question or not tokens:
-            raise WrongText(number, f"the {'context' if question else 'question'} is empty; give some text")
+        for name, text, ids in (("question", questions[number], question), ("context", contexts[number], tokens)):
+            if not text.strip() or not ids:
+                raise WrongText(number, f"the {name} is empty; give some text")
         starts.append(_cut(model, number, question, tokens, rows))
 
     def each(hidden: Tensor, documents: Documents, chosen: list[int]) -> list[Tensor]:

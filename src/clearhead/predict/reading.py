@@ -57,7 +57,8 @@ def rows(model: Model, texts: Sequence[str], seconds: Sequence[str] | None = Non
         sides.append(model.tokenizer.encode_all([clean(model, text) for text in seconds]))
     found = []
     for number, parts in enumerate(zip(*sides, strict=True)):
-        if not all(parts):
+        written = (texts[number], *(() if seconds is None else (seconds[number],)))
+        if not all(parts) or not all(text.strip() for text in written):
             raise WrongText(number, "empty; give some text")
         check_length(model, number, sum(map(len, parts)), len(parts), cut)
         found.append(Row(*enclose(model.tokenizer, limit(model), *parts)))
