@@ -141,6 +141,7 @@ def answer(
     ] = None,
     top: Top = 1,
     must: Annotated[bool, typer.Option("--must", help="Never say that there is no answer.")] = False,
+    cut: Cut = False,
     as_json: Json = False,
     device: Device = "auto",
     dtype: Dtype = None,
@@ -160,7 +161,7 @@ def answer(
 
     def work(chunk: list[str]) -> list[tuple[str, list[Any]]]:
         asked, contexts = _columns(chunk, given, "question and text")
-        return list(zip(asked, loaded.answer(asked, contexts, top=top, must=must), strict=True))
+        return list(zip(asked, loaded.answer(asked, contexts, top=top, must=must, cut=cut), strict=True))
 
     for _, (question, found) in _each(questions, file, work):
         if as_json:

@@ -132,7 +132,7 @@ def _answers(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
         check_answer(record._replace(values=record.values[:4]))
     contexts, questions = ([record.values[side] for record in found] for side in (0, 1))
     references = [record.values[4] if record.values[2] else [] for record in found]
-    said = [several[0].text for several in model.answer(questions, contexts)]
+    said = [several[0].text for several in model.answer(questions, contexts, cut=True)]
     numbers: dict[str, Any] = answers(said, references)._asdict()
     for name, wanted in (("answerable", True), ("unanswerable", False)):
         part = [(output, several) for output, several in zip(said, references, strict=True) if bool(several) == wanted]

@@ -33,9 +33,17 @@ class Answer(NamedTuple):
 
 
 def answer(
-    model: Model, questions: Sequence[str], contexts: Sequence[str], top: int = 1, must: bool = False
+    model: Model,
+    questions: Sequence[str],
+    contexts: Sequence[str],
+    top: int = 1,
+    must: bool = False,
+    cut: bool = False,
 ) -> list[list[Answer]]:
-    """The `top` answers to each question in its context, none overlapping another; with `must`, never none."""
+    """The `top` answers to each question in its context, none overlapping another; with `must`, never none.
+
+    A context may have any length; a question that takes more than half of what the model reads may be `cut`.
+    """
     if len(questions) != len(contexts):
         raise ValueError(f"{len(questions)} questions, but {len(contexts)} contexts")
     span = head(model, "span", "answer", "answering")
@@ -47,7 +55,11 @@ def answer(
         for name, text, ids in (("question", questions[number], question), ("context", contexts[number], tokens)):
             if not text.strip() or not ids:
                 raise WrongText(number, f"the {name} is empty; give some text")
-        starts.append(_cut(model, number, question, tokens, rows))
+        half = limit(model) // 2
+        if len(question) > half and not cut:
+            problem = f"the question has {len(question):,} tokens, but half of what the model reads is {half:,}"
+            raise WrongText(number, f"{problem}; shorten it, or let it be cut")
+        starts.append(_cut(model, question[:half], tokens, rows))
 
     def each(hidden: Tensor, documents: Documents, chosen: list[int]) -> list[Tensor]:
         return list(span(hidden[0]).float().cpu().split(documents.lengths.tolist()))  # (T, 2) each
@@ -61,11 +73,9 @@ def answer(
     return found
 
 
-def _cut(model: Model, number: int, question: list[int], tokens: list[Token], rows: list[Row]) -> list[int]:
+def _cut(model: Model, question: list[int], tokens: list[Token], rows: list[Row]) -> list[int]:
     """Adds the windows of one context to `rows`; returns the token that each begins with."""
     opens, closes = frame(model.tokenizer)
-    if len(question) > limit(model) // 2:
-        raise WrongText(number, f"the question has {len(question):,} tokens of {limit(model):,}; shorten it")
     ahead = [*opens, *question, *closes]
     room = limit(model) - len(ahead) - len(closes)
     shared = 128 if model.data is None else model.data.stride

@@ -76,6 +76,6 @@ def _row(model: Model, number: int, text: str, mask: int) -> Row:
     inner = encoded[0]
     for piece in encoded[1:]:
         inner = [*inner, mask, *piece]
-    check_length(model, number, len(inner))
+    check_length(model, number, len(inner), cut=None)
     ids = [*opens, *inner, *closes]
     return Row(ids, len(ids))

@@ -171,11 +171,18 @@ class Model:
         return tag(self, [texts] if isinstance(texts, str) else texts, cut)
 
     def answer(
-        self, questions: Sequence[str] | str, contexts: Sequence[str] | str, *, top: int = 1, must: bool = False
+        self,
+        questions: Sequence[str] | str,
+        contexts: Sequence[str] | str,
+        *,
+        top: int = 1,
+        must: bool = False,
+        cut: bool = False,
     ) -> list[list[Answer]]:
         """The `top` answers to each question, as parts of its context (or of the one context of all)."""
         asked = _several(questions)
-        return answer(self, asked, [contexts] * len(asked) if isinstance(contexts, str) else contexts, top, must)
+        given = [contexts] * len(asked) if isinstance(contexts, str) else contexts
+        return answer(self, asked, given, top, must, cut)
 
     def embed(
         self, texts: Sequence[str] | str, *, pooling: str | None = None, normalise: bool = True, cut: bool = False

@@ -65,12 +65,13 @@ def rows(model: Model, texts: Sequence[str], seconds: Sequence[str] | None = Non
     return found
 
 
-def check_length(model: Model, number: int, tokens: int, parts: int = 1, cut: bool = False) -> None:
-    """Refuse a text with more tokens than the model reads at once."""
+def check_length(model: Model, number: int, tokens: int, parts: int = 1, cut: bool | None = False) -> None:
+    """Refuse a text with more tokens than the model reads at once, unless it is cut; None where it cannot be."""
     opens, closes = frame(model.tokenizer)
     room = limit(model) - len(opens) - parts * len(closes)
     if tokens > room and not cut:
-        raise WrongText(number, f"{tokens:,} tokens, but the model reads {room:,}; shorten it, or let it be cut")
+        fix = "shorten it" + ("" if cut is None else ", or let it be cut")
+        raise WrongText(number, f"{tokens:,} tokens, but the model reads {room:,}; {fix}")
 
 
 def read(model: Model, rows: Sequence[Row], each: Read[A]) -> list[A]:

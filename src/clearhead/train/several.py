@@ -27,7 +27,7 @@ def several(
     """Train every rate with every seed from the recipe's on, each in a folder of its own below `out`.
 
     Writes `table.md` and `table.json`, and copies the best model of the rate with the best mean to `out`/best. With
-    `resume`, runs that are done stay as they are. None when somebody asked to stop, and for all processes but the first.
+    `resume`, runs that are done stay as they are. None when somebody asked to stop, and for any process but the first.
     """
     if not (recipe.data.valid or recipe.data.held_out):
         raise UserError("--seeds, --rates: there is no validation data to compare by; add data.valid or data.held_out")
