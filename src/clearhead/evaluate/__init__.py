@@ -1,6 +1,5 @@
 """Answers to scores: translations, classes, values, tags and answers beside what was expected."""
 
-from clearhead.data.entities import entities
 from clearhead.evaluate.labels import (
     F1,
     Answers,
@@ -16,6 +15,7 @@ from clearhead.evaluate.labels import (
 )
 from clearhead.evaluate.translation import Score, bleu, chrf, tokenised_bleu
 from clearhead.text.correlation import pearson, spearman
+from clearhead.text.entities import entities
 
 __all__ = [
     "F1",

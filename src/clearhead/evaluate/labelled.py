@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from clearhead.config.data import Corpus, DataConfig
 from clearhead.data.clean import Cleaner, chunks
-from clearhead.data.entities import is_entity_scheme
 from clearhead.data.formats import ALL_ANSWERS, ANSWERS, Record
 from clearhead.data.labelled import check_answer, check_tags, label_number, number
 from clearhead.data.prepare import TASKS, raw_records
@@ -16,6 +15,7 @@ from clearhead.evaluate.labels import accuracy, answers, binary_f1, confusion, e
 from clearhead.predict import Model
 from clearhead.predict.reading import WrongText, label_names
 from clearhead.text.correlation import pearson, spearman
+from clearhead.text.entities import is_entity_scheme
 
 SHOWN = 5  # samples to read
 

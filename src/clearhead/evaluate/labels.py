@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from clearhead.data.entities import entities
 from clearhead.text.correlation import paired
+from clearhead.text.entities import entities
 
 A = TypeVar("A")
 B = TypeVar("B")

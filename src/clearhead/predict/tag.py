@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from clearhead.data.entities import entities, is_entity_scheme
 from clearhead.data.labelled import enclose, first_tokens, frame
 from clearhead.model import Documents
 from clearhead.predict.reading import Row, WrongText, check_length, clean, head, label_names, limit, read
+from clearhead.text.entities import entities, is_entity_scheme
 from clearhead.text.words import words as words_of
 
 if TYPE_CHECKING:
