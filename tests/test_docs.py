@@ -1,5 +1,6 @@
 """Every snippet of README and guide runs, in both languages, and the two languages hold the same."""
 
+import inspect
 import re
 import shlex
 import subprocess
@@ -10,7 +11,7 @@ from typing import get_args
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("README", "docs/guide", "docs/data", "docs/train", "docs/formats")
+NAMES = ("README", "docs/guide", "docs/data", "docs/train", "docs/formats", "docs/understand")
 PAIRS = [(f"{name}.md", f"{name}.zh-CN.md") for name in NAMES]
 RUN = [f"{name}{language}.md" for name in ("README", "docs/guide", "docs/data") for language in ("", ".zh-CN")]
 
@@ -91,6 +92,20 @@ def test_every_file_of_foreign_formats_is_in_its_guide() -> None:
     text = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
     files = [path.name for path in (ROOT / "src/clearhead/checkpoint/foreign").glob("*.py")]
     assert [name for name in files if name != "__init__.py" and f"`{name}`" not in text] == []
+
+
+def test_every_verb_recipe_and_task_of_reading_is_in_its_guide() -> None:
+    from clearhead.cli import understand
+    from clearhead.config.recipe import load_recipe, recipe_names
+
+    text = (ROOT / "docs" / "understand.md").read_text(encoding="utf-8")
+    found = {name: each for name, each in vars(understand).items() if inspect.isfunction(each)}
+    verbs = [name for name, each in found.items() if each.__module__ == understand.__name__]
+    labelled = ("classification", "regression", "tagging", "answering", "similarity")
+    recipes = [name for name in recipe_names() if load_recipe(name).data.task in labelled]
+    wanted = [*[name for name in verbs if not name.startswith("_")], *recipes, *labelled]
+    assert len(wanted) > 20
+    assert [name for name in wanted if f"`{name}`" not in text] == []
 
 
 def test_links_between_documents_lead_somewhere() -> None:

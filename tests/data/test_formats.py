@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from clearhead.config.data import Corpus
+from clearhead.config.data import Corpus, DataConfig
 from clearhead.data import own
-from clearhead.data.formats import ANSWERS, PAIR, TAGS, TEXT, TRANSLATION, find, read
+from clearhead.data.clean import Cleaner
+from clearhead.data.formats import ALL_ANSWERS, ANSWERS, PAIR, TAGS, TEXT, TRANSLATION, find, read
 from clearhead.errors import UserError
 from tests.corpora import corpus as real
 
@@ -188,3 +189,35 @@ def test_real_files_have_the_published_number_of_records(
     file: str, format: str, reads: tuple[str, ...], settings: dict[str, Any], count: int
 ) -> None:
     assert len(values(real(file), format, reads, **settings)) == count
+
+
+def test_trec_has_coarse_and_fine_kinds(tmp_path: Path) -> None:
+    path = tmp_path / "trec.txt"
+    path.write_text("DESC:manner How did it develop ?\nHUM:ind Who is it ?\n")
+    columns = (*TEXT, "label")
+    coarse = list(read(Corpus(format="trec", files=(str(path),)), columns))
+    assert [record.values for record in coarse] == [("How did it develop ?", "DESC"), ("Who is it ?", "HUM")]
+    fine = list(read(Corpus(format="trec", files=(str(path),), columns={"label": "fine"}), columns))
+    assert [record.values[1] for record in fine] == ["DESC:manner", "HUM:ind"]
+    path.write_text("DESC:manner How?\nno kind here\n")
+    with pytest.raises(UserError, match=r"trec.txt, line 2: 'no kind here' is no `COARSE:fine question`"):
+        list(read(Corpus(format="trec", files=(str(path),)), columns))
+
+
+def test_questions_are_held_out_by_article(tmp_path: Path) -> None:
+    def article(n: int) -> dict[str, Any]:
+        qas = [{"id": f"{n}-{k}", "question": f"{n}?", "answers": [{"text": "a", "answer_start": 0}]} for k in range(2)]
+        return {"title": f"T{n}", "paragraphs": [{"context": f"a {n} {k}", "qas": qas} for k in range(3)]}
+
+    path = tmp_path / "squad.json"
+    path.write_text(json.dumps({"data": [article(n) for n in range(40)]}))
+    config = DataConfig(task="answering", train=(Corpus(format="squad", files=(str(path),)),), held_out=0.3)
+    found = list(read(config.train[0], ANSWERS))
+    parts = {
+        part: {record.group for record in Cleaner(config, ANSWERS, part).chunk(found)} for part in ("kept", "held out")
+    }
+    assert parts["kept"] | parts["held out"] == {f"T{n}" for n in range(40)}
+    assert not parts["kept"] & parts["held out"]
+    assert 4 < len(parts["held out"]) < 20
+    references = next(iter(read(config.train[0], ALL_ANSWERS))).values[-1]
+    assert references == ["a"]

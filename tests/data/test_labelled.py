@@ -60,10 +60,15 @@ def test_labels_may_be_numbers_and_values_any_finite_number() -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_similar_texts_are_framed_each_by_itself(packed: bool) -> None:
     rows = [("a cat", "the dog sat", 4.0), ("bird", "fox", "0.5"), ("", "fox", 1)]
-    batch = whole(dataset("similarity", rows, packed=packed))
+    batch = whole(dataset("similarity", rows, packed=packed, highest=8.0))
     for side, name in enumerate(("first", "second")):
         assert samples_of(batch, name) == [[OPEN, *ids_of(row[side]), CLOSE] for row in rows[:2]]
-    assert batch["labels"].tolist() == [4.0, 0.5]
+    assert batch["labels"].tolist() == [0.5, 0.0625]
+    pairs = whole(dataset("similarity", [row[:2] for row in rows], packed=packed, contrastive=True))
+    assert samples_of(pairs, "first") == samples_of(batch, "first")
+    assert pairs["labels"].tolist() == [1.0, 1.0]
+    with pytest.raises(UserError, match=r"record 1: a score of 4, but data.highest is 1"):
+        dataset("similarity", rows)
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(5, 40))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from clearhead import __version__
-from clearhead.cli import chat, demo, evaluate, formats, info, presets, tokenizer, train, word2vec, write
+from clearhead.cli import chat, demo, evaluate, formats, info, presets, tokenizer, train, understand, word2vec, write
 from clearhead.errors import UserError
 
 app = typer.Typer(
@@ -30,6 +30,15 @@ app.command("info")(info.info)
 app.command("import")(formats.import_)
 app.command("export")(formats.export)
 app.command("pull")(formats.pull)
+for verb in (
+    understand.fill,
+    understand.classify,
+    understand.tag,
+    understand.answer,
+    understand.embed,
+    understand.similar,
+):
+    app.command(verb.__name__)(verb)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(word2vec.app, name="word2vec")
 

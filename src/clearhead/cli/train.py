@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.errors import UserError
+
 if TYPE_CHECKING:
     from clearhead.config.recipe import Recipe
 
@@ -38,10 +40,14 @@ def train(
     dry_run: Annotated[bool, typer.Option(help="Two steps and one validation; writes only the token cache.")] = False,
     device: Annotated[str | None, typer.Option(help="Short for train.device.")] = None,
     seed: Annotated[int | None, typer.Option(help="Short for train.seed.", min=0)] = None,
+    seeds: Annotated[int | None, typer.Option(help="So many runs, each with another seed.", min=1, max=1000)] = None,
+    rates: Annotated[str | None, typer.Option(help="Learning rates to compare, like 2e-5,5e-5.")] = None,
 ) -> None:
     """Train a model by a recipe; Ctrl-C saves and stops, --resume goes on.
 
     Example: clearhead train mini-en-de train.steps=500 --out runs/first
+
+    With --seeds or --rates, there is a run for each, and a table of means and spreads.
     """
     from clearhead.config.recipe import load_recipe
 
@@ -55,7 +61,11 @@ def train(
         for line in rehearse(loaded, _say):
             typer.echo(line)
         return
-    _run(loaded, out or Path("runs") / Path(recipe).stem, resume)
+    folder = out or Path("runs") / Path(recipe).stem
+    if seeds is None and rates is None:
+        _run(loaded, folder, resume)
+    else:
+        _compare(loaded, folder, resume, seeds or 1, _rates(rates) or [loaded.train.rate])
 
 
 def _run(recipe: "Recipe", out: Path, resume: bool) -> None:
@@ -71,6 +81,34 @@ def _run(recipe: "Recipe", out: Path, resume: bool) -> None:
     else:
         best = f"; best {recipe.train.metric} {summary.best:.4g}" if summary.best is not None else ""
         _say(f"done: {summary.step:,} steps{best}; {out / 'report.html'} shows how it went")
+
+
+def _rates(text: str | None) -> list[float]:
+    """The numbers between commas, each once."""
+    from clearhead.config.train import ScheduleConfig
+
+    found: list[float] = []
+    for part in text.split(",") if text is not None else ():
+        try:
+            value = float(part)
+        except ValueError:
+            raise UserError(f"--rates: {part!r} is not a number; write them like 2e-5,5e-5") from None
+        ScheduleConfig.build({"rate": value}, where="--rates")
+        found.append(value)
+    return list(dict.fromkeys(found))
+
+
+def _compare(recipe: "Recipe", out: Path, resume: bool, seeds: int, rates: list[float]) -> None:
+    from clearhead.train.several import lines, several
+
+    with Display(recipe.train.steps) as display:
+        table = several(recipe, out, rates, seeds, resume, display.say, display.watch)
+    if table is None:
+        _say(f"no table yet; clearhead train … --out {out} --resume goes on")
+        return
+    for line in lines(table, recipe.train.metric):
+        typer.echo(line)
+    _say(f"done: {out / 'table.md'}; the best model is in {out / 'best'}")
 
 
 def _say(line: str) -> None:
@@ -121,7 +159,19 @@ class Display:
             self.say(f"step {event['step']:,}/{self.steps:,} · {text}")
 
     def _validation(self, event: dict[str, Any]) -> None:
-        names = ("loss", "perplexity", "accuracy", "bleu", "chrf", "f1", "exact", "exposure_bias")
+        names = (
+            "loss",
+            "perplexity",
+            "accuracy",
+            "bleu",
+            "chrf",
+            "f1",
+            "exact",
+            "matthews",
+            "pearson",
+            "spearman",
+            "exposure_bias",
+        )
         found = " · ".join(f"{name.replace('_', ' ')} {event[name]:.4g}" for name in names if name in event)
         self.say(f"step {event['step']:,} validation · {found}")
         for sample in event["samples"][:1]:

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from clearhead.config.settings import Settings, several
 
-Format = Literal["text", "parallel", "tsv", "csv", "jsonl", "conll", "squad", "embedded", "symbols"]
+Format = Literal["text", "parallel", "tsv", "csv", "jsonl", "conll", "squad", "trec", "embedded", "symbols"]
 Task = Literal[
     "translation",
     "language-model",
@@ -45,6 +45,7 @@ class Corpus(Settings):
     level: Literal[1, 2, 3] = 3
     split: Literal["train", "valid", "test"] = "train"
     count: Count = 100_000
+    sentences: int = Field(default=1, ge=1, le=100)  # of a text to write on, or to ask about: one to so many
     seed: int = Field(default=0, ge=0, le=1 << 62)
     order: Literal["copy", "reverse"] = "copy"
     symbols: int = Field(default=26, ge=2, le=10_000)
@@ -100,6 +101,9 @@ class DataConfig(Settings):
     masked: float = Field(default=0.15, gt=0, le=0.9)
     whole_words: bool = False
     stride: int = Field(default=128, ge=1, le=1 << 24)  # answering: tokens that neighbouring windows share
+    highest: float = Field(default=1.0, gt=0, le=1e6)  # similarity: the score of two texts that say the same
+    contrastive: bool = False  # similarity: pairs have no score; each belongs together, and to no other of its batch
+    pooling: Literal["mean", "class"] = "mean"  # similarity: of all tokens, or the one that sums the text up
 
     # Batches
     tokens: int = Field(default=4096, ge=1, le=1 << 30)  # padded tokens of the global batch, source and target together

@@ -30,12 +30,23 @@ NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     "answering": (("encoder", "decoder"), "span"),
     "similarity": (("encoder", "decoder"), ""),
 }
+# What validation measures beside the loss, where it is not the accuracy alone
+MEASURED: dict[str, tuple[str, ...]] = {
+    "translation": ("accuracy", "bleu", "chrf", "exact"),
+    "classification": ("accuracy", "f1", "matthews"),
+    "regression": ("pearson", "spearman"),
+    "tagging": ("accuracy", "f1"),
+    "answering": ("accuracy", "exact", "f1"),
+    "similarity": ("pearson", "spearman"),
+}
 
 
 class Recipe(Settings):
     """Everything that decides a run. The vocabulary and the labels of the model come from the data."""
 
-    model: dict[str, Any]  # `preset` (or `folder`, a model to go on from) and what differs from it
+    model: dict[
+        str, Any
+    ]  # `preset` (or `folder`, the name or folder of a model to go on from) and what differs from it
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     data: DataConfig
     train: TrainConfig
@@ -52,8 +63,13 @@ class Recipe(Settings):
         task, train = self.data.task, self.train
         if task != "translation" and train.sampling is not None:
             raise ValueError(f"train.sampling: scheduled sampling is for translation; the task is {task}")
-        measured = ["loss"] if task in ("regression", "similarity") else ["loss", "accuracy"]
-        measured += ["bleu", "chrf", "exact"] if task == "translation" and train.scored else []
+        if train.class_weights is not None and task not in ("classification", "tagging"):
+            raise ValueError(f"train.class_weights: for classification and tagging; the task is {task}")
+        measured = ["loss", *MEASURED.get(task, ("accuracy",))]
+        if task == "translation" and not train.scored:
+            measured = ["loss", "accuracy"]
+        if task == "similarity" and self.data.contrastive:
+            measured = ["loss", "accuracy"]
         if train.metric not in measured:
             raise ValueError(f"train.metric: {train.metric} is not measured here; use {' or '.join(measured)}")
         if (train.metric != "loss" or train.patience) and not (self.data.valid or self.data.held_out):

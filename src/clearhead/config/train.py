@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from clearhead.config.settings import Settings, several
 
+Weight = Annotated[float, Field(ge=0, le=1e6)]
 FALLING = ("linear", "cosine", "wsd")  # the schedules that end at a floor
 
 
@@ -84,13 +85,15 @@ class TrainConfig(ScheduleConfig, OptimiserConfig):
     smoothing: float = Field(default=0.0, ge=0, lt=1)
     sampling: SamplingConfig | None = None
     freeze: Annotated[tuple[str, ...], BeforeValidator(several)] = ()  # patterns of parameter names
+    # Of a label's mistakes, like {spam: 5}; others weigh 1. balanced: rare labels weigh more, so that all count alike.
+    class_weights: Literal["balanced"] | dict[str, Weight] | None = None
 
     # Watching
     validate_every: int = Field(default=500, ge=1, le=1 << 40)
     save_every: int = Field(default=500, ge=1, le=1 << 40)
     log_every: int = Field(default=10, ge=1, le=1 << 40)
     keep: int = Field(default=3, ge=1, le=1000)  # checkpoints
-    metric: Literal["loss", "bleu", "chrf", "accuracy", "exact"] = "loss"  # of the best
+    metric: Literal["loss", "bleu", "chrf", "accuracy", "exact", "f1", "matthews", "pearson", "spearman"] = "loss"
     patience: int | None = Field(default=None, ge=1, le=1 << 20)  # validations without a better one, then stop
     scored: int = Field(default=200, ge=0, le=1 << 20)  # validation samples that are decoded for BLEU and chrF
     average: int = Field(default=1, ge=1, le=1000)  # `last` is the mean of so many checkpoints

@@ -31,7 +31,7 @@ class Cleaner:
         if self.part != "all":
             held = self.config.held_out
             wanted = self.part == "held out"
-            clean = [record for record in clean if (share(record.values[0]) < held) == wanted]
+            clean = [record for record in clean if (share(record.group or record.values[0]) < held) == wanted]
         if self.config.deduplicate and clean:
             new = self.seen.first_time(np.array([digest(record.values) for record in clean], np.uint64))
             self.dropped["duplicate"] += int((~new).sum())
@@ -45,7 +45,7 @@ class Cleaner:
                 values[place] = [self._text(record, each) for each in values[place]]
             elif name in TEXTS:  # labels, tags and answers stay as they are
                 values[place] = self._text(record, values[place])
-        return Record(record.place, tuple(values))
+        return record._replace(values=tuple(values))
 
     def _text(self, record: Record, value: Any) -> str:
         if not isinstance(value, str):

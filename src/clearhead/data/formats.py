@@ -1,4 +1,4 @@
-"""Files to records: parallel lines, TSV, CSV, JSON lines, plain text, CoNLL columns, SQuAD; all of them gzip or not.
+"""Files to records: parallel lines, TSV, CSV, JSON lines, plain text, CoNLL, SQuAD, TREC; all of them gzip or not.
 
 A record is a tuple of values, one for each column that the task asks for, with the place it came from, so that
 whatever is wrong with it can be said with file and line.
@@ -39,11 +39,13 @@ class Record(NamedTuple):
 
     place: Place
     values: tuple[Any, ...]
+    group: str = ""  # what stays together when a part is held out, where that is not the first value
 
 
 # What each task reads, in the order of a record's values.
 TRANSLATION, TEXT, PAIR = ("source", "target"), ("text",), ("text", "second")
 TAGS, ANSWERS = ("tokens", "tags"), ("context", "question", "answer", "start")
+ALL_ANSWERS = (*ANSWERS, "references")  # for scores: every answer that counts as right
 TEXTS = ("source", "target", "text", "second", "tokens", "context", "question")  # what is cleaned and tokenised
 
 DEFAULTS = {"source": 1, "target": 2, "text": 1, "second": 2, "tokens": 1, "tags": -1}  # "label" stands last
@@ -94,8 +96,7 @@ def read(corpus: Corpus, columns: tuple[str, ...], published: str = "") -> Itera
             )
         groups: list[Iterable[Record]] = [_parallel(*pair) for pair in zip(files[::2], files[1::2], strict=True)]
     else:
-        reader = {"text": _text, "tsv": _table, "csv": _table, "jsonl": _json_lines, "conll": _conll, "squad": _squad}
-        groups = [reader[corpus.format](path, corpus, columns) for path in files]
+        groups = [READERS[corpus.format](path, corpus, columns) for path in files]
     for path, group in zip(files[:: 2 if corpus.format == "parallel" else 1], groups, strict=True):
         empty = True
         for record in group:
@@ -174,7 +175,7 @@ def _named_column(path: Path, header: list[str], name: int | str) -> int:
 
 
 def _json_lines(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
-    names = [str(corpus.columns.get(name, name)) for name in columns]
+    names = [str(corpus.columns.get(name, name)) for name in columns if name != "references"]
     for number, line in _lines(path):
         if not line.strip():
             continue
@@ -185,7 +186,8 @@ def _json_lines(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterato
         for name in names:
             if name not in found:
                 raise UserError(f"{place}: no key {name!r}{nearest(name, list(found))}")
-        yield Record(place, tuple(found[name] for name in names))
+        values = [found[name] for name in names]
+        yield Record(place, (*values, [values[2]]) if columns == ALL_ANSWERS else tuple(values))
 
 
 def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
@@ -216,8 +218,8 @@ def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
 
 
 def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
-    """SQuAD's JSON, 1.1 or 2.0: the first answer of each question, or none."""
-    if columns != ANSWERS:
+    """SQuAD's JSON, 1.1 or 2.0: the first answer of each question, or none; the questions of an article are a group."""
+    if columns not in (ANSWERS, ALL_ANSWERS):
         raise UserError(f"format: squad holds questions and answers; this task reads {', '.join(columns)}")
     text = "\n".join(line for _, line in _lines(path))
     if not text.strip():
@@ -230,12 +232,38 @@ def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
                     number += 1
                     answers = [] if question.get("is_impossible") else question["answers"]
                     answer = (answers[0]["text"], answers[0]["answer_start"]) if answers else ("", 0)
+                    references = [[each["text"] for each in answers]] if columns == ALL_ANSWERS else []
                     place = Place(str(path), str(question.get("id", number)), "question")
-                    yield Record(place, (paragraph["context"], question["question"], *answer))
+                    values = (paragraph["context"], question["question"], *answer, *references)
+                    yield Record(place, values, str(article.get("title", "")))
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(
             f"{path}, question {number}: not SQuAD's form ({error!r}); it holds data > paragraphs > qas > answers"
         ) from None
+
+
+def _trec(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
+    """`COARSE:fine question` a line; the label is the coarse one, or both for columns {label: fine}."""
+    if columns != (*TEXT, "label"):
+        raise UserError(f"format: trec holds questions and their kinds; this task reads {', '.join(columns)}")
+    fine = corpus.columns.get("label") == "fine"
+    for number, line in _lines(path):
+        kind, space, question = line.partition(" ")
+        coarse, colon, _ = kind.partition(":")
+        if not (space and coarse and colon):
+            raise UserError(f"{path}, line {number}: {line[:40]!r} is no `COARSE:fine question`; check the line")
+        yield Record(Place(str(path), number), (question, kind if fine else coarse))
+
+
+READERS = {
+    "text": _text,
+    "tsv": _table,
+    "csv": _table,
+    "jsonl": _json_lines,
+    "conll": _conll,
+    "squad": _squad,
+    "trec": _trec,
+}
 
 
 def _parsed(text: str, where: object, fix: str) -> Any:

@@ -30,6 +30,20 @@ def frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     return [roles[role] for role in (opens,) if role in roles], [roles[role] for role in (closes,) if role in roles]
 
 
+def enclose(
+    tokenizer: Tokenizer, longest: int, first: list[int], second: list[int] | None = None
+) -> tuple[list[int], int]:
+    """The ids in their frame, cut to `longest` (the longer text first), and where the second text begins."""
+    opens, closes = frame(tokenizer)
+    room = longest - len(opens) - len(closes) * (1 if second is None else 2)
+    n, m = len(first), len(second or ())
+    if n + m > room:  # both keep half, or what they have
+        half = room // 2
+        n, m = (room - m, m) if m <= half else (n, room - n) if n <= half else (room - half, half)
+    ids = [*opens, *first[:n], *closes]
+    return (ids, len(ids)) if second is None else ([*ids, *second[:m], *closes], len(ids))
+
+
 def label_number(record: Record, label: Any, labels: tuple[str, ...]) -> int:
     """The number of a label; one that is not among the allowed is an error with its place."""
     if not isinstance(label, str | int) or isinstance(label, bool):
@@ -46,15 +60,7 @@ class _Framed(Task):
     roles = ROLES
 
     def enclose(self, first: list[int], second: list[int] | None = None) -> tuple[list[int], int]:
-        """The ids, cut to `longest` (the longer text first), and where the second text begins."""
-        opens, closes = frame(self.tokenizer)
-        room = self.config.longest - len(opens) - len(closes) * (1 if second is None else 2)
-        n, m = len(first), len(second or ())
-        if n + m > room:  # both keep half, or what they have
-            half = room // 2
-            n, m = (room - m, m) if m <= half else (n, room - n) if n <= half else (room - half, half)
-        ids = [*opens, *first[:n], *closes]
-        return (ids, len(ids)) if second is None else ([*ids, *second[:m], *closes], len(ids))
+        return enclose(self.tokenizer, self.config.longest, first, second)
 
     def framed(self, store: Store, samples: Samples, others: dict[str, NDArray[Any]], **fields: NDArray[Any]) -> Batch:
         """A batch of the store's ids with segments, and with labels for every token or every row."""
@@ -112,13 +118,13 @@ class Regression(Classification):
 
 
 class Similarity(Classification):
-    """Two texts, each by itself, and how alike they are."""
+    """Two texts, each by itself, and how alike they are: 1 for the same, or for all pairs of a contrastive set."""
 
     label_kind = "float32"
 
     @classmethod
     def reads(cls, config: DataConfig) -> tuple[str, ...]:
-        return (*PAIR, "label")
+        return PAIR if config.contrastive else (*PAIR, "label")
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -129,12 +135,19 @@ class Similarity(Classification):
         sides = [self.tokenizer.encode_all([r.values[side] for r in records]) for side in (0, 1)]
         rows: list[Row] = []
         for record, first, second in zip(records, *sides, strict=True):
-            label = number(record)
+            label = 1.0 if self.config.contrastive else self.likeness(record)
             if not first or not second:
                 dropped["empty"] += 1
             else:
                 rows.append({"first": self.enclose(first)[0], "second": self.enclose(second)[0], "label": [label]})
         return rows
+
+    def likeness(self, record: Record) -> float:
+        """The score of a pair as a share of the highest; a cosine can be no more than 1."""
+        value, highest = number(record), self.config.highest
+        if abs(value) > highest:
+            raise UserError(f"{record.place}: a score of {value:g}, but data.highest is {highest:g}; raise it")
+        return value / highest
 
     def lengths(self, store: Store, samples: Samples, epoch: int) -> NDArray[np.int64]:
         return np.stack([store.span(side, samples)[1] for side in ("first", "second")], axis=1)

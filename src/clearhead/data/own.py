@@ -1,21 +1,23 @@
 """Records that the package makes itself: the embedded grammar, and symbols to copy or to reverse."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from clearhead.config.data import Corpus, Language
 from clearhead.data.chance import below
-from clearhead.data.formats import ANSWERS, TAGS, TEXT, TRANSLATION, Place, Record
+from clearhead.data.formats import ALL_ANSWERS, ANSWERS, PAIR, TAGS, TEXT, TRANSLATION, Place, Record
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
-    from clearhead.data.embedded import Example
+    from clearhead.data.embedded import Example, Grammar
 
 LABELS = ("tense", "sentiment")
 
@@ -35,32 +37,75 @@ def _embedded(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     label = str(corpus.columns.get("label", LABELS[0]))
     if "label" in columns and label not in LABELS:
         raise UserError(f"columns: the embedded corpus has the labels {' and '.join(LABELS)}, not {label!r}")
+    if columns in (ANSWERS, ALL_ANSWERS):
+        yield from _asked(corpus, grammar, source, columns == ALL_ANSWERS)
+        return
+    if columns == TEXT:
+        for index, group in _groups(corpus, grammar):
+            yield Record(_place(corpus, index), (_joined(group, source),))
+        return
     for index in range(corpus.count):
         example = grammar.example(corpus.split, index, corpus.seed)
-        for values in _values(example, columns, source, target, label):
-            yield Record(Place(f"embedded level {corpus.level} {corpus.split}", index, "sentence"), values)
+        yield Record(_place(corpus, index), _values(example, columns, source, target, label))
+
+
+def _place(corpus: Corpus, index: int) -> Place:
+    return Place(f"embedded level {corpus.level} {corpus.split}", index, "sentence")
+
+
+def _groups(corpus: Corpus, grammar: "Grammar") -> Iterator[tuple[int, list["Example"]]]:
+    """One to `sentences` sentences at a time, and the number of the first."""
+    index = 0
+    while index < corpus.count:
+        size = min(1 + int(below(corpus.sentences, corpus.seed, index)), corpus.count - index)
+        yield index, [grammar.example(corpus.split, index + n, corpus.seed) for n in range(size)]
+        index += size
+
+
+def _joined(group: list["Example"], language: Language) -> str:
+    return ("" if language == "zh" else " ").join(example.text(language) for example in group)
+
+
+def _asked(corpus: Corpus, grammar: "Grammar", language: Language, references: bool) -> Iterator[Record]:
+    """What the sentences of a text answer, each question once, and a question from before, which they do not."""
+    from clearhead.data.embedded.example import clauses
+
+    before = ("", "")
+    for index, group in _groups(corpus, grammar):
+        verbs = Counter(clause.verb.key for example in group for clause in clauses(example.clause))
+        found = list[tuple[str, str, int]]()
+        asked = before
+        for number, example in enumerate(group):
+            verb = example.clause.verb.key
+            if verbs[verb] > 1:  # two sentences may answer what is asked of one
+                continue
+            first = len(_joined([*group[:number], example], language)) - len(example.text(language))
+            for question, answer, start in example.questions(language):
+                found.append((question, answer, first + start))
+                asked = (question, verb)
+        if before[0] and before[1] not in verbs and len(found) < len(group):  # about one of three
+            found.append((before[0], "", 0))
+        before = asked
+        text = _joined(group, language)
+        for question, answer, start in found:
+            every = [[answer] if answer else []] if references else []
+            yield Record(_place(corpus, index), (text, question, answer, start, *every))
 
 
 def _values(
     example: "Example", columns: tuple[str, ...], source: Language, target: Language, label: str
-) -> Iterator[tuple[Any, ...]]:
-    """What a task reads of one sentence; several questions may be asked of it, or none."""
-    if columns == TRANSLATION:
-        yield example.text(source), example.text(target)
-    elif columns == TEXT:
-        yield (example.text(source),)
-    elif columns == (*TEXT, "label"):
-        yield example.text(source), getattr(example, label)
-    elif columns == TAGS:
+) -> tuple[Any, ...]:
+    """What a task reads of one sentence."""
+    if columns in (TRANSLATION, PAIR):  # a sentence and its translation say the same
+        return example.text(source), example.text(target)
+    if columns == (*TEXT, "label"):
+        return example.text(source), getattr(example, label)
+    if columns == TAGS:
         words, tags = list(example.words(source)), ["O"] * len(example.words(source))
         for first, behind, kind in example.entities(source):
             tags[first:behind] = [f"B-{kind}", *[f"I-{kind}"] * (behind - first - 1)]
-        yield words, tags
-    elif columns == ANSWERS:
-        for question, answer, start in example.questions(source):
-            yield example.text(source), question, answer, start
-    else:
-        raise UserError("format: the embedded corpus has no pairs of texts; use another one for this task")
+        return words, tags
+    raise UserError("format: the embedded corpus has no labelled pairs of texts; use another one for this task")
 
 
 def _symbols(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
@@ -99,7 +144,7 @@ def _split(drawn: list[str]) -> str:
 @cache
 def embedded_version() -> str:
     """A digest of everything that decides what the embedded grammar says."""
-    found = hashlib.sha256()
+    found = hashlib.sha256(Path(__file__).read_bytes())
     folders = [resources.files("clearhead.data") / "embedded"]
     while folders:
         for entry in sorted(folders.pop().iterdir(), key=lambda each: each.name):

@@ -34,7 +34,7 @@ TASKS: dict[str, type[Task]] = {
 }
 # Settings that decide what a batch looks like, not what is in the cache.
 BATCHING = {"train", "valid", "test", "held_out", "published", "boundaries", "masked", "whole_words"}
-BATCHING |= {"tokens", "packed", "pool", "workers", "cache"}
+BATCHING |= {"tokens", "packed", "pool", "workers", "cache", "pooling"}
 
 LABELS = 10_000  # more are a text taken for a label
 

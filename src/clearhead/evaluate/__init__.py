@@ -8,7 +8,6 @@ from clearhead.evaluate.labels import (
     answers,
     binary_f1,
     confusion,
-    entities,
     entity_f1,
     macro_f1,
     matthews,
@@ -16,6 +15,7 @@ from clearhead.evaluate.labels import (
 )
 from clearhead.evaluate.translation import Score, bleu, chrf, tokenised_bleu
 from clearhead.text.correlation import pearson, spearman
+from clearhead.text.entities import entities
 
 __all__ = [
     "F1",

@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from clearhead.errors import UserError
 from clearhead.text.correlation import paired
+from clearhead.text.entities import entities
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -83,24 +83,6 @@ def confusion(
     if strangers:
         raise ValueError(f"labels: {min(map(repr, strangers))} occurs but is not among them")
     return [[pairs[true, said] for said in labels] for true in labels]
-
-
-def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """The entities (type, first, last) of one text's tags: O, B-type to begin one, I-type to go on.
-
-    An I- that has nothing of its type to go on begins an entity, as in the CoNLL script and in seqeval's usual mode.
-    """
-    found: list[tuple[str, int, int]] = []
-    before = "O"
-    for place, tag in enumerate(tags):
-        if tag != "O" and (tag[:2] not in ("B-", "I-") or len(tag) < 3):
-            raise UserError(f"tag {tag!r:.40}: entities need tags O, B-type and I-type; rename it, or use accuracy")
-        if tag[0] == "I" and before[1:] == tag[1:]:
-            found[-1] = (*found[-1][:2], place)
-        elif tag != "O":
-            found.append((tag[2:], place, place))
-        before = tag
-    return found
 
 
 def entity_f1(outputs: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Entities:

@@ -1,4 +1,4 @@
-"""How good a model is on a test set: translations by BLEU and chrF, language models by perplexity."""
+"""How good a model is on a test set: BLEU and chrF of translations, perplexity, the scores of labelled tasks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from torch.nn import functional as F
 from clearhead.config.data import Corpus, DataConfig
 from clearhead.data import IGNORED, Loader, open_set, prepare
 from clearhead.data.clean import cleaned, share
-from clearhead.data.formats import TEXT, TRANSLATION
-from clearhead.data.prepare import raw_records
+from clearhead.data.formats import TEXT, TRANSLATION, Record
+from clearhead.data.prepare import TASKS, raw_records
 from clearhead.errors import UserError
+from clearhead.evaluate.labelled import records, score
 from clearhead.evaluate.translation import bleu, chrf, tokenised_bleu
-from clearhead.model import Decoder
+from clearhead.model import Decoder, Encoder
 from clearhead.predict import Model
 
 Say = Callable[[str], None]
@@ -29,12 +30,13 @@ def evaluate(
     beam: int = 4,
     lowercase: bool = False,
     moses: str = "",
+    unseen: bool = False,
     say: Say = lambda line: None,
 ) -> dict[str, Any]:
     """Scores of a model on corpora, or on the test (else validation, else held-out) set of its recipe.
 
     `lowercase` and `moses` (a language, for tokens as sacremoses makes them) are for published figures that were
-    computed so.
+    computed so; `unseen` adds the scores of the texts that are no part of any training text.
     """
     data = model.data
     if data is None:
@@ -48,7 +50,53 @@ def evaluate(
         return _translation(model, data, corpora, beam, lowercase, moses, say)
     if data.task == "language-model":
         return _language_model(model, data, corpora)
-    raise UserError(f"evaluate: not yet for {data.task}")
+    if data.task == "masked-language-model":
+        return _masked(model, data, corpora)
+    found = list(records(data, corpora))
+    scores = score(model, data, found)
+    result = {"texts": len(found)} | scores.numbers
+    if scores.confusion is not None:
+        result["confusion"] = scores.confusion
+    return result | (_unseen(model, data, found) if unseen else {})
+
+
+def _unseen(model: Model, data: DataConfig, found: Sequence[Record]) -> dict[str, Any]:
+    """Scores of those records whose first text is contained in no training text."""
+    columns = TASKS[data.task].reads(data)
+    read = "\n".join(_said(record) for corpus in data.train for record in raw_records(corpus, columns, data.published))
+    kept = [record for record in found if _said(record).strip() not in read]
+    numbers = score(model, data, kept).numbers if kept else {}
+    return {"unseen_texts": len(kept)} | {f"unseen_{name}": value for name, value in numbers.items()}
+
+
+def _said(record: Record) -> str:
+    text = record.values[0]
+    return " ".join(text) if isinstance(text, list) else str(text)
+
+
+def _masked(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> dict[str, Any]:
+    """Perplexity and accuracy of masked words, masks drawn with seed 0; how often the next sentence was known."""
+    assert isinstance(model.network, Encoder)
+    dataset = open_set(data, corpora, model.tokenizers) if corpora else prepare(data, model.tokenizers).valid
+    assert dataset is not None  # `evaluate` has seen that something is held out
+    heads, total, words, right, rows, known = model.network.heads, 0.0, 0, 0, 0, 0
+    with torch.inference_mode():
+        for step in Loader(dataset, tokens=data.tokens, shuffle=False, workers=1):
+            for batch in step.batches:
+                there = batch.to(model.device)
+                lengths, documents = there.get("ids_lengths"), there.documents.get("ids")
+                segments = there["segments"] if model.config.segments else None
+                hidden = model.network.encode(there["ids"], lengths, documents=documents, segments=segments)
+                asked = there["labels"] != IGNORED
+                scores, labels = model.network.words(hidden[asked]).float(), there["labels"][asked]
+                total += float(F.cross_entropy(scores, labels, reduction="sum"))
+                words, right = words + len(labels), right + int((scores.argmax(-1) == labels).sum())
+                if heads.next_sentence is not None:
+                    follows = heads.next_sentence(heads.pool(hidden, lengths, documents)).argmax(-1)
+                    rows, known = rows + len(follows), known + int((follows == there["next_sentence"]).sum())
+    loss = total / max(1, words)
+    found = {"words": words, "loss": loss, "perplexity": math.exp(min(loss, 700)), "accuracy": right / max(1, words)}
+    return found | ({"next_sentence_accuracy": known / rows} if rows else {})
 
 
 def _translation(

@@ -87,3 +87,14 @@ class Heads(nn.Module):
         else:
             x = hidden[torch.arange(len(hidden), device=hidden.device), (lengths - 1).clamp(min=0)]
         return x if self.pooler is None else self.pooler(x)
+
+
+def mean_pool(hidden: Tensor, lengths: Tensor | None = None, documents: Documents | None = None) -> Tensor:
+    """The mean of each row's (or document's) real tokens: (B, T, D) to (B, D)."""
+    if documents is not None:
+        sums = hidden.new_zeros(len(documents.lengths), hidden.shape[-1]).index_add(0, documents.index, hidden[0])
+        return sums / documents.lengths[:, None]
+    if lengths is None:
+        return hidden.mean(1)
+    real = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
+    return (hidden * real[..., None]).sum(1) / lengths[:, None]

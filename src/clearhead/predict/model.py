@@ -16,11 +16,16 @@ from clearhead.config import ModelConfig
 from clearhead.config.data import DataConfig
 from clearhead.config.decode import DecodeConfig
 from clearhead.data.clean import cleaned
-from clearhead.decode import Output, Stops, generate, hard, stream_text, translate, use_graphs
+from clearhead.decode import Output, Stops, generate, hard, packed, stream_text, translate, use_graphs
 from clearhead.errors import UserError
 from clearhead.model import Decoder, Encoder, EncoderDecoder, Network
 from clearhead.model.device import choose_device
+from clearhead.predict.answer import Answer, answer
+from clearhead.predict.classify import Label, classify, values
+from clearhead.predict.embed import Match, Vectors, embed, nearest
+from clearhead.predict.fill import Gap, fill
 from clearhead.predict.find import find_model
+from clearhead.predict.tag import Tagged, tag
 from clearhead.text import Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -141,6 +146,57 @@ class Model:
         row = self._prompts([prompt], config.max_new_tokens)[0]
         return stream_text(network, row, config, self.tokenizer, end=self._ends, seed=seed, stop=tuple(stop))
 
+    # What a model that reads says about texts; each answer stands where its text stood
+
+    @cached_property
+    def reader(self) -> Network:
+        """The network, laid out for reading alone."""
+        return packed(self.network)
+
+    def fill(self, texts: Sequence[str] | str, top: int = 5) -> list[list[Gap]]:
+        """The `top` words for every mask of each text."""
+        return fill(self, _several(texts), top)
+
+    def classify(
+        self, texts: Sequence[str] | str, seconds: Sequence[str] | str | None = None, *, cut: bool = False
+    ) -> list[list[Label]]:
+        """All labels of each text (or of each pair), the best first; `cut` reads only the beginning of long texts."""
+        return classify(self, _several(texts), None if seconds is None else _several(seconds), cut)
+
+    def values(
+        self, texts: Sequence[str] | str, seconds: Sequence[str] | str | None = None, *, cut: bool = False
+    ) -> list[float]:
+        """The number that a regression gives for each text (or for each pair)."""
+        return values(self, _several(texts), None if seconds is None else _several(seconds), cut)
+
+    def tag(self, texts: Sequence[str | Sequence[str]] | str, *, cut: bool = False) -> list[Tagged]:
+        """Words, tags and spans of each text; a text given as a list of words keeps them."""
+        return tag(self, [texts] if isinstance(texts, str) else texts, cut)
+
+    def answer(
+        self,
+        questions: Sequence[str] | str,
+        contexts: Sequence[str] | str,
+        *,
+        top: int = 1,
+        must: bool = False,
+        cut: bool = False,
+    ) -> list[list[Answer]]:
+        """The `top` answers to each question, as parts of its context (or of the one context of all)."""
+        asked = _several(questions)
+        given = [contexts] * len(asked) if isinstance(contexts, str) else contexts
+        return answer(self, asked, given, top, must, cut)
+
+    def embed(
+        self, texts: Sequence[str] | str, *, pooling: str | None = None, normalise: bool = True, cut: bool = False
+    ) -> Vectors:
+        """A vector for each text: (N, D)."""
+        return embed(self, _several(texts), pooling, normalise, cut)
+
+    def similar(self, queries: Sequence[str] | str, texts: Sequence[str], *, top: int = 5) -> list[list[Match]]:
+        """The `top` texts that are most like each query, by the cosine of their vectors."""
+        return nearest(self.embed(_several(queries)), self.embed(texts), top)
+
     @property
     def _ends(self) -> list[int]:
         """What ends a text: an imported model says so itself."""
@@ -191,6 +247,10 @@ class Model:
             what = f"{self.name or 'this model'} is {family_name}"
             raise UserError(f"{act}: {what}; it can {can[type(self.network)]}")
         return cast(Any, self.network)
+
+
+def _several(texts: Sequence[str] | str) -> Sequence[str]:
+    return [texts] if isinstance(texts, str) else texts
 
 
 def load(name: str | Path, device: str = "auto", dtype: str | None = None, compiled: bool = False) -> Model:

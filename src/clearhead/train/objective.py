@@ -12,6 +12,7 @@ from clearhead.config.data import DataConfig
 from clearhead.config.train import TrainConfig
 from clearhead.data import IGNORED, Batch
 from clearhead.model import Decoder, Documents, Encoder, EncoderDecoder, Network
+from clearhead.model.heads import mean_pool
 from clearhead.train import losses
 from clearhead.train.losses import Loss
 from clearhead.train.pieces import Piece
@@ -30,9 +31,12 @@ class Draws(NamedTuple):
 class Objective(nn.Module):
     """A network with the losses of its task, by name: usually one, two for BERT's pretraining."""
 
-    def __init__(self, network: Network, data: DataConfig, train: TrainConfig):
+    class_weights: Tensor | None
+
+    def __init__(self, network: Network, data: DataConfig, train: TrainConfig, class_weights: Tensor | None = None):
         super().__init__()
         self.network, self.data, self.train_settings = network, data, train
+        self.register_buffer("class_weights", class_weights, persistent=False)  # (C,)
         self.piece: Callable[..., Piece] | None = None  # a compiled `losses.piece`, put on from outside
 
     def counts(self, batch: Batch) -> dict[str, int]:
@@ -55,24 +59,28 @@ class Objective(nn.Module):
             case "masked-language-model":
                 return self._masked(batch)
             case "similarity":
-                ends = [self.embed(batch, side) for side in ("first", "second")]
-                return {"similarity": losses.cosine_loss(ends[0], ends[1], batch["labels"])}
+                first, second = (self.embed(batch, side) for side in ("first", "second"))
+                if self.data.contrastive:
+                    return {"similarity": losses.contrastive_loss(first, second)}
+                return {"similarity": losses.cosine_loss(first, second, batch["labels"])}
         hidden = self._hidden(batch)
         heads, lengths, documents = self.network.heads, batch.get("ids_lengths"), batch.documents.get("ids")
         match self.data.task:
             case "tagging":
                 assert heads.tags is not None
-                return {"tagging": losses.tag_loss(heads.tags(hidden), batch["labels"])}
+                return {"tagging": losses.tag_loss(heads.tags(hidden), batch["labels"], self.class_weights)}
             case "answering":
                 assert heads.span is not None
-                assert lengths is not None
                 scores = heads.span(hidden)
+                if documents is not None:  # two scores a token: cheap to give every row its own line
+                    scores, lengths = documents.pad(scores[:, None])[:, 0], documents.lengths
+                assert lengths is not None
                 return {"answering": losses.span_loss(scores, batch["first_token"], batch["last_token"], lengths)}
         assert heads.classes is not None
         scores = heads.classes(heads.pool(hidden, lengths, documents))
         if self.data.task == "regression":
             return {"regression": losses.regression_loss(scores, batch["labels"])}
-        return {"classification": losses.class_loss(scores, batch["labels"])}
+        return {"classification": losses.class_loss(scores, batch["labels"], self.class_weights)}
 
     def _words(self, hidden: Tensor, batch: Batch) -> Loss:
         head = self.network.heads.words
@@ -120,11 +128,7 @@ class Objective(nn.Module):
         return cast(Decoder, self.network).decode(batch[side], lengths, documents=documents)
 
     def embed(self, batch: Batch, side: str) -> Tensor:
-        """One vector for each text: the mean of its hidden states, (B, D)."""
+        """One vector for each text, (B, D), by the pooling that the data asks for."""
         hidden, lengths, documents = self._hidden(batch, side), batch.get(f"{side}_lengths"), batch.documents.get(side)
-        if documents is not None:
-            sums = hidden.new_zeros(len(documents.lengths), hidden.shape[-1]).index_add(0, documents.index, hidden[0])
-            return sums / documents.lengths[:, None]
-        assert lengths is not None
-        real = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
-        return (hidden * real[..., None]).sum(1) / lengths[:, None]
+        pool = mean_pool if self.data.pooling == "mean" else self.network.heads.pool
+        return pool(hidden, lengths, documents)

@@ -43,7 +43,7 @@ from clearhead.train.recorded import recorded
 from clearhead.train.report import write_report
 from clearhead.train.same import comparable, differences, vocabulary
 from clearhead.train.schedules import rate
-from clearhead.train.start import start_network, tokenizers_for
+from clearhead.train.start import class_weights, start_network, tokenizers_for
 from clearhead.train.step import Progress, Scaler, Updater
 
 FINISHED = "finished"  # why a run ended that did all its steps
@@ -66,7 +66,8 @@ class Run:
             freeze(self.network, settings.freeze)
         dtype = precision(settings, place.device)
         self.network.to(place.device, torch.float64 if dtype == torch.float64 else torch.float32)
-        self.objective = Objective(self.network, recipe.data, settings).train()
+        weights = class_weights(recipe, self.data)
+        self.objective = Objective(self.network, recipe.data, settings, weights).to(place.device).train()
         speed_up(self.objective, settings, place.device)
         wrapped = spread(self.objective, self.network, settings, place)
         scaler = Scaler() if dtype == torch.float16 else None

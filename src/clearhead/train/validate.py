@@ -1,4 +1,4 @@
-"""How good the model is now: loss, perplexity and accuracy on held-out data, BLEU and chrF of what it writes."""
+"""How good the model is now: losses on held-out data, BLEU and chrF of what it writes, scores of what it says."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from clearhead.data import Data, Dataset, Loader
 from clearhead.data.tasks import LanguageModel, Translation
 from clearhead.decode import generate, translate
 from clearhead.decode.step import pad
+from clearhead.evaluate.labelled import LABELLED, records, score
 from clearhead.evaluate.translation import bleu, chrf
 from clearhead.model import Decoder, EncoderDecoder, Network
+from clearhead.predict import Model
 from clearhead.text import Tokenizer
 from clearhead.train.bias import exposure_bias
 from clearhead.train.objective import Objective
@@ -25,7 +27,16 @@ from clearhead.train.parallel import Place, cast, uncompiled
 from clearhead.train.step import Progress
 
 EXPOSED = 100  # validation samples whose exposure bias is measured
-HIGHER = ("bleu", "chrf", "accuracy", "exact")  # metrics of which more is better
+HIGHER = (
+    "bleu",
+    "chrf",
+    "accuracy",
+    "exact",
+    "f1",
+    "matthews",
+    "pearson",
+    "spearman",
+)  # metrics of which more is better
 
 
 class Sample(TypedDict, total=False):
@@ -82,7 +93,8 @@ def scores(
     network: Network, data: Data, settings: TrainConfig, place: Place, dtype: torch.dtype
 ) -> tuple[dict[str, Any], list[Sample]]:
     """What the model writes for some validation samples: scores with their signature, and a few samples to read."""
-    if data.valid is None or not settings.scored:
+    labelled = data.task.config.task in LABELLED
+    if data.valid is None or not (settings.scored or labelled):
         return {}, []
     trains = network.training
     network.eval()
@@ -92,9 +104,21 @@ def scores(
                 return _translations(network, data, settings.scored)
             if isinstance(network, Decoder) and isinstance(data.task, LanguageModel):
                 return {}, _continuations(network, data)
+            if labelled:
+                return _labelled(network, data)
     finally:
         network.train(trains)
     return {}, []
+
+
+def _labelled(network: Network, data: Data) -> tuple[dict[str, Any], list[Sample]]:
+    """The scores that `clearhead evaluate` gives, over all validation data."""
+    config = data.task.config
+    extra = {"task": config.task, "labels": list(data.labels), "data": config.model_dump(mode="json")}
+    model = Model(network, data.tokenizers, extra, "the model")
+    found = score(model, config, list(records(config, config.valid)))
+    table = {} if found.confusion is None else {"confusion": found.confusion}
+    return found.numbers | table, [Sample(**each) for each in found.samples]  # type: ignore[typeddict-item]
 
 
 def _translations(network: EncoderDecoder, data: Data, most: int) -> tuple[dict[str, Any], list[Sample]]:

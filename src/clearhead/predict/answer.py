@@ -1,0 +1,124 @@
+"""Answers to questions, as places in a context of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from clearhead.data.labelled import frame, windows
+from clearhead.model import Documents
+from clearhead.predict.reading import Row, WrongText, clean, head, limit, read
+
+if TYPE_CHECKING:
+    from clearhead.predict.model import Model
+
+LONGEST = 30  # tokens of an answer
+Token = tuple[int, int, int]
+
+
+class Answer(NamedTuple):
+    """A part of the context, `first` to before `behind`, or nothing (0 to 0) where it holds no answer.
+
+    The score is the share of all the answers that were possible, none being one of them.
+    """
+
+    text: str
+    first: int
+    behind: int
+    score: float
+
+
+def answer(
+    model: Model,
+    questions: Sequence[str],
+    contexts: Sequence[str],
+    top: int = 1,
+    must: bool = False,
+    cut: bool = False,
+) -> list[list[Answer]]:
+    """The `top` answers to each question in its context, none overlapping another; with `must`, never none.
+
+    A context may have any length; a question that takes more than half of what the model reads may be `cut`.
+    """
+    if len(questions) != len(contexts):
+        raise ValueError(f"{len(questions)} questions, but {len(contexts)} contexts")
+    span = head(model, "span", "answer", "answering")
+    asked = model.tokenizer.encode_all([clean(model, question) for question in questions])
+    given = model.tokenizer.offsets_all(list(contexts))
+    rows: list[Row] = []
+    starts: list[list[int]] = []
+    for number, (question, tokens) in enumerate(zip(asked, given, strict=True)):
+        for name, text, ids in (("question", questions[number], question), ("context", contexts[number], tokens)):
+            if not text.strip() or not ids:
+                raise WrongText(number, f"the {name} is empty; give some text")
+        half = limit(model) // 2
+        if len(question) > half and not cut:
+            problem = f"the question has {len(question):,} tokens, but half of what the model reads is {half:,}"
+            raise WrongText(number, f"{problem}; shorten it, or let it be cut")
+        starts.append(_cut(model, question[:half], tokens, rows))
+
+    def each(hidden: Tensor, documents: Documents, chosen: list[int]) -> list[Tensor]:
+        return list(span(hidden[0]).float().cpu().split(documents.lengths.tolist()))  # (T, 2) each
+
+    scores = iter(read(model, rows, each))
+    inside = iter(rows)
+    found = []
+    for context, tokens, begins in zip(contexts, given, starts, strict=True):
+        odds = _odds(tokens, [(begin, next(inside).boundary, next(scores)) for begin in begins])
+        found.append(_best(context, tokens, odds, top, must))
+    return found
+
+
+def _cut(model: Model, question: list[int], tokens: list[Token], rows: list[Row]) -> list[int]:
+    """Adds the windows of one context to `rows`; returns the token that each begins with."""
+    opens, closes = frame(model.tokenizer)
+    ahead = [*opens, *question, *closes]
+    room = limit(model) - len(ahead) - len(closes)
+    shared = 128 if model.data is None else model.data.stride
+    begins = windows(len(tokens), room, min(shared, room // 2))
+    rows += [
+        Row([*ahead, *(token for token, _, _ in tokens[begin : begin + room]), *closes], len(ahead)) for begin in begins
+    ]
+    return begins
+
+
+def _odds(tokens: list[Token], scored: list[tuple[int, int, Tensor]]) -> Tensor:
+    """How the answer of l + 1 tokens from token n on compares with no answer: (N, LONGEST), logarithms of odds.
+
+    Each window says how it compares with the window's first token, which stands for no answer there; of several
+    windows, the one that is surest of it counts.
+    """
+    found = torch.full((len(tokens), LONGEST), -torch.inf)
+    real = torch.tensor([behind > first for _, first, behind in tokens])
+    for begin, boundary, scores in scored:
+        size = min(len(scores) - boundary, len(tokens) - begin)
+        here = scores[boundary : boundary + size].masked_fill(~real[begin : begin + size, None], -torch.inf)
+        ends = F.pad(here[:, 1], (0, LONGEST - 1), value=-torch.inf).unfold(0, LONGEST, 1)  # (T, LONGEST)
+        margin = here[:, :1] + ends - scores[0].sum()
+        found[begin : begin + size] = found[begin : begin + size].maximum(margin)
+    return found
+
+
+def _best(context: str, tokens: list[Token], odds: Tensor, top: int, must: bool) -> list[Answer]:
+    none = torch.tensor([-torch.inf if must else 0.0])
+    shares = torch.cat([none, odds.flatten()]).softmax(0)
+    order = shares.argsort(descending=True, stable=True)
+    found: list[Answer] = []
+    for place in order.tolist():
+        score = float(shares[place])
+        if len(found) == top or not score > 0:
+            break
+        if not place:
+            found.append(Answer("", 0, 0, score))
+            continue
+        begin, more = divmod(place - 1, LONGEST)
+        first, behind = tokens[begin][1], tokens[begin + more][2]
+        text = context[first:behind]
+        first, behind = first + len(text) - len(text.lstrip()), first + len(text.rstrip())
+        if first < behind and not any(first < other.behind and other.first < behind for other in found):
+            found.append(Answer(context[first:behind], first, behind, score))
+    return found or [Answer("", 0, 0, 0.0)]

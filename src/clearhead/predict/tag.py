@@ -1,0 +1,101 @@
+"""A tag for every word, and the spans that tags make, at their exact places in the text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from clearhead.data.labelled import enclose, first_tokens, frame
+from clearhead.model import Documents
+from clearhead.predict.reading import Row, WrongText, check_length, clean, head, label_names, limit, read
+from clearhead.text.entities import entities, is_entity_scheme
+from clearhead.text.words import words as words_of
+
+if TYPE_CHECKING:
+    from clearhead.predict.model import Model
+
+
+class Word(NamedTuple):
+    """A word at characters `first` to before `behind`, its tag, and how probable that is."""
+
+    text: str
+    first: int
+    behind: int
+    tag: str
+    score: float
+
+
+class Span(NamedTuple):
+    """Words that belong together, at characters `first` to before `behind`; as probable as the least of them."""
+
+    text: str
+    first: int
+    behind: int
+    label: str
+    score: float
+
+
+class Tagged(NamedTuple):
+    """A text with its words and the spans among them (tags that are no B-type and I-type: every word is one)."""
+
+    text: str
+    words: list[Word]
+    spans: list[Span]
+
+
+def tag(model: Model, texts: Sequence[str | Sequence[str]], cut: bool = False) -> list[Tagged]:
+    """The tags of texts. One that is a list of words keeps them: its text is the words with a space between."""
+    tags = head(model, "tags", "tag", "tagging")
+    names = label_names(model, model.config.labels)
+    split = [_split(text) for text in texts]
+    told = [[clean(model, text[first:behind]) for first, behind in places] for text, places in split]
+    found: list[tuple[Row, list[int | None]]] = []
+    for number, (ours, tokens) in enumerate(
+        zip(told, model.tokenizer.offsets_all(list(map(" ".join, told))), strict=True)
+    ):
+        if not tokens:
+            raise WrongText(number, "empty; give some text")
+        check_length(model, number, len(tokens), cut=cut)
+        opens, closes = frame(model.tokenizer)
+        kept = tokens[: limit(model) - len(opens) - len(closes)]
+        row = Row(*enclose(model.tokenizer, limit(model), [token for token, _, _ in kept]))
+        found.append((row, [*[None] * len(opens), *first_tokens(ours, kept), *[None] * len(closes)]))
+
+    def each(hidden: Tensor, documents: Documents, chosen: list[int]) -> list[tuple[list[float], list[int]]]:
+        best = tags(hidden[0]).float().softmax(-1).max(-1)
+        sizes = documents.lengths.tolist()
+        pairs = zip(best.values.cpu().split(sizes), best.indices.cpu().split(sizes), strict=True)
+        return [(scores.tolist(), numbers.tolist()) for scores, numbers in pairs]
+
+    answers = read(model, [row for row, _ in found], each)
+    outside = ("O" if "O" in names else names[0], 0.0)  # of a word behind the cut, or one without any token
+    tagged = []
+    for (text, places), (_, firsts), (scores, numbers) in zip(split, found, answers, strict=True):
+        said = {word: (names[n], s) for word, n, s in zip(firsts, numbers, scores, strict=True) if word is not None}
+        words = [Word(text[a:b], a, b, *said.get(n, outside)) for n, (a, b) in enumerate(places)]
+        tagged.append(Tagged(text, words, _spans(text, words, is_entity_scheme(names))))
+    return tagged
+
+
+def _split(text: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """A text and the places of its words."""
+    if isinstance(text, str):
+        return text, words_of(text)
+    places, first = [], 0
+    for word in text:
+        places.append((first, first + len(word)))
+        first += len(word) + 1
+    return " ".join(text), places
+
+
+def _spans(text: str, words: list[Word], typed: bool) -> list[Span]:
+    if not typed:
+        return [Span(word.text, word.first, word.behind, word.tag, word.score) for word in words]
+    found = []
+    for label, first, last in entities([word.tag for word in words]):
+        begin, behind = words[first].first, words[last].behind
+        score = min(word.score for word in words[first : last + 1])
+        found.append(Span(text[begin:behind], begin, behind, label, score))
+    return found

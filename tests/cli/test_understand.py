@@ -1,0 +1,213 @@
+"""fill, classify, tag, answer, embed and similar as a user sees them: one text, a file, a pipe, JSON, and mistakes."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clearhead import cli
+from clearhead.checkpoint import save_model
+from clearhead.predict import Model, load
+from tests.predict.readers import LABELS, reader
+
+TEXTS = ["The cat sat.", "猫坐在 the mat", "Zoë's dog 🐈"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Folders of a model for each verb, and of a decoder."""
+    folder = tmp_path_factory.mktemp("models")
+    made = {"fill": reader("words"), "classify": reader("classes"), "tag": reader("tags"), "answer": reader("span")}
+    made |= {
+        "pairs": reader("classes", second=True),
+        "embed": reader(""),
+        "decoder": reader("words", family="tiny-gpt"),
+    }
+    for name, model in made.items():
+        save_model(folder / name, model.network, model.tokenizers, model.extra)
+    return {name: str(folder / name) for name in made}
+
+
+def main(*arguments: str, stdin: str = "") -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["clearhead", *arguments])
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    return int(ended.value.code or 0)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, stdin: str = "") -> str:
+    code = main(*arguments, stdin=stdin)
+    out, errors = capsys.readouterr()
+    assert code == 0, errors
+    return out
+
+
+def same_by_text_file_and_pipe(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> list[Any]:
+    """The objects that --json gives, which are the same for texts on the command line, a file and a pipe."""
+    lines = "".join(f"{text}\n" for text in TEXTS)
+    (folder / "texts.txt").write_text(lines, encoding="utf-8")
+    outs = [
+        said(capsys, *arguments, *TEXTS, "--json"),
+        said(capsys, *arguments, "--file", str(folder / "texts.txt"), "--json"),
+        said(capsys, *arguments, "--json", stdin=lines),
+    ]
+    assert outs[0] == outs[1] == outs[2]
+    return [json.loads(line) for line in outs[0].splitlines()]
+
+
+def test_classify(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = same_by_text_file_and_pipe(capsys, tmp_path, "classify", models["classify"])
+    for row, labels in zip(found, load(models["classify"], "cpu").classify(TEXTS), strict=True):
+        assert row["label"] == labels[0].name
+        assert row["scores"] == {label.name: label.score for label in labels}
+    plain = said(capsys, "classify", models["classify"], *TEXTS)
+    assert [line.split("\t")[0] for line in plain.splitlines()] == [row["label"] for row in found]
+    assert said(capsys, "classify", models["classify"], "a", "--all").count("\t") == 2 * len(LABELS) - 1
+    pairs = [said(capsys, "classify", models["pairs"], "a cat", "--second", "dog")]
+    pairs += [said(capsys, "classify", models["pairs"], stdin="a cat\tdog\n")]
+    assert pairs[0] == pairs[1]
+
+
+def test_tag(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = same_by_text_file_and_pipe(capsys, tmp_path, "tag", models["tag"])
+    for row, text in zip(found, TEXTS, strict=True):
+        assert row["text"] == text
+        for each in [*row["words"], *row["spans"]]:
+            assert each["text"] == text[each["start"] : each["end"]]
+    plain = said(capsys, "tag", models["tag"], *TEXTS)
+    blocks = [[line.split("\t") for line in block.splitlines()] for block in plain.strip().split("\n\n")]
+    assert blocks == [[[word["text"], word["tag"]] for word in row["words"]] for row in found]
+    kept = said(capsys, "tag", models["tag"], "Zoë's 猫坐在 mat.", "--words")
+    assert [line.split("\t")[0] for line in kept.split("\n") if line] == ["Zoë's", "猫坐在", "mat."]
+
+
+def test_tag_colours_spans_on_a_terminal(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from clearhead.cli import understand
+
+    found = load(models["tag"], "cpu").tag(TEXTS[0])[0]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys, "stdout", screen := io.StringIO())
+    understand._coloured(found)
+    shown = screen.getvalue()
+    assert "\x1b[" in shown
+    assert all(span.text in shown and span.label in shown for span in found.spans)
+
+
+def test_answer(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    context = " ".join(TEXTS) * 20
+    (tmp_path / "context.txt").write_text(context, encoding="utf-8")
+    found = same_by_text_file_and_pipe(
+        capsys, tmp_path, "answer", models["answer"], "--context-file", str(tmp_path / "context.txt"), "--top", "2"
+    )
+    wanted = load(models["answer"], "cpu").answer(TEXTS, context, top=2)
+    for row, answers in zip(found, wanted, strict=True):
+        assert [(each["start"], each["end"]) for each in row["answers"]] == [(a.first, a.behind) for a in answers]
+        assert all(context[each["start"] : each["end"]] == each["text"] for each in row["answers"])
+    line = said(capsys, "answer", models["answer"], "--must", stdin=f"who?\t{TEXTS[0]}\n").rstrip("\n")
+    text, _, place = line.split("\t")
+    first, behind = map(int, place.split("-"))
+    assert text == TEXTS[0][first:behind]
+
+
+def test_fill(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    text = "Zoë <mask> the [MASK]."
+    row = json.loads(said(capsys, "fill", models["fill"], text, "--json", "--top", "3"))
+    assert [text[mask["start"] : mask["end"]] for mask in row["masks"]] == ["<mask>", "[MASK]"]
+    plain = said(capsys, "fill", models["fill"], "--top", "3", stdin=text + "\n").splitlines()
+    assert [len(line.split("\t")) for line in plain] == [3, 3]
+    assert plain[0].startswith(row["masks"][0]["words"][0]["text"])
+
+
+def test_embed_and_similar(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = same_by_text_file_and_pipe(capsys, tmp_path, "embed", models["embed"])
+    vectors = load(models["embed"], "cpu").embed(TEXTS)
+    assert np.abs(np.array([row["vector"] for row in found]) - vectors).max() < 1e-6
+    said(capsys, "embed", models["embed"], *TEXTS, "--out", str(tmp_path / "v.npy"))
+    assert np.array_equal(np.load(tmp_path / "v.npy"), vectors)
+    among = str(tmp_path / "texts.txt")
+    rows = json.loads(said(capsys, "similar", models["embed"], among, TEXTS[1], "--top", "2", "--json"))["matches"]
+    assert rows[0] == {"line": 2, "text": TEXTS[1], "score": pytest.approx(1.0, abs=1e-5)}
+    plain = said(capsys, "similar", models["embed"], among, "--top", "2", stdin=TEXTS[1] + "\n").splitlines()
+    assert [line.split("\t")[2] for line in plain] == [row["text"] for row in rows]
+
+
+LONG = " ".join(["cat"] * 25_000)  # 100,000 characters
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "says"),
+    [
+        (["fill", "fill", "no gap"], "", "text 1: no mask in it; write <mask> where the word is missing"),
+        (["fill", "decoder", "a [MASK]"], "", "is a decoder; it can generate and chat"),
+        (["fill", "classify", "a [MASK]"], "", "was made for classification, not for masked-language-model; fine-tune"),
+        (["fill", "fill"], f"a [MASK]\n[MASK] {LONG}\n", "line 2: 25,001 tokens, but the model reads 46; shorten it"),
+        (["classify", "classify", ""], "", "text 1: empty; give some text"),
+        (["classify", "classify"], "cat\n\ncat\n", "standard input, line 2: empty; give some text"),
+        (["classify", "classify"], "cat\n" * 600 + LONG, "standard input, line 601: 25,000 tokens, but"),
+        (["classify", "pairs"], "a cat\n", "standard input, line 1: 0 tabs; write the two texts with one tab between"),
+        (["classify", "classify", "a", "--second", "b"], "", "reads one text; leave the second out"),
+        (["classify", "embed", "a"], "", "was made for similarity, not for classification; fine-tune it with a recipe"),
+        (["tag", "tag", " "], "", "text 1: empty; give some text"),
+        (["tag", "tag", LONG], "", "shorten it, or let it be cut with --cut"),
+        (["answer", "answer", "who?"], "", "--context: missing; give the text that holds the answers"),
+        (["answer", "answer", "who?", "--context", ""], "", "text 1: the context is empty; give some text"),
+        (["answer", "answer", LONG, "--context", "cat"], "", "text 1: the question has 25,000 tokens"),
+        (["answer", "answer", "a", "--context-file", "nowhere.txt"], "", "nowhere.txt does not exist"),
+        (["embed", "embed", LONG], "", "text 1: 25,000 tokens, but the model reads 46"),
+        (["embed", "embed", "a", "--out", "nowhere/x.npy"], "", "nowhere/x.npy cannot be written"),
+        (["embed", "embed", "a", "--pooling", "max"], "", "pooling: 'max' is not allowed; use mean or class"),
+        (["similar", "embed", "nowhere.txt", "a"], "", "nowhere.txt does not exist"),
+        (["classify", "nowhere", "a"], "", "no model 'nowhere'"),
+        (["evaluate", "classify", "--data", "missing.tsv", "--format", "tsv"], "", "line 2: only 1 columns, but 2"),
+        (["evaluate", "classify", "--data", "stranger.tsv", "--format", "tsv"], "", "line 1: label 'X' is not in the"),
+        (["evaluate", "classify", "--data", "none.tsv", "--format", "tsv"], "", "line 2: label '' is not in the label"),
+        (["evaluate", "classify", "--data", "empty.tsv", "--format", "tsv"], "", "line 2: empty; give some text"),
+        (["evaluate", "tag", "--data", "bare.txt", "--format", "conll"], "", "line 2: 'dog' has no tag beside"),
+        (["evaluate", "tag", "--data", "odd.txt", "--format", "conll"], "", "line 2: label 'B-DOG' is not in the"),
+        (["evaluate", "classify", "--data", "none.tsv", "--columns", "text"], "", "--columns: 'text' is no name="),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line_and_exit_code_two(
+    arguments: list[str],
+    stdin: str,
+    says: str,
+    models: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {
+        "missing.tsv": "a cat\tO\na dog\n",
+        "stranger.tsv": "a cat\tX\n",
+        "none.tsv": "a cat\tO\na dog\t\n",
+        "empty.tsv": "a cat\tO\n\tO\n",
+        "bare.txt": "cat O\ndog\n",
+        "odd.txt": "cat O\ndog B-DOG\n",
+    }.items():
+        Path(name).write_text(text)
+    verb, model, *rest = arguments
+    assert main(verb, models.get(model, model), *rest, stdin=stdin) == 2
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("clearhead: ")]
+    assert says in line
+
+
+def test_evaluate_reads_files_as_the_recipe_does(
+    models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: Model = reader("classes", train={"format": "csv", "files": ["gone.csv"], "columns": {"text": 2, "label": 1}})
+    save_model(tmp_path / "model", made.network, made.tokenizers, made.extra)
+    (tmp_path / "test.csv").write_text("".join(f"{LABELS[n % 5]},cat {n}\n" for n in range(20)))
+    found = json.loads(
+        said(capsys, "evaluate", str(tmp_path / "model"), "--data", str(tmp_path / "test.csv"), "--json")
+    )
+    outputs = [labels[0].name for labels in made.classify([f"cat {n}" for n in range(20)])]
+    assert found["texts"] == 20
+    assert found["accuracy"] == sum(said == LABELS[n % 5] for n, said in enumerate(outputs)) / 20
+    assert sum(map(sum, found["confusion"]["counts"])) == 20

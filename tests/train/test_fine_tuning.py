@@ -1,0 +1,172 @@
+"""Fine-tuning: the body of a model folder with a head of its own, for every task, encoder or decoder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from clearhead.checkpoint import load_model
+from clearhead.config.recipe import Recipe
+from clearhead.data import Batch, prepare
+from clearhead.errors import ConfigError, UserError
+from clearhead.evaluate.model import evaluate
+from clearhead.predict import load
+from clearhead.train.objective import Objective
+from clearhead.train.several import several
+from clearhead.train.start import class_weights, start_network, tokenizers_for
+from tests.train.tiny import TEXTS, TRAIN, events, recipe, run
+
+TASKS: dict[str, dict[str, Any]] = {
+    "classification": {"task": "classification"},
+    "tagging": {"task": "tagging"},
+    "answering": {"task": "answering", "stride": 4},
+    "similarity": {"task": "similarity", "contrastive": True},
+}
+METRICS = {"classification": "matthews", "tagging": "f1", "answering": "exact", "similarity": "accuracy"}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Run folders of a pretrained encoder and of a pretrained decoder."""
+    folder = tmp_path_factory.mktemp("bases")
+    for family in ("bert", "gpt"):
+        run(folder / family, recipe(family, steps=3))
+    return {family: folder / family for family in ("bert", "gpt")}
+
+
+def tuned(base: Path, task: str, *, train: dict[str, Any] | None = None, **data: Any) -> Recipe:
+    """A recipe that fine-tunes a model on the embedded corpus."""
+    found = TEXTS | TASKS[task] | {"longest": 48, "tokens": 300, "workers": 0} | data
+    settings = TRAIN | {"metric": METRICS[task], "steps": 6, "validate_every": 3} | (train or {})
+    return Recipe.build({"model": {"folder": str(base)}, "data": found, "train": settings}, where="test")
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt"])
+@pytest.mark.parametrize("task", TASKS)
+def test_a_run_measures_what_evaluate_measures(task: str, family: str, bases: dict[str, Path], tmp_path: Path) -> None:
+    run(tmp_path / "run", tuned(bases[family], task))
+    validations = events(tmp_path / "run", "validation")
+    found = evaluate(load(tmp_path / "run" / "last", "cpu"))
+    metric = METRICS[task]
+    assert found[metric] == pytest.approx(validations[-1][metric])
+    assert found["texts"] > 5
+    if task in ("classification", "tagging"):
+        assert validations[-1]["confusion"] == found["confusion"]
+        assert "True labels down, answers across" in (tmp_path / "run" / "report.html").read_text()
+    if task != "similarity":
+        assert len(validations[-1]["samples"]) == 5
+
+
+def test_regression_and_similarity_are_measured_by_correlation(bases: dict[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "pairs.csv"
+    rows = [f"{'cat ' * (n % 7 + 1)},{'dog ' * (n % 3 + 1)},{n % 7 - n % 3 + 2}" for n in range(60)]
+    file.write_text("\n".join(rows) + "\n")
+    corpus = {"format": "csv", "files": [str(file)]}
+    for task, more in (("regression", {"second": True}), ("similarity", {"highest": 10.0})):
+        data = {"task": task, "train": corpus, "valid": corpus, "longest": 24, "tokens": 300, "workers": 0, **more}
+        plain = {"model": {"folder": str(bases["bert"])}, "data": data, "train": TRAIN | {"metric": "spearman"}}
+        out = tmp_path / task
+        run(out, Recipe.build(plain | {"train": plain["train"] | {"steps": 8, "validate_every": 4}}))
+        found = evaluate(load(out / "last", "cpu"))
+        assert found["spearman"] == pytest.approx(events(out, "validation")[-1]["spearman"])
+    assert evaluate(load(tmp_path / "regression", "cpu"), unseen=True)["unseen_texts"] == 0
+
+
+def test_the_body_is_the_folders_and_the_head_is_new(bases: dict[str, Path], tmp_path: Path) -> None:
+    made = tuned(bases["bert"], "classification")
+    data = prepare(made.data, tokenizers_for(made))
+    network, body = start_network(made, data), load_model(bases["bert"] / "last").network
+    for name, weights in body.encoder.state_dict().items():
+        assert torch.equal(network.encoder.state_dict()[name], weights)
+    assert data.tokenizers[0].engine.to_str() == load(bases["bert"]).tokenizer.engine.to_str()
+    run(tmp_path / "run", made)
+    again = tuned(tmp_path / "run" / "last", "classification")
+    head = load_model(tmp_path / "run" / "last").network.heads.classes
+    assert head is not None
+    kept = start_network(again, prepare(again.data, tokenizers_for(again))).heads.classes
+    assert torch.equal(kept.scores.weight, head.scores.weight), "the same labels go on with their head"  # type: ignore[union-attr]
+    other = tuned(tmp_path / "run" / "last", "classification", train=None)
+    turned = other.data.model_copy(update={"labels": data.labels[::-1]})
+    other = other.model_copy(update={"data": turned})
+    fresh = start_network(other, prepare(other.data, tokenizers_for(other))).heads.classes
+    assert not torch.equal(fresh.scores.weight, head.scores.weight), "labels in another order need a new one"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_packed_and_padded_rows_cost_the_same(task: str, bases: dict[str, Path]) -> None:
+    totals = []
+    for packed in (False, True):
+        made = tuned(bases["bert"], task, packed=packed)
+        data = prepare(made.data, tokenizers_for(made))
+        objective = Objective(start_network(made, data), made.data, made.train).eval()
+        batch: Batch = data.train.batch(np.arange(8), 0, 0)
+        totals.append(float(objective(batch)[task].total.detach()))
+    assert totals[0] == pytest.approx(totals[1], rel=1e-5)
+
+
+def test_balanced_weights_make_all_labels_count_alike(bases: dict[str, Path]) -> None:
+    for task in ("classification", "tagging"):
+        made = tuned(bases["bert"], task, train={"class_weights": "balanced"})
+        data = prepare(made.data, tokenizers_for(made))
+        weights = class_weights(made, data)
+        assert weights is not None
+        batch = data.train.batch(np.arange(data.train.size(0)), 0, 0)
+        labels = batch["labels"][batch["labels"] >= 0]
+        mass = torch.bincount(labels, weights[labels].double(), minlength=len(weights))
+        assert mass[mass > 0].tolist() == pytest.approx(
+            [float(mass[mass > 0].mean())] * int((mass > 0).sum()), rel=1e-4
+        )
+    named = tuned(bases["bert"], "classification", train={"class_weights": {"past": 5.0}})
+    data = prepare(named.data, tokenizers_for(named))
+    found = class_weights(named, data)
+    assert found is not None
+    assert dict(zip(data.labels, found.tolist(), strict=True))["past"] == 5.0
+    objective = Objective(start_network(named, data), named.data, named.train, found).eval()
+    plain = Objective(objective.network, named.data, named.train).eval()
+    batch = data.train.batch(np.arange(20), 0, 0)
+    assert float(objective(batch)["classification"].total) > float(plain(batch)["classification"].total)
+    with pytest.raises(UserError, match=r"train.class_weights: no label 'pasd'; did you mean past"):
+        class_weights(tuned(bases["bert"], "classification", train={"class_weights": {"pasd": 5.0}}), data)
+    with pytest.raises(
+        ConfigError, match=r"train.class_weights: for classification and tagging; the task is answering"
+    ):
+        tuned(bases["bert"], "answering", train={"class_weights": "balanced"})
+
+
+def test_a_metric_that_the_task_does_not_have_is_refused(bases: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match=r"train.metric: spearman is not measured here; use loss or accuracy or f1"):
+        tuned(bases["bert"], "tagging", train={"metric": "spearman"})
+
+
+def test_rates_and_seeds_make_a_table_and_keep_the_best(bases: dict[str, Path], tmp_path: Path) -> None:
+    made, out = tuned(bases["bert"], "classification", train={"metric": "loss"}), tmp_path / "grid"
+
+    def compare(resume: bool = False) -> list[dict[str, Any]]:
+        found = several(made, out, [1e-4, 1e-2], 2, resume, lambda line: None, lambda event: None)
+        assert found is not None
+        return found
+
+    table = compare()
+    best = min(table, key=lambda line: line["loss"])
+    assert [line["best"] for line in table] == [line is best for line in table]
+    for line in table:
+        runs = [events(out / f"rate-{line['rate']:g}-seed-{seed}", "validation") for seed in (0, 1)]
+        values = [min(event["loss"] for event in found) for found in runs]
+        assert line["values"] == pytest.approx(values)
+        assert values[0] != values[1], "another seed is another run"
+        assert line["loss"] == pytest.approx(sum(values) / 2)
+        assert line["spread"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
+    assert json.loads((out / "table.json").read_text()) == table
+    seed = int(np.argmin(best["values"]))
+    chosen = load_model(out / f"rate-{best['rate']:g}-seed-{seed}" / "best").network.state_dict()
+    assert all(torch.equal(x, chosen[name]) for name, x in load(out).network.state_dict().items())
+    with pytest.raises(UserError, match="exists already"):
+        compare()
+    before = (out / "rate-0.0001-seed-0" / "log.jsonl").read_bytes()
+    assert compare(resume=True) == table
+    assert (out / "rate-0.0001-seed-0" / "log.jsonl").read_bytes() == before
