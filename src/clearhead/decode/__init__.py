@@ -3,7 +3,7 @@
 from clearhead.decode.alignment import hard, moses, soft
 from clearhead.decode.alternatives import alternatives
 from clearhead.decode.output import Output
-from clearhead.decode.packed import packed
+from clearhead.decode.reading import for_reading
 from clearhead.decode.search import generate, translate
 from clearhead.decode.speculative import DraftModel, PromptLookup
 from clearhead.decode.step import Step
@@ -17,10 +17,10 @@ __all__ = [
     "Step",
     "Stops",
     "alternatives",
+    "for_reading",
     "generate",
     "hard",
     "moses",
-    "packed",
     "soft",
     "stream",
     "stream_text",

@@ -4,20 +4,26 @@ With int8, the activations are rounded too, each row by its own largest value: a
 rows beside it. With int4 only the weights are small.
 """
 
+from __future__ import annotations
+
 import logging
+from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 log = logging.getLogger("clearhead")
+ROWS = 32  # of a typical step, for which weights are laid out; others work as well
 
 
 class QuantisedLinear(nn.Module):
     """y = x Wᵀ + b with W in 8 bits, a scale for each output, or in 4, a scale and a lowest value for each group.
 
-    Eight bits run on integer matrix units. Where those are missing, and always for four bits in fp32, the weights are
-    spread out to floating point for the product: the same function, slower.
+    Eight bits run on integer matrix units; on a CPU a second copy, in the order of its kernel, is laid out when first
+    needed. Where those are missing, and always for four bits in fp32, the weights are spread out to floating point for
+    the product: the same function, slower.
     """
 
     weight: Tensor
@@ -52,7 +58,7 @@ class QuantisedLinear(nn.Module):
             out = self._packed_product(rows)
         else:
             out = F.linear(rows, self.spread().to(rows.dtype))
-        out = out if self.bias is None else out + self.bias
+        out = out if self.bias is None else out.add_(self.bias)
         return out.to(x.dtype).reshape(*x.shape[:-1], self.outputs)
 
     def spread(self) -> Tensor:
@@ -65,23 +71,62 @@ class QuantisedLinear(nn.Module):
 
     def _integer_product(self, rows: Tensor) -> Tensor:
         numbers, scale = quantise_rows(rows.float())  # (M, K), (M, 1)
+        if rows.device.type == "cpu" and len(rows) > 1 and _has_packed_product():
+            packed, none = self._laid_out(_pack_eight)
+            unsigned = numbers.view(torch.uint8).bitwise_xor_(128)  # 128 more, which is taken off again inside
+            sums = torch.ops.onednn.qlinear_pointwise(
+                unsigned, 1.0, 128, packed, self.scale[:, 0], none, None, 1.0, 0, torch.float32, "none", [], ""
+            )
+            return sums.mul_(scale)
         if rows.device.type == "cuda" and len(rows) <= 16:  # CUDA's product wants more than 16 rows
             numbers = F.pad(numbers, (0, 0, 0, 17 - len(rows)))
         sums = torch._int_mm(numbers, self.weight.t())[: len(rows)]  # (M, N) int32, exact
-        return sums.float() * scale * self.scale.t()
+        return sums.float().mul_(self.scale.t()).mul_(scale)
 
     def _packed_product(self, rows: Tensor) -> Tensor:
-        state = (self.weight.data_ptr(), self.weight._version, self.scale._version)  # other weights may be loaded
-        if self._packed is None or self._packed[0] != state:  # the kernel's order of the same numbers, from -8 up
-            assert self.lowest is not None
-            values = torch.stack([self.weight & 15, self.weight >> 4], dim=-1).flatten(1).to(torch.int32)
-            both = torch.stack([self.scale, self.lowest + 8 * self.scale], dim=-1).transpose(0, 1)  # (K/group, N, 2)
-            packed = torch._convert_weight_to_int4pack_for_cpu(values, 1)
-            self._packed = state, packed, both.to(torch.bfloat16).contiguous()
-        return torch._weight_int4pack_mm_for_cpu(rows.contiguous(), self._packed[1], self.group, self._packed[2])
+        packed, both = self._laid_out(_pack_four)
+        return torch._weight_int4pack_mm_for_cpu(rows.contiguous(), packed, self.group, both)
+
+    def _laid_out(self, pack: Callable[[QuantisedLinear], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """The same weights in the order of a kernel, laid out once, and again when others have been loaded."""
+        state = (self.weight.data_ptr(), self.weight._version, self.scale._version)
+        if self._packed is None or self._packed[0] != state:
+            self._packed = state, *pack(self)
+        return self._packed[1:]
 
     def extra_repr(self) -> str:
         return f"{self.inputs}, {self.outputs}, bits={self.bits}"
+
+
+def _pack_eight(layer: QuantisedLinear) -> tuple[Tensor, Tensor]:
+    """The weights in oneDNN's blocks, and the zero points of the outputs, which are all 0."""
+    packed = torch.ops.onednn.qlinear_prepack(layer.weight, [ROWS, layer.inputs])
+    return packed, torch.zeros(layer.outputs, dtype=torch.int32)
+
+
+def _pack_four(layer: QuantisedLinear) -> tuple[Tensor, Tensor]:
+    """The kernel's order of the same numbers, from -8 up, and scale and middle of each group (K/group, N, 2)."""
+    assert layer.lowest is not None
+    values = torch.stack([layer.weight & 15, layer.weight >> 4], dim=-1).flatten(1).to(torch.int32)
+    both = torch.stack([layer.scale, layer.lowest + 8 * layer.scale], dim=-1).transpose(0, 1)
+    return torch._convert_weight_to_int4pack_for_cpu(values, 1), both.to(torch.bfloat16).contiguous()
+
+
+@cache
+def _has_packed_product() -> bool:
+    """Whether oneDNN multiplies bytes exactly here: without VNNI or AMX it adds in 16 bits, which overflow."""
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.onednn, "qlinear_pointwise"):
+        return False
+    ones, none = torch.ones(16), torch.zeros(16, dtype=torch.int32)
+    try:
+        packed = torch.ops.onednn.qlinear_prepack(torch.full((16, 64), 127, dtype=torch.int8), [2, 64])
+        largest = torch.full((2, 64), 255, dtype=torch.uint8)
+        sums = torch.ops.onednn.qlinear_pointwise(
+            largest, 1.0, 128, packed, ones, none, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+    except RuntimeError:
+        return False
+    return bool((sums == 127 * 127 * 64).all())
 
 
 def _check(bits: int, group: int) -> None:
@@ -93,8 +138,8 @@ def _check(bits: int, group: int) -> None:
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """x (M, K) as int8 from -127 to 127, with the scale (M, 1) of each row: x ≈ numbers · scale."""
-    scale = x.abs().amax(dim=1, keepdim=True).clamp(min=1e-30) / 127
-    return (x / scale).round().to(torch.int8), scale
+    largest = x.abs().amax(dim=1, keepdim=True).clamp_(min=1e-30)
+    return (x * (127 / largest)).round_().to(torch.int8), largest / 127
 
 
 def _quantise_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
