@@ -2,6 +2,7 @@
 
     python -m bench.translate                 greedy and beam 4, transformer-base, 32 sentences of 24 tokens
     python -m bench.translate --runs 9        more of them, for a machine that others use too
+    python -m bench.translate --sentences 128 --workers 2      batches of 32 side by side, a thread each
 
 All take turns; a ratio is the median of the ratios of each turn, so that a slow moment of the machine falls on all.
 Where others use the machine, two threads mostly wait for each other: --threads 1 and the ratio by CPU time then say
@@ -31,7 +32,7 @@ from clearhead.model import build
 from tests.model.peers import copy, from_marian
 
 WORDS, PADDING, END = 8000, 7999, 0
-WIDTH, FF_WIDTH, LAYERS = 512, 2048, 6
+WIDTH, FF_WIDTH, LAYERS, BATCH = 512, 2048, 6, 32
 Search = Callable[[], list[list[int]]]
 PAIRS = (  # which of the engines are compared
     ("clearhead float32", "transformers float32"),
@@ -54,10 +55,11 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=24, help="of each source and each target")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=1, help="batches of 32 at a time; each then has one thread")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--beams", default="1,4", help="separated by commas; 1 is greedy search")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads if options.workers == 1 else 1)
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
     network, peer = pair()
@@ -70,13 +72,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         convert(peer, folder)
         for beam in map(int, options.beams.split(",")):
-            engines = searches(network, peer, folder, sources, beam, options.tokens, options.threads)
+            engines = searches(network, peer, folder, sources, beam, options.tokens, options.workers)
             compare(engines, beam, options.runs, options.sentences * options.tokens, ceilings)
 
 
-def compare(
-    engines: dict[str, Search], beam: int, runs: int, written: int, ceilings: dict[str, float]
-) -> None:
+def compare(engines: dict[str, Search], beam: int, runs: int, written: int, ceilings: dict[str, float]) -> None:
     """Let all take turns and print what came out."""
     texts = {name: search() for name, search in engines.items()}
     turns = [{name: timed(search) for name, search in engines.items()} for _ in range(runs)]
@@ -158,10 +158,17 @@ def convert(peer: Any, folder: str) -> None:
 
 
 def searches(
-    network: Any, peer: Any, folder: str, sources: list[list[int]], beam: int, tokens: int, threads: int
+    network: Any, peer: Any, folder: str, sources: list[list[int]], beam: int, tokens: int, workers: int
 ) -> dict[str, Search]:
     """Every engine's search, each giving the best text of every source."""
-    config = DecodeConfig(beam=beam, max_new_tokens=tokens, min_new_tokens=tokens, banned=((PADDING,),))
+    config = DecodeConfig(
+        beam=beam,
+        max_new_tokens=tokens,
+        min_new_tokens=tokens,
+        banned=((PADDING,),),
+        batch_rows=BATCH,
+        workers=workers,
+    )
     ids = torch.tensor(sources)
     words = [[f"w{number}" for number in row] for row in sources]
 
@@ -170,20 +177,20 @@ def searches(
         return lambda: [found[0].ids for found in translate(reader, sources, config, begin=PADDING, end=END)]
 
     def theirs() -> list[list[int]]:
-        found = peer.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            num_beams=beam,
-            do_sample=False,
-            min_new_tokens=tokens,
-            max_new_tokens=tokens,
-            bad_words_ids=[[PADDING]],
-        )
-        return found[:, 1:].tolist()
+        options = {"num_beams": beam, "do_sample": False, "min_new_tokens": tokens, "max_new_tokens": tokens}
+        found: list[list[int]] = []
+        for batch in ids.split(BATCH):
+            texts = peer.generate(
+                input_ids=batch, attention_mask=torch.ones_like(batch), bad_words_ids=[[PADDING]], **options
+            )
+            found += texts[:, 1:].tolist()
+        return found
 
     def third(kind: str) -> Search:
-        translator = ctranslate2.Translator(folder, compute_type=kind, inter_threads=1, intra_threads=threads)
+        threads = torch.get_num_threads()
+        translator = ctranslate2.Translator(folder, compute_type=kind, inter_threads=workers, intra_threads=threads)
         options = {"beam_size": beam, "min_decoding_length": tokens, "max_decoding_length": tokens}
+        options["max_batch_size"] = BATCH
 
         def search() -> list[list[int]]:
             found = translator.translate_batch(words, **options)

@@ -7,12 +7,13 @@ is. It can be used wherever the network can, as long as nothing is trained or sa
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from clearhead.model import Network
 from clearhead.model.attention import Attention, Rotation
@@ -55,8 +56,10 @@ def _replace(module: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
     for name, child in list(module.named_children()):
         if isinstance(child, Attention) and type(child.query) is nn.Linear:
             child = FusedAttention(child)
-        elif isinstance(child, FeedForward) and type(child.gate) is nn.Linear:
+        elif isinstance(child, FeedForward) and type(child.up) is nn.Linear:
             child = FusedFeedForward(child)
+        elif isinstance(child, nn.Dropout):
+            child = nn.Identity()
         if type(child) is nn.Linear:
             child = make(child)
         else:
@@ -70,14 +73,13 @@ def _turn(network: nn.Module, dtype: torch.dtype) -> None:
     for module in network.modules():
         if isinstance(module, QuantisedLinear):
             continue
-        for held in (module._parameters, module._buffers):
-            for name, tensor in held.items():
-                if tensor is None or tensor.dtype == dtype or not tensor.is_floating_point():
-                    continue
-                if id(tensor) not in turned:
-                    new = tensor.detach().to(dtype)
-                    turned[id(tensor)] = nn.Parameter(new, False) if isinstance(tensor, nn.Parameter) else new
-                held[name] = turned[id(tensor)]
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if tensor.dtype == dtype or not tensor.is_floating_point():
+                continue
+            if id(tensor) not in turned:
+                new = tensor.detach().to(dtype)
+                turned[id(tensor)] = nn.Parameter(new, False) if isinstance(tensor, nn.Parameter) else new
+            setattr(module, name, turned[id(tensor)])
 
 
 def _can_pack(dtype: torch.dtype) -> bool:
@@ -105,13 +107,8 @@ class FusedAttention(Attention):
 
     def __init__(self, plain: Attention):
         nn.Module.__init__(self)
-        self.heads, self.kv_heads, self.pattern, self.is_cross = (
-            plain.heads,
-            plain.kv_heads,
-            plain.pattern,
-            plain.is_cross,
-        )
-        self.dropout, self.training = plain.dropout, plain.training
+        self.heads, self.kv_heads, self.pattern = plain.heads, plain.kv_heads, plain.pattern
+        self.is_cross, self.dropout, self.training = plain.is_cross, plain.dropout, plain.training
         if self.is_cross:
             self.query, self.joined = plain.query, _joined(plain.key, plain.value)
         else:
@@ -140,18 +137,22 @@ class FusedAttention(Attention):
 
 
 class FusedFeedForward(FeedForward):
-    """The gated feed-forward with one product for the gate and its partner."""
+    """The feed-forward with one product for the gate and its partner, and relu in place."""
 
     def __init__(self, plain: FeedForward):
         nn.Module.__init__(self)
-        assert plain.gate is not None
-        self.activation, self.training = plain.activation, plain.training
-        self.joined, self.down = _joined(plain.gate, plain.up), plain.down
+        self.activation = torch.relu_ if plain.activation is F.relu else plain.activation
+        self.is_gated, self.training = plain.gate is not None, plain.training
+        self.joined = plain.up if plain.gate is None else _joined(plain.gate, plain.up)
+        self.down = plain.down
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) to (B, T, D)."""
-        gate, up = self.joined(x).chunk(2, dim=-1)
-        return self.down(self.activation(gate) * up)
+        hidden = self.joined(x)
+        if self.is_gated:
+            gate, up = hidden.chunk(2, dim=-1)
+            return self.down(self.activation(gate) * up)
+        return self.down(self.activation(hidden))
 
 
 def _joined(*layers: nn.Linear) -> nn.Linear:

@@ -7,8 +7,8 @@ rows beside it. With int4 only the weights are small.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import cache
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -47,15 +47,15 @@ class QuantisedLinear(nn.Module):
         self.register_buffer("scale", scale)  # (N, 1), or (N, K/group)
         self.register_buffer("lowest", lowest)
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone(), requires_grad=False)
-        self._packed: tuple[object, Tensor, Tensor] | None = None
+        self._packed: tuple[Tensor, ...] | None = None  # the same weights in the order of a kernel, once it is used
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) to (…, N)."""
         rows = x.reshape(-1, self.inputs)
         if self.bits == 8 and _has_integer_product(rows, self.outputs):
             out = self._integer_product(rows)
-        elif self.bits == 4 and rows.dtype == torch.bfloat16 and rows.device.type == "cpu" and self.outputs % 16 == 0:
-            out = self._packed_product(rows)
+        elif self.bits == 4 and rows.dtype == torch.bfloat16 and rows.is_cpu and self.outputs % 16 == 0:
+            out = self._half_byte_product(rows)
         else:
             out = F.linear(rows, self.spread().to(rows.dtype))
         out = out if self.bias is None else out.add_(self.bias)
@@ -71,40 +71,44 @@ class QuantisedLinear(nn.Module):
 
     def _integer_product(self, rows: Tensor) -> Tensor:
         numbers, scale = quantise_rows(rows.float())  # (M, K), (M, 1)
-        if rows.device.type == "cpu" and len(rows) > 1 and _has_packed_product():
-            packed, none = self._laid_out(_pack_eight)
+        if rows.is_cpu and len(rows) > 1 and _has_packed_product():
+            self._packed = self._packed or _pack_eight(self)
             unsigned = numbers.view(torch.uint8).bitwise_xor_(128)  # 128 more, which is taken off again inside
-            sums = torch.ops.onednn.qlinear_pointwise(
-                unsigned, 1.0, 128, packed, self.scale[:, 0], none, None, 1.0, 0, torch.float32, "none", [], ""
-            )
-            return sums.mul_(scale)
-        if rows.device.type == "cuda" and len(rows) <= 16:  # CUDA's product wants more than 16 rows
+            return _packed_product(unsigned, *self._packed).mul_(scale)
+        if rows.is_cuda and len(rows) <= 16:  # CUDA's product wants more than 16 rows
             numbers = F.pad(numbers, (0, 0, 0, 17 - len(rows)))
         sums = torch._int_mm(numbers, self.weight.t())[: len(rows)]  # (M, N) int32, exact
         return sums.float().mul_(self.scale.t()).mul_(scale)
 
-    def _packed_product(self, rows: Tensor) -> Tensor:
-        packed, both = self._laid_out(_pack_four)
-        return torch._weight_int4pack_mm_for_cpu(rows.contiguous(), packed, self.group, both)
+    def _half_byte_product(self, rows: Tensor) -> Tensor:
+        self._packed = self._packed or _pack_four(self)
+        return torch._weight_int4pack_mm_for_cpu(rows.contiguous(), self._packed[0], self.group, self._packed[1])
 
-    def _laid_out(self, pack: Callable[[QuantisedLinear], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """The same weights in the order of a kernel, laid out once, and again when others have been loaded."""
-        state = (self.weight.data_ptr(), self.weight._version, self.scale._version)
-        if self._packed is None or self._packed[0] != state:
-            self._packed = state, *pack(self)
-        return self._packed[1:]
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        self._packed = None  # moved or turned; below, loaded: what was laid out is no longer true
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._packed = None
+        super()._load_from_state_dict(*args, **kwargs)
 
     def extra_repr(self) -> str:
         return f"{self.inputs}, {self.outputs}, bits={self.bits}"
 
 
-def _pack_eight(layer: QuantisedLinear) -> tuple[Tensor, Tensor]:
-    """The weights in oneDNN's blocks, and the zero points of the outputs, which are all 0."""
+def _pack_eight(layer: QuantisedLinear) -> tuple[Tensor, ...]:
+    """Weights in oneDNN's blocks, the scales (N,), and the zero points (N,), which are all 0."""
     packed = torch.ops.onednn.qlinear_prepack(layer.weight, [ROWS, layer.inputs])
-    return packed, torch.zeros(layer.outputs, dtype=torch.int32)
+    return packed, layer.scale[:, 0].clone(), torch.zeros(layer.outputs, dtype=torch.int32)
 
 
-def _pack_four(layer: QuantisedLinear) -> tuple[Tensor, Tensor]:
+def _packed_product(unsigned: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
+    """Bytes (M, K), 128 standing for 0, times packed weights: (M, N) in fp32, already times the weights' scales."""
+    product = torch.ops.onednn.qlinear_pointwise.default
+    return product(unsigned, 1.0, 128, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+
+
+def _pack_four(layer: QuantisedLinear) -> tuple[Tensor, ...]:
     """The kernel's order of the same numbers, from -8 up, and scale and middle of each group (K/group, N, 2)."""
     assert layer.lowest is not None
     values = torch.stack([layer.weight & 15, layer.weight >> 4], dim=-1).flatten(1).to(torch.int32)
@@ -117,13 +121,10 @@ def _has_packed_product() -> bool:
     """Whether oneDNN multiplies bytes exactly here: without VNNI or AMX it adds in 16 bits, which overflow."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.onednn, "qlinear_pointwise"):
         return False
-    ones, none = torch.ones(16), torch.zeros(16, dtype=torch.int32)
+    largest = torch.full((2, 64), 255, dtype=torch.uint8)
     try:
         packed = torch.ops.onednn.qlinear_prepack(torch.full((16, 64), 127, dtype=torch.int8), [2, 64])
-        largest = torch.full((2, 64), 255, dtype=torch.uint8)
-        sums = torch.ops.onednn.qlinear_pointwise(
-            largest, 1.0, 128, packed, ones, none, None, 1.0, 0, torch.float32, "none", [], ""
-        )
+        sums = _packed_product(largest, packed, torch.ones(16), torch.zeros(16, dtype=torch.int32))
     except RuntimeError:
         return False
     return bool((sums == 127 * 127 * 64).all())
@@ -138,8 +139,8 @@ def _check(bits: int, group: int) -> None:
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """x (M, K) as int8 from -127 to 127, with the scale (M, 1) of each row: x ≈ numbers · scale."""
-    largest = x.abs().amax(dim=1, keepdim=True).clamp_(min=1e-30)
-    return (x * (127 / largest)).round_().to(torch.int8), largest / 127
+    scale = x.abs().amax(dim=1, keepdim=True).div_(127).clamp_(min=1e-30)
+    return (x / scale).round_().to(torch.int8), scale
 
 
 def _quantise_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,9 +154,9 @@ def _quantise_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor
 
 def _has_integer_product(rows: Tensor, outputs: int) -> bool:
     """Whether torch has an int8 matrix product for this device and shape."""
-    if rows.device.type == "cpu":
+    if rows.is_cpu:
         return True
-    return rows.device.type == "cuda" and rows.shape[1] % 8 == 0 and outputs % 8 == 0
+    return rows.is_cuda and rows.shape[1] % 8 == 0 and outputs % 8 == 0
 
 
 def quantise(module: nn.Module, bits: int = 8, group: int = 32) -> nn.Module:
