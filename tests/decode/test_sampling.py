@@ -101,6 +101,7 @@ def test_the_best_words_are_those_of_topk(count: int, words: int, seed: int) -> 
     draw = torch.Generator().manual_seed(seed)
     scores = torch.randperm(3 * words, generator=draw).view(3, words).double()  # no two are the same
     scores[0, words // 3 :] = -math.inf  # barred words may be all that is left
+    scores[1, -1] = 3 * words  # the last word, in no whole block
     values, places = best(scores, count)
     expected = scores.topk(min(count, words), dim=-1)
     assert torch.equal(values, expected.values)
