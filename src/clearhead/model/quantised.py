@@ -72,7 +72,8 @@ class QuantisedLinear(nn.Module):
     def _integer_product(self, rows: Tensor) -> Tensor:
         numbers, scale = quantise_rows(rows.float())  # (M, K), (M, 1)
         if rows.is_cpu and len(rows) > 1 and _has_packed_product():
-            self._packed = self._packed or _pack_eight(self)
+            if self._packed is None:
+                self._packed = _pack_eight(self)
             unsigned = numbers.view(torch.uint8).bitwise_xor_(128)  # 128 more, which is taken off again inside
             return _packed_product(unsigned, *self._packed).mul_(scale)
         if rows.is_cuda and len(rows) <= 16:  # CUDA's product wants more than 16 rows
@@ -81,7 +82,8 @@ class QuantisedLinear(nn.Module):
         return sums.float().mul_(self.scale.t()).mul_(scale)
 
     def _half_byte_product(self, rows: Tensor) -> Tensor:
-        self._packed = self._packed or _pack_four(self)
+        if self._packed is None:
+            self._packed = _pack_four(self)
         return torch._weight_int4pack_mm_for_cpu(rows.contiguous(), self._packed[0], self.group, self._packed[1])
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
