@@ -27,7 +27,7 @@ def translate(
     align: Annotated[bool, typer.Option(help="Show which token comes from which, as i-j.")] = False,
     prefix: Annotated[str | None, typer.Option(help="How every translation begins.")] = None,
     scores: Annotated[bool, typer.Option(help="Show log-probabilities.")] = False,
-    workers: Annotated[int, typer.Option(min=0, max=1024, help="Batches at a time; 0: one a core.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, max=1024, help="Batches at a time, a thread each.")] = 1,
     as_json: Json = False,
     device: Device = "auto",
     dtype: Dtype = None,
@@ -36,15 +36,11 @@ def translate(
 
     Example: echo "Two dogs are playing in the snow." | clearhead translate en-de
     """
-    import torch
-
     from clearhead.predict import load
 
     if n_best > beam:
         raise UserError(f"--n-best: {n_best} is more than --beam {beam}; raise the beam")
     loaded = load(model, device, dtype)
-    if workers == 0:
-        workers = torch.get_num_threads() if loaded.device.type == "cpu" else 1
     for chunk in _chunks(texts):
         prefixes = None if prefix is None else [prefix] * len(chunk)
         found = loaded.translations(
