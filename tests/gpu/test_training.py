@@ -1,5 +1,8 @@
 """What makes training fast on a GPU changes nothing: the loss kernel, the recorded update."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -7,6 +10,7 @@ from clearhead.config import preset
 from clearhead.config.data import DataConfig
 from clearhead.config.train import TrainConfig
 from clearhead.data import Batch
+from clearhead.data.batch import arrange
 from clearhead.model import build
 from clearhead.train.kernel import kernel_piece
 from clearhead.train.objective import Objective
@@ -39,16 +43,33 @@ def test_the_kernel_gives_the_losses_and_gradients_of_the_formula(
     assert ours.count == (labels != -100).sum()
 
 
-def test_a_recorded_update_is_the_ordinary_one() -> None:
-    config = preset("tiny-gpt", ["vocab_size=50", "max_positions=32", "dropout=0.0", "attention_dropout=0.0"])
-    data = DataConfig(task="language-model", longest=32, tokens=128)
-    settings = TrainConfig(steps=100, rate=1e-2, warmup=5, precision="fp32")
-    device = torch.device("cuda")
-    batches = []
-    for seed in range(12):
-        ids = torch.randint(50, (4, 33), generator=torch.Generator().manual_seed(seed))
-        batches.append(Batch({"ids": ids[:, :-1].contiguous(), "labels": ids[:, 1:].contiguous()}, 128))
-    found = []
+def windows(number: int) -> Batch:
+    ids = torch.randint(50, (4, 33), generator=torch.Generator().manual_seed(number))
+    return Batch({"ids": ids[:, :-1].contiguous(), "labels": ids[:, 1:].contiguous()}, 128)
+
+
+def pairs(number: int) -> Batch:
+    """Translations in packed rows, all of which have one shape once they are rounded."""
+    draw = np.random.default_rng(number)
+    lengths = {side: draw.integers(3, 12, 20) for side in ("source", "target")}
+    values = [draw.integers(1, 50, lengths[side].sum()) for side in ("source", "target", "target")]
+    sides = {"source": {"source": values[0]}, "target": {"target": values[1], "labels": values[2]}}
+    return arrange(sides, lengths, True, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "make", "precision_"),
+    [
+        ("tiny-gpt", "language-model", windows, "fp32"),
+        ("tiny-translator", "translation", pairs, "fp32"),
+        ("tiny-translator", "translation", pairs, "bf16"),
+    ],
+)
+def test_a_recorded_update_is_the_ordinary_one(name: str, task: str, make: Any, precision_: str) -> None:
+    config = preset(name, ["vocab_size=50", "max_positions=32", "dropout=0.0"])
+    data = DataConfig(task=task, longest=32, tokens=128, packed=task == "translation")
+    settings = TrainConfig(steps=100, rate=1e-2, warmup=5, precision=precision_)
+    device, batches, found = torch.device("cuda"), [make(number) for number in range(12)], []
     for wrap in (lambda updater: updater, recorded):
         torch.manual_seed(0)
         network = build(config).to(device)
@@ -64,6 +85,7 @@ def test_a_recorded_update_is_the_ordinary_one() -> None:
             losses.append([progress.means(Place(device))["loss"], float(norm)])
         found.append(torch.tensor(losses))
     assert isinstance(way, Recorded)
-    assert way.graph is not None
+    assert len(way.recordings) == 1
     assert len(batches) > WARM
-    torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=1e-4)
+    close = 1e-4 if precision_ == "fp32" else 2e-2
+    torch.testing.assert_close(found[1], found[0], atol=close, rtol=close)

@@ -19,6 +19,7 @@ from clearhead.data.store import ranges
 from clearhead.model import Documents
 
 IGNORED = -100  # a label that does not count
+TOKENS, DOCUMENTS = 256, 64  # `rounded` packed rows have multiples of these
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,33 @@ class Batch:
         tensors = {name: tensor.pin_memory() for name, tensor in self.tensors.items()}
         documents = {name: replace(found, lengths=found.lengths.pin_memory()) for name, found in self.documents.items()}
         return replace(self, tensors=tensors, documents=documents)
+
+    def rounded(self, most: int) -> Batch:
+        """The same packed rows, a little longer, so that many batches have one shape: what is recorded can be replayed.
+
+        Behind the documents stand some that nobody asks for, and empty ones; none is longer than `most`.
+        """
+        tensors, documents = dict(self.tensors), {}
+        longest = {side: min(most, -(-found.longest // 32) * 32) for side, found in self.documents.items()}
+        added = {side: 8 + -(found.total + 8) % TOKENS for side, found in self.documents.items()}  # at least 8
+        full = max(-(-added[side] // longest[side]) for side in added)  # so many documents hold them
+        for side, found in self.documents.items():
+            count = -(-(len(found.lengths) + full) // DOCUMENTS) * DOCUMENTS
+            sizes = torch.zeros(count, dtype=torch.long)
+            sizes[: len(found.lengths)] = found.lengths
+            behind = torch.full((full,), added[side] // full)
+            behind[: added[side] % full] += 1
+            sizes[len(found.lengths) : len(found.lengths) + full] = behind
+            documents[side] = Documents(sizes, longest[side], found.total + added[side])
+            for name in ("target", "labels") if side == "target" else (side, "labels") if side == "ids" else (side,):
+                tensors[name] = F.pad(tensors[name], (0, added[side]), value=IGNORED if name == "labels" else 0)
+        return replace(self, tensors=tensors, documents=documents)
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """All that decides which kernels work on it."""
+        rows = ((side, len(found.lengths), found.longest, found.total) for side, found in self.documents.items())
+        return (*((name, *tensor.shape) for name, tensor in self.tensors.items()), *rows)
 
     def ignored(self) -> Batch:
         """The same with no label that counts, for a process that has nothing to do in this step."""

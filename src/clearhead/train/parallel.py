@@ -110,7 +110,7 @@ def speed_up(objective: Objective, settings: TrainConfig, device: torch.device) 
 
 def same_shapes(data: DataConfig) -> bool:
     """Whether all batches of a data set have one shape."""
-    return data.task == "language-model" and not data.boundaries
+    return data.task == "language-model" and not data.boundaries and not data.packed
 
 
 @contextlib.contextmanager
