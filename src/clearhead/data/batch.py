@@ -19,7 +19,7 @@ from clearhead.data.store import ranges
 from clearhead.model import Documents
 
 IGNORED = -100  # a label that does not count
-TOKENS, DOCUMENTS = 256, 64  # `rounded` packed rows have multiples of these
+TOKENS, DOCUMENTS = 256, 256  # `rounded` packed rows have multiples of these
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Batch:
         Behind the documents stand some that nobody asks for, and empty ones; none is longer than `most`.
         """
         tensors, documents = dict(self.tensors), {}
-        longest = {side: min(most, -(-found.longest // 32) * 32) for side, found in self.documents.items()}
+        longest = {side: min(most, -(-found.longest // 128) * 128) for side, found in self.documents.items()}
         added = {side: 8 + -(found.total + 8) % TOKENS for side, found in self.documents.items()}  # at least 8
         full = max(-(-added[side] // longest[side]) for side in added)  # so many documents hold them
         for side, found in self.documents.items():
