@@ -40,6 +40,9 @@ ABOUT = (
 )
 KNOWN = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 FREE = {"init", "dropout", "attention_dropout"}  # of training alone
+# It always has an output bias, for which zeros will do, and may say one size of vocabulary as two.
+MARIANS = {"output_bias", "vocab_size", "source_vocab_size", "target_vocab_size"}
+WORDS = {"tie", "output_bias"}  # of no consequence without a head for words
 
 
 def is_folder(source: Path) -> bool:
@@ -122,7 +125,7 @@ def _extra(folder: Path, fields: Fields, config: ModelConfig, tokenizers: tuple[
     if config.labels and isinstance(labels, dict):
         extra["labels"] = [str(labels.get(str(number), number))[:200] for number in range(config.labels)]
     if task := next((TASKS[name] for name in config.outputs if name in TASKS), None):
-        extra["task"] = task
+        extra["task"] = "regression" if task == "classification" and config.labels == 1 else task
     if config.family != "encoder":
         extra |= special_ids(folder, fields, config, tokenizers)
     if (folder / "modules.json").is_file():
@@ -177,7 +180,7 @@ def _nearest(config: ModelConfig) -> Adapter:
 
 def differences(adapter: Adapter, config: ModelConfig) -> list[str]:
     """What our config would come back as: every setting that it would lose."""
-    free = FREE | ({"output_bias"} if adapter is MARIAN else set())  # theirs always has one; zeros will do
+    free = FREE | (MARIANS if adapter is MARIAN else set()) | (set() if "words" in config.outputs else WORDS)
     entries = {name: look_up(name, adapter.table(config)) for name in tensors_of(build(config, "meta"))}
     try:
         names = {entry.name for entry in entries.values() if entry is not None}
