@@ -17,8 +17,7 @@ from clearhead.config import ModelConfig
 from clearhead.config.load import preset
 from clearhead.errors import UserError
 from clearhead.model import build
-from clearhead.predict import load
-from clearhead.text import train
+from clearhead.text import Tokenizer, train
 from tests.checkpoint.small import TEXTS, tokenizer
 from tests.corpora import corpus
 from tests.model.peers import disturb
@@ -73,7 +72,8 @@ def written(made: Any, path: Path, kind: str, **more: Any) -> Path:
     writer.add_layer_norm_rms_eps(theirs.rms_norm_eps)
     writer.add_vocab_size(WORDS)
     for key, value in more.items():
-        writer.add_uint32(key.replace("__", "."), value)
+        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+        add(key.replace("__", "."), value)
     tokens = [TOKENS.token(n) for n in range(len(TOKENS))] + [f"[{n}]" for n in range(len(TOKENS), WORDS)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -232,10 +232,13 @@ def test_what_we_write_transformers_and_we_read_alike(to: str, scaled: bool, tmp
     ("change", "named"),
     [
         ({"llama__expert_count": 8}, "several experts"),
+        ({"llama__rope__scaling__factor": 2.0}, "rotary scaling of this kind"),
+        ({"llama__rope__scale_linear": 4.0}, "rotary scaling of this kind"),
+        ({"llama__attention__causal": False}, "attention to what comes later"),
         ({"llama__rope__dimension_count": 32}, "rotation of a part of each head"),
     ],
 )
-def test_what_we_cannot_do_is_refused_by_name(change: dict[str, int], named: str, tmp_path: Path) -> None:
+def test_what_we_cannot_do_is_refused_by_name(change: dict[str, Any], named: str, tmp_path: Path) -> None:
     made = peer()
     path = tmp_path / "model.gguf"
     if "llama__rope__dimension_count" in change:
@@ -246,6 +249,11 @@ def test_what_we_cannot_do_is_refused_by_name(change: dict[str, int], named: str
         written(made, path, "F16", **change)
     with pytest.raises(UserError, match=named):
         read_foreign(path)
+
+
+def test_settings_that_nobody_knows_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    read_foreign(written(peer(), tmp_path / "model.gguf", "F16", llama__flux=7))
+    assert "llama.flux: not known here" in caplog.text
 
 
 def test_other_architectures_and_tokenizers_are_refused_by_name(tmp_path: Path) -> None:
@@ -281,6 +289,24 @@ def test_export_refuses_by_name(settings: dict[str, Any], kind: Any, named: str,
     assert not (tmp_path / "out").exists()
 
 
+def test_export_refuses_a_tokenizer_that_llama_cpp_would_cut_or_end_in_another_way(tmp_path: Path) -> None:
+    network = build(ModelConfig.build(preset("tiny-llama").model_dump() | {"vocab_size": 300}))
+    tokens, extra = tokenizer(), {"ends": []}
+    save_model(tmp_path / "endless", network, tokens, extra)
+    merging = tokens.engine.to_str().replace('"ignore_merges":false', '"ignore_merges":true')
+    save_model(tmp_path / "whole", network, Tokenizer(tokens.engine.from_str(merging)))
+    for name, named in (("endless", "one that ends it"), ("whole", "way to cut words")):
+        with pytest.raises(UserError, match=named):
+            export_model(load_model(tmp_path / name), tmp_path / "out", "gguf")
+
+
+def test_every_token_that_ends_a_text_goes_there_and_back(tmp_path: Path) -> None:
+    settings = preset("tiny-llama").model_dump() | {"vocab_size": 300}
+    save_model(tmp_path / "ours", build(ModelConfig.build(settings)), TOKENS, {"ends": [TOKENS.id("end"), 7, 9]})
+    export_model(load_model(tmp_path / "ours"), tmp_path / "out", "gguf")
+    assert read_foreign(tmp_path / "out" / "model.gguf").extra["ends"] == [TOKENS.id("end"), 7, 9]
+
+
 def test_pieces_with_scores_survive_the_way_there_and_back(tmp_path: Path) -> None:
     import_model(corpus("weights/stories260K/stories260K.bin"), tmp_path / "ours")
     loaded = load_model(tmp_path / "ours")
@@ -293,13 +319,3 @@ def test_pieces_with_scores_survive_the_way_there_and_back(tmp_path: Path) -> No
             assert theirs(text, add_special_tokens=False).input_ids == before.encode(text)
             assert before.decode(before.encode(text)) == text
     assert found.extra["begin"] == [1]
-
-
-def test_llama_cpp_writes_the_same_text(tmp_path: Path) -> None:
-    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-    import_model(corpus("weights/stories260K/stories260K.bin"), tmp_path / "ours")
-    export_model(load_model(tmp_path / "ours"), tmp_path / "out", "gguf")
-    theirs = llama_cpp.Llama(str(tmp_path / "out" / "model.gguf"), n_ctx=256, verbose=False)
-    answer = theirs.create_completion("Once upon a time", max_tokens=100, temperature=0.0)["choices"][0]["text"]
-    ours = load(tmp_path / "ours", device="cpu").generate("Once upon a time", max_new_tokens=100, temperature=0.0)
-    assert answer == ours[0][0].text

@@ -3,6 +3,7 @@
 The header is read here, with limits; what the quantised blocks mean is the `gguf` library's knowledge.
 """
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from clearhead.errors import UserError
 from clearhead.model.positions import frequencies, stretched
 from clearhead.text import Tokenizer
 
+log = logging.getLogger("clearhead")
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, ARRAY = 8, 9
@@ -79,6 +81,8 @@ def read(path: Path) -> Imported:
         found = {name: _dequantised(reader, name, stored) for name, stored in tensors.items()}
     factors = found.pop("rope_freqs.weight", None)
     config = _config(fields, found, factors)
+    if unknown := [key for key in fields.unknown() if key.startswith("llama.")]:
+        log.warning("%s: %s: not known here, left aside", path, ", ".join(unknown))
     weights = to_ours(table(config), shapes_of(config, found, path), found, path)
     tokenizer = _tokenizer(fields)
     licence = str(settings.get("general.license", ""))[:200]
@@ -173,8 +177,11 @@ def _dequantised(reader: Reader, name: str, stored: Stored) -> Tensor:
 
 
 def _config(fields: Fields, found: Mapping[str, Tensor], factors: Tensor | None) -> ModelConfig:
-    for key, feature in (("expert_count", "several experts"), ("rope.scaling.type", "rotary scaling of this kind")):
-        fields.must(feature, f"llama.{key}", 0, "none")
+    fields.must("several experts", "llama.expert_count", 0)
+    fields.must("attention to what comes later", "llama.attention.causal", True)
+    fields.must("rotary scaling of this kind", "llama.rope.scaling.type", "none")
+    for key in ("llama.rope.scaling.factor", "llama.rope.scale_linear"):  # of llama.cpp's default kind, linear
+        fields.must("rotary scaling of this kind", key, 1.0, 0.0)
     words = fields.data.get("tokenizer.ggml.tokens")
     heads, width = fields.whole("llama.attention.head_count"), fields.whole("llama.embedding_length")
     head_width = fields.whole("llama.attention.key_length", width // max(1, heads))
