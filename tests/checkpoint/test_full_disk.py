@@ -149,6 +149,6 @@ def test_a_disk_that_cannot_sync_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_failure_without_a_number_says_what_it_says(tmp_path: Path) -> None:
     """numpy writes what fits, and tells so in words alone."""
-    with pytest.raises(UserError, match=r"cannot be written \(6 requested and 3 written\)"):
-        with disk.written(tmp_path / "folder"):
-            raise OSError("6 requested and 3 written")
+    message = r"cannot be written \(6 requested and 3 written\)"
+    with pytest.raises(UserError, match=message), disk.written(tmp_path / "folder"):
+        raise OSError("6 requested and 3 written")

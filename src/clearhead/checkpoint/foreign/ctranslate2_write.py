@@ -104,7 +104,10 @@ def _positions(config: ModelConfig) -> dict[str, Tensor]:
 
 def _without(loaded: Loaded, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What is never to be written gets a bias that sees to it."""
-    banned = [row[0] for row in loaded.extra.get("banned", ()) if len(row) == 1]
+    rows = loaded.extra.get("banned", ())
+    if any(len(row) > 1 for row in rows):
+        raise UserError("export: CTranslate2 has no place for banned: rows of several tokens")
+    banned = [row[0] for row in rows]
     if not banned:
         return {}
     name = "heads.words.scores.bias"
