@@ -18,6 +18,7 @@ from clearhead.checkpoint.foreign.binary import Reader, opened
 from clearhead.checkpoint.foreign.extras import library
 from clearhead.checkpoint.foreign.fields import Fields
 from clearhead.checkpoint.foreign.imported import Imported
+from clearhead.checkpoint.foreign.llama import KIND
 from clearhead.checkpoint.foreign.tables import Entry, Table, interleaved, shapes_of, to_ours, under
 from clearhead.checkpoint.foreign.vocabularies import bytes_with_merges, pieces_with_scores
 from clearhead.config import ModelConfig, RopeScaling
@@ -188,18 +189,14 @@ def _config(fields: Fields, found: Mapping[str, Tensor], factors: Tensor | None)
     fields.must("rotation of a part of each head", "llama.rope.dimension_count", head_width)
     fields.must("values narrower than keys", "llama.attention.value_length", head_width)
     settings: dict[str, Any] = {
-        "family": "decoder",
+        **KIND,
         "decoder_layers": fields.whole("llama.block_count"),
         "width": width,
         "heads": heads,
         "kv_heads": fields.whole("llama.attention.head_count_kv", heads),
         "head_width": head_width,
         "ff_width": fields.whole("llama.feed_forward_length"),
-        "activation": "swiglu",
-        "norm": "rms",
         "norm_eps": fields.number("llama.attention.layer_norm_rms_epsilon"),
-        "bias": False,
-        "position": "rotary",
         "max_positions": fields.whole("llama.context_length"),
         "rope_theta": fields.number("llama.rope.freq_base", 10_000.0),
         "vocab_size": fields.whole("llama.vocab_size", len(words) if isinstance(words, list) else 0),

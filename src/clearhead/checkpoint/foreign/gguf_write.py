@@ -14,7 +14,7 @@ from clearhead.checkpoint.foreign.gguf import ADDED, CONTROL, NORMAL, UNKNOWN, t
 from clearhead.checkpoint.foreign.huggingface import differences
 from clearhead.checkpoint.foreign.llama import LLAMA
 from clearhead.checkpoint.foreign.tables import to_theirs
-from clearhead.checkpoint.foreign.tokens import begin_ids, end_ids
+from clearhead.checkpoint.foreign.tokens import begin_ids, end_ids, every_token
 from clearhead.checkpoint.foreign.vocabularies import WHOLE, WORDS, cut_of
 from clearhead.checkpoint.tensors import tensors_of
 from clearhead.config import ModelConfig
@@ -100,10 +100,9 @@ def _tokenizer(writer: Any, loaded: Loaded) -> None:
     tokenizer, size = loaded.tokenizers[0], loaded.config.target_vocab
     written = json.loads(tokenizer.engine.to_str())
     model = written["model"]
-    tokens = [f"[unused {number}]" for number in range(size)]
-    kinds = [UNUSED] * size
-    for token, number in tokenizer.vocabulary.items():
-        tokens[number], kinds[number] = token, NORMAL
+    tokens, kinds = every_token(tokenizer, size), [UNUSED] * size
+    for number in tokenizer.vocabulary.values():
+        kinds[number] = NORMAL
     for added in written["added_tokens"]:
         kinds[added["id"]] = CONTROL if added["special"] else ADDED
     if model["type"] != "BPE":

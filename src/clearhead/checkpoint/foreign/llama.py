@@ -29,6 +29,7 @@ TABLE: Table = {
     "decoder.norm.weight": "model.norm.weight",
     "heads.words.scores.weight": "lm_head.weight",
 }
+KIND = {"family": "decoder", "activation": "swiglu", "norm": "rms", "bias": False, "position": "rotary"}
 NAMES = {
     "num_hidden_layers": "decoder_layers",
     "hidden_size": "width",
@@ -55,14 +56,10 @@ def ours(fields: Fields, names: Set[str]) -> ModelConfig:
     fields.must("rotation of a part of each head", "partial_rotary_factor", 1.0, 1)
     fields.ignore("pretraining_tp", "is_llama_config", "transformers.js_config")
     settings: dict[str, Any] = {ours: fields.whole(theirs) for theirs, ours in NAMES.items()} | {
-        "family": "decoder",
+        **KIND,
         "kv_heads": fields.whole("num_key_value_heads", fields.whole("num_attention_heads")),
-        "activation": "swiglu",
-        "norm": "rms",
         "norm_eps": fields.number("rms_norm_eps", 1e-6),
-        "bias": False,
         "attention_dropout": fields.number("attention_dropout", 0.0),
-        "position": "rotary",
         "tie": "output" if fields.flag("tie_word_embeddings", False) else "none",
     }
     settings |= rotation(fields)

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Engine
 from tokenizers.processors import TemplateProcessing
 
 from clearhead.checkpoint import disk
-from clearhead.checkpoint.folder import ONE, TWO, Loaded
+from clearhead.checkpoint.folder import ONE, TWO, Loaded, write_tokenizers
 from clearhead.checkpoint.foreign.fields import Fields
 from clearhead.config import ModelConfig
 from clearhead.files import read_text
@@ -94,8 +94,7 @@ def hugging_face_files(loaded: Loaded, draft: Path) -> dict[str, Any]:
     """Write the tokenizers' files; returns the ids that their config.json names, None where there is none."""
     family, roles = loaded.config.family, loaded.tokenizers[-1].roles if loaded.tokenizers else {}
     begins, ends = begin_ids(loaded), end_ids(loaded)
-    for name, tokenizer in zip(TWO if len(loaded.tokenizers) == 2 else ONE, loaded.tokenizers, strict=False):
-        disk.write_text(draft / name, framed(tokenizer, loaded).to_str(pretty=False))
+    write_tokenizers(draft, [framed(tokenizer, loaded) for tokenizer in loaded.tokenizers])
     if loaded.tokenizers:
         named = {NAMES[role]: number for role, number in roles.items() if role in NAMES}
         if family == "decoder":  # what the model was made with, whatever else the vocabulary has
@@ -129,6 +128,14 @@ def end_ids(loaded: Loaded) -> list[int]:
     """What ends a text."""
     roles = loaded.tokenizers[-1].roles if loaded.tokenizers else {}
     return list(loaded.extra.get("ends", [roles["end"]] if "end" in roles else []))
+
+
+def every_token(tokenizer: Tokenizer, size: int) -> list[str]:
+    """How each of `size` rows is written; a model may have more of them than its tokenizer."""
+    tokens = [f"[unused {number}]" for number in range(size)]
+    for token, number in tokenizer.vocabulary.items():
+        tokens[number] = token
+    return tokens
 
 
 def framed(tokenizer: Tokenizer, loaded: Loaded) -> Engine:
