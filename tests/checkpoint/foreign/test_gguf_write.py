@@ -22,12 +22,12 @@ from tests.corpora import corpus
 
 
 @pytest.mark.parametrize("to", ["gguf", "gguf-q8_0"])
-@pytest.mark.parametrize("scaled", [False, True], ids=["plain-rope", "llama3-rope"])
-def test_what_we_write_transformers_and_we_read_alike(to: str, scaled: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scaled", [{}, {"factor": 8.0}, {"factor": 3.3, "original_positions": 40}])
+def test_what_we_write_transformers_and_we_read_alike(to: str, scaled: dict[str, float], tmp_path: Path) -> None:
     settings = {"family": "decoder", "decoder_layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "ff_width": 96}
     settings |= {"activation": "swiglu", "norm": "rms", "bias": False, "position": "rotary", "max_positions": 64}
     settings |= {"vocab_size": WORDS, "rope_theta": 500_000.0, "norm_eps": 1e-5}
-    settings |= {"rope_scaling": {"factor": 8.0}} if scaled else {}
+    settings |= {"rope_scaling": scaled} if scaled else {}
     network = build(ModelConfig.build(settings))
     network.half().float()  # numbers that F16 holds
     save_model(tmp_path / "ours", network, TOKENS, {"chat_template": "{{ messages }}"})

@@ -32,7 +32,8 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 TEXT, ARRAY = 8, 9
 NORMAL, UNKNOWN, CONTROL, ADDED = 1, 2, 3, 4  # kinds of token
 ENDS = ("<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "</s>")  # llama.cpp ends at each
-LLAMA3 = {"low_frequency_factor": 1.0, "high_frequency_factor": 4.0, "original_positions": 8192}
+RULE = "clearhead.rope_scaling"  # of no meaning to others, who read rope_freqs
+LLAMA3: dict[str, float] = {"low_frequency_factor": 1.0, "high_frequency_factor": 4.0, "original_positions": 8192}
 
 
 def table(config: ModelConfig) -> Table:
@@ -210,7 +211,9 @@ def _config(fields: Fields, found: Mapping[str, Tensor], factors: Tensor | None)
 
 def _scaled(config: ModelConfig, factors: Tensor, fields: Fields) -> ModelConfig:
     """Llama 3's rule, where the stretch of each frequency in the file is what the rule gives."""
-    rule = RopeScaling.build({"factor": float(factors.max()), **LLAMA3}, where=f"{fields.where}: rope_freqs")
+    said = {"factor": float(factors.max()), **LLAMA3}  # or what we wrote beside it
+    said = {key: type(value)(fields.number(f"{RULE}.{key}", value)) for key, value in said.items()}
+    rule = RopeScaling.build(said, where=f"{fields.where}: rope_freqs")
     turns = frequencies(config, torch.device("cpu"))
     if factors.shape != turns.shape or not torch.allclose(turns / stretched(turns, rule), factors, rtol=1e-3):
         raise UserError(f"{fields.where}: rope_freqs: a stretch other than Llama 3's cannot be represented here")

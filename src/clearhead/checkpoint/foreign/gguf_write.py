@@ -10,7 +10,7 @@ import torch
 
 from clearhead.checkpoint.folder import Loaded
 from clearhead.checkpoint.foreign.extras import library
-from clearhead.checkpoint.foreign.gguf import ADDED, CONTROL, NORMAL, UNKNOWN, table
+from clearhead.checkpoint.foreign.gguf import ADDED, CONTROL, NORMAL, RULE, UNKNOWN, table
 from clearhead.checkpoint.foreign.huggingface import differences
 from clearhead.checkpoint.foreign.llama import LLAMA
 from clearhead.checkpoint.foreign.tables import to_theirs
@@ -81,6 +81,8 @@ def _settings(writer: Any, config: ModelConfig) -> None:
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_layer_norm_rms_eps(config.norm_eps)
     writer.add_vocab_size(config.target_vocab)
+    for key, value in config.rope_scaling or ():
+        writer.add_float32(f"{RULE}.{key}", value)
 
 
 def _tensor(writer: Any, name: str, array: "np.ndarray[Any, Any]", kind: str) -> None:
