@@ -210,7 +210,7 @@ def weight_files(folder: Path, names: set[str]) -> list[str]:
     if INDEX not in names:
         raise UserError(f"{folder / WEIGHTS} is missing; copy or fetch the model folder again")
     where = disk.read_json(folder / INDEX).get("weight_map")
-    files = list(dict.fromkeys(where.values())) if isinstance(where, dict) else []
+    files = list(dict.fromkeys(map(str, where.values()))) if isinstance(where, dict) else []
     if not files or not names.issuperset(files):
         raise UserError(f"{folder / INDEX} names files that are missing; copy or fetch the model folder again")
     return files

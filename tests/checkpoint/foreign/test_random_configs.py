@@ -62,8 +62,9 @@ def bert(draw: Any) -> Made:
     found = {"num_attention_heads": heads, "hidden_size": heads * draw(st.sampled_from([2, 3, 8]))}
     found |= {"num_hidden_layers": draw(LAYERS), "intermediate_size": draw(INNER), "layer_norm_eps": draw(EPS)}
     found |= {"type_vocab_size": draw(st.sampled_from([1, 2, 5])), "max_position_embeddings": 40}
-    found |= {"hidden_act": draw(st.sampled_from(["gelu", "gelu_new", "relu", "silu"])), "num_labels": draw(LAYERS)}
-    return draw(st.sampled_from(["BertModel", *(f"BertFor{name}" for name in [*names, "QuestionAnswering"])])), found
+    found |= {"hidden_act": draw(st.sampled_from(["gelu", "gelu_new", "relu", "silu"]))}
+    name = draw(st.sampled_from(["BertModel", *(f"BertFor{name}" for name in [*names, "QuestionAnswering"])]))
+    return name, found | ({"num_labels": draw(LAYERS)} if "Classification" in name else {})
 
 
 @st.composite

@@ -129,3 +129,14 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(UserError, match=r"model\.gguf cannot be read \(Permission denied\)"):
         read_foreign(path)
+
+
+@pytest.mark.parametrize("value", [{}, [], 7, None, "../model.safetensors"])
+def test_an_index_that_names_no_file_is_refused(value: Any, tmp_path: Path) -> None:
+    saved("llama2", tmp_path, max_shard_size="60KB")
+    index = tmp_path / "model.safetensors.index.json"
+    found = json.loads(index.read_text())
+    found["weight_map"] |= {"model.norm.weight": value}
+    index.write_text(json.dumps(found))
+    with pytest.raises(UserError, match="names files that are missing"):
+        read_foreign(tmp_path)
