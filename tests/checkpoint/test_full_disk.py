@@ -145,3 +145,10 @@ def test_a_disk_that_cannot_sync_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     ):
         save(tmp_path, 1)
     assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_a_failure_without_a_number_says_what_it_says(tmp_path: Path) -> None:
+    """numpy writes what fits, and tells so in words alone."""
+    message = r"cannot be written \(6 requested and 3 written\)"
+    with pytest.raises(UserError, match=message), disk.written(tmp_path / "folder"):
+        raise OSError("6 requested and 3 written")

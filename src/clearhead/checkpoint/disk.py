@@ -39,7 +39,7 @@ def written(folder: Path) -> Iterator[Path]:
         place = Path(str(error.filename or draft))
         where = folder / place.relative_to(draft) if place.is_relative_to(draft) else place
         raise UserError(
-            f"{where} cannot be written ({error.strerror}); what was there before is intact; "
+            f"{where} cannot be written ({error.strerror or error}); what was there before is intact; "
             "free space or check the permissions, then go on"
         ) from None
     finally:
@@ -193,11 +193,11 @@ def _carry_over(old: Path, folder: Path) -> None:
 
 def _seal(draft: Path) -> None:
     """List every file in the manifest, and let all of it reach the disk."""
-    files = sorted(draft.iterdir())
+    files = sorted(path for path in draft.rglob("*") if path.is_file())
     entries = {
         path.name: {"size": path.stat().st_size, "sha256": _sha256(path)}
         for path in files
-        if path.name not in UNCHECKED
+        if path.parent == draft and path.name not in UNCHECKED  # only what we export has folders in it
     }
     write_json(draft / MANIFEST, entries)
     for path in (*files, draft / MANIFEST, draft):

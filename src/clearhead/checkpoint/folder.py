@@ -1,11 +1,12 @@
 """Model folders: config.json, model.safetensors, tokenizer.json, README.md, and a manifest that detects damage."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer as Engine
 from torch import Tensor
 
 from clearhead.checkpoint import disk
@@ -63,13 +64,18 @@ def save_model(
         disk.write_json(
             draft / CONFIG, {"format": FORMAT, "version": VERSION, "model": config.model_dump(mode="json")} | extra
         )
-        for name, tokenizer in zip(TWO if len(tokenizers) == 2 else ONE, tokenizers, strict=False):
-            disk.write_text(draft / name, tokenizer.engine.to_str(pretty=False))
+        write_tokenizers(draft, [tokenizer.engine for tokenizer in tokenizers])
         if card is not None:
             disk.write_text(draft / CARD, card)
         if dtype == torch.int8:
             tensors, dtype = narrowed(tensors), None
         save_weights(draft, tensors, dtype)
+
+
+def write_tokenizers(draft: Path, engines: Sequence[Engine]) -> None:
+    """tokenizer.json, or those of the source and the target; nothing where there is none."""
+    for name, engine in zip(TWO if len(engines) == 2 else ONE, engines, strict=False):
+        disk.write_text(draft / name, engine.to_str(pretty=False))
 
 
 def with_weights(config: ModelConfig, weights: Mapping[str, Tensor], where: Path | str = "weights") -> Network:
@@ -204,7 +210,7 @@ def weight_files(folder: Path, names: set[str]) -> list[str]:
     if INDEX not in names:
         raise UserError(f"{folder / WEIGHTS} is missing; copy or fetch the model folder again")
     where = disk.read_json(folder / INDEX).get("weight_map")
-    files = list(dict.fromkeys(where.values())) if isinstance(where, dict) else []
+    files = list(dict.fromkeys(map(str, where.values()))) if isinstance(where, dict) else []
     if not files or not names.issuperset(files):
         raise UserError(f"{folder / INDEX} names files that are missing; copy or fetch the model folder again")
     return files

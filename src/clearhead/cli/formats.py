@@ -11,8 +11,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A folder of Hugging Face, or a file (GGUF).")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The model folder to write.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A folder (Hugging Face, CTranslate2) or a file (GGUF, .bin).")
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The model folder to write; it must be new or empty.")],
     dtype: Annotated[str | None, typer.Option(help="Store as float32, bfloat16 or float16; else as it is.")] = None,
 ) -> None:
     """Turn a model of another library into a model folder.

@@ -82,6 +82,8 @@ def changed_json(data: bytes, chance: random.Random) -> bytes:
         found = json.loads(data)
     except ValueError:
         return flip(data, chance)
+    if not isinstance(found, dict):
+        return flip(data, chance)
     key = chance.choice(sorted(found))
     deep = "[" * chance.choice((500, 100_000))
     values = [None, True, -1, 0, 1 << 31, 1 << 80, 1e308, "x" * 100, [], {}, [[]], {"a": {"b": 1}}, found[key]]

@@ -145,3 +145,6 @@ def test_what_is_banned_here_is_never_written_there(ctranslate2: Any, tmp_path: 
     [found] = theirs.score_batch([words([9, 10])], [words([8, 7, 9])])
     assert found.log_probs[1] < -1e6
     assert min(found.log_probs[0], found.log_probs[2]) > -100
+    save_model(tmp_path / "rows", network, TOKENS, {"banned": [[7, 8]]})
+    with pytest.raises(UserError, match="banned: rows of several tokens"):
+        export_model(load_model(tmp_path / "rows"), tmp_path / "none", "ctranslate2")

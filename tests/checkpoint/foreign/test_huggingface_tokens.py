@@ -1,5 +1,6 @@
 """Tokenizers of Hugging Face folders: ours work there, theirs here, with the same tokens around a text."""
 
+import json
 from pathlib import Path
 
 import transformers
@@ -49,3 +50,28 @@ def test_only_what_stands_in_front_of_a_text_begins_it(tmp_path: Path) -> None:
         tokens.engine.post_processor = TemplateProcessing(single=frame, special_tokens=special)
         tokens.save(tmp_path)
         assert read_foreign(tmp_path).extra["begin"] == expected
+
+
+def test_special_tokens_of_any_spelling_go_there_and_back(tmp_path: Path) -> None:
+    """What begins and ends a text is what the model was made with, whatever roles its vocabulary would suggest."""
+    tokens = tokenizer()
+    begin, end = tokens.encode("cat")[0], tokens.encode("mat")[0]
+    config = preset("tiny-llama").model_dump() | {"vocab_size": len(tokens)}
+    extra = {"begin": [begin], "ends": [end, tokens.id("end")]}
+    save_model(tmp_path / "ours", build(ModelConfig.build(config)), tokens, extra)
+    export_model(load_model(tmp_path / "ours"), tmp_path / "hf", "hf")
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert (theirs.bos_token_id, theirs.eos_token_id) == (begin, end)
+    assert theirs("the cat").input_ids == [begin, *tokens.encode("the cat")]
+    again = read_foreign(tmp_path / "hf").extra
+    assert {key: again[key] for key in extra} == extra
+
+
+def test_words_that_are_never_written_go_there_and_back(tmp_path: Path) -> None:
+    saved("marian", tmp_path / "theirs")
+    generation = tmp_path / "theirs" / "generation_config.json"
+    generation.write_text(json.dumps(json.loads(generation.read_text()) | {"bad_words_ids": [[3, 4], "x", [1 << 40]]}))
+    import_model(tmp_path / "theirs", tmp_path / "ours")
+    export_model(load_model(tmp_path / "ours"), tmp_path / "back", "hf")
+    made = transformers.MarianMTModel.from_pretrained(tmp_path / "back")
+    assert made.generation_config.bad_words_ids == [[3, 4], [96]] == read_foreign(tmp_path / "back").extra["banned"]

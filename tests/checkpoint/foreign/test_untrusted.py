@@ -16,6 +16,7 @@ import pytest
 
 from tests.checkpoint.foreign import test_gguf, test_llama2c
 from tests.checkpoint.foreign.peers import saved
+from tests.checkpoint.foreign.test_sentences import sentences
 from tests.checkpoint.small import tokenizer
 
 COUNT = int(os.environ.get("CLEARHEAD_MUTATIONS", "2000"))
@@ -29,6 +30,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("gpt2", "bert-classes", "llama3.2", "marian"):
         saved(name, folder / f"hf-{name}")
     tokenizer(97 + 200).save(folder / "hf-llama3.2")
+    sentences(folder / "hf-sentences", {"pooling_mode_mean_tokens": True}, normalised=True)
     saved("llama2", folder / "hf-sharded", max_shard_size="60KB")
     for kind in ("F16", "Q4_0"):
         (folder / f"gguf-{kind}").mkdir()

@@ -24,16 +24,17 @@ EXPORTS: dict[str, Callable[[Loaded, Path], None]] = {
 
 def read_foreign(source: Path) -> Imported:
     """The model in a foreign file or folder, whichever format it is."""
-    if huggingface.is_folder(source):
-        return huggingface.read(source)
-    if not source.exists():
-        raise UserError(f"{source} does not exist; check the path")
-    if source.is_file() and gguf.is_file(source):
-        return gguf.read(source)
-    if source.is_file() and source.suffix == ".bin":
-        return llama2c.read(source)
-    if (source / "model.bin").is_file():
-        return ctranslate2.read(source)
+    with disk.reading(source):
+        if huggingface.is_folder(source):
+            return huggingface.read(source)
+        if not source.exists():
+            raise UserError(f"{source} does not exist; check the path")
+        if source.is_file() and gguf.is_file(source):
+            return gguf.read(source)
+        if source.is_file() and source.suffix == ".bin":
+            return llama2c.read(source)
+        if (source / "model.bin").is_file():
+            return ctranslate2.read(source)
     raise UserError(
         f"{source} is of no known format; known: a folder of Hugging Face (config.json) or CTranslate2 (model.bin), "
         "a file of llama.cpp (GGUF) or llama2.c (.bin)"
@@ -41,7 +42,8 @@ def read_foreign(source: Path) -> Imported:
 
 
 def import_model(source: Path, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Turn a foreign model into a model folder."""
+    """Turn a foreign model into a new model folder."""
+    _check_new(folder)
     read_foreign(source).save(folder, source.name, dtype)
 
 
@@ -49,7 +51,12 @@ def export_model(loaded: Loaded, folder: Path, to: str) -> None:
     """Write a model for another library into a new folder, whole or not at all."""
     if to not in EXPORTS:
         raise UserError(f"--to: {to!r:.40} is not allowed; use {', '.join(EXPORTS)}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is there already; give a new folder, or an empty one")
+    _check_new(folder)
     with disk.written(folder) as draft:
         EXPORTS[to](loaded, draft)
+
+
+def _check_new(folder: Path) -> None:
+    """Neither direction replaces anything."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is there already; give a new folder, or an empty one")

@@ -64,7 +64,8 @@ def ours(fields: Fields, names: Set[str]) -> ModelConfig:
     fields.must("an encoder that looks back only", "is_decoder", False)
     fields.must("cross-attention", "add_cross_attention", False)
     fields.must("relative positions", "position_embedding_type", "absolute")
-    fields.ignore("classifier_dropout", "gradient_checkpointing", "problem_type", "num_labels", "id2label", "label2id")
+    fields.must("several labels at once", "problem_type", "single_label_classification", "regression")
+    fields.ignore("classifier_dropout", "gradient_checkpointing", "num_labels", "id2label", "label2id")
     outputs = [name for tensor, name in _OUTPUTS.items() if any(each.startswith(tensor) for each in names)]
     labels = 0
     if any(each.startswith("classifier.") for each in names):
@@ -74,6 +75,9 @@ def ours(fields: Fields, names: Set[str]) -> ModelConfig:
         outputs.append(kind[0])
         given = fields.data.get("id2label")
         labels = len(given) if isinstance(given, dict) else fields.whole("num_labels", 2)
+    if "words" in outputs:
+        fields.must("an output matrix of its own", "tie_word_embeddings", True)
+    fields.ignore("tie_word_embeddings")
     pooler = any(re.match(r"(bert\.)?pooler\.", each) for each in names)
     if "classes" in outputs and not pooler:
         raise UserError(f"{fields.where}: classes without a pooler cannot be represented in BERT")
@@ -93,7 +97,7 @@ def ours(fields: Fields, names: Set[str]) -> ModelConfig:
         "vocab_size": fields.whole("vocab_size"),
         "segments": fields.whole("type_vocab_size", 2),
         "embedding_norm": True,
-        "tie": "output" if fields.flag("tie_word_embeddings", True) and "words" in outputs else "none",
+        "tie": "output" if "words" in outputs else "none",
         "outputs": outputs,
         "output_bias": "words" in outputs,
         "pooler": pooler,
@@ -109,9 +113,13 @@ _OUTPUTS = {"cls.predictions.": "words", "cls.seq_relationship.": "next-sentence
 def theirs(config: ModelConfig) -> dict[str, Any]:
     """The same in their words."""
     names = [name for name, outputs in CLASSES.items() if outputs == config.outputs]
+    if not names:
+        raise UserError(f"no class there has outputs: {', '.join(config.outputs)} together")
+    if not config.segments:
+        raise UserError("segments is 1 or more there, 0 here")
     labels = {str(number): f"LABEL_{number}" for number in range(config.labels)}
     return {
-        "architectures": names or ["BertForPreTraining"],
+        "architectures": names,
         "model_type": "bert",
         "num_hidden_layers": config.encoder_layers,
         "hidden_size": config.width,

@@ -7,16 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.checkpoint import disk
-from clearhead.checkpoint.folder import ONE, TWO, Loaded
+from clearhead.checkpoint.folder import Loaded, write_tokenizers
 from clearhead.checkpoint.foreign.ctranslate2 import TABLE
 from clearhead.checkpoint.foreign.extras import library
 from clearhead.checkpoint.foreign.tables import Table, to_theirs
-from clearhead.checkpoint.foreign.tokens import begin_ids, end_ids
+from clearhead.checkpoint.foreign.tokens import begin_ids, end_ids, every_token
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.model.positions import sinusoids
-from clearhead.text import Tokenizer
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH", "swiglu": "SWISH"}
 GATED: Table = {
@@ -45,8 +43,7 @@ def write(loaded: Loaded, draft: Path) -> None:
     spec.validate()
     spec.optimize(quantization=None)
     spec.save(str(draft))
-    for name, tokenizer in zip(TWO if len(loaded.tokenizers) == 2 else ONE, loaded.tokenizers, strict=False):
-        disk.write_text(draft / name, tokenizer.engine.to_str(pretty=False))
+    write_tokenizers(draft, [tokenizer.engine for tokenizer in loaded.tokenizers])
 
 
 def _check(config: ModelConfig) -> None:
@@ -104,7 +101,10 @@ def _positions(config: ModelConfig) -> dict[str, Tensor]:
 
 def _without(loaded: Loaded, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What is never to be written gets a bias that sees to it."""
-    banned = [row[0] for row in loaded.extra.get("banned", ()) if len(row) == 1]
+    rows = loaded.extra.get("banned", ())
+    if any(len(row) > 1 for row in rows):
+        raise UserError("export: CTranslate2 has no place for banned: rows of several tokens")
+    banned = [row[0] for row in rows]
     if not banned:
         return {}
     name = "heads.words.scores.bias"
@@ -132,7 +132,7 @@ def _vocabulary(spec: Any, loaded: Loaded) -> None:
         raise UserError(
             "export: CTranslate2 needs a token that begins and one that ends a text; this tokenizer has none"
         )
-    target = _tokens(tokenizers[-1], config.target_vocab)
+    target = every_token(tokenizers[-1], config.target_vocab)
     spec.config.bos_token, spec.config.eos_token = target[begins[0]], target[ends[0]]
     unknown = tokenizers[-1].roles.get("unknown", ends[0])
     spec.config.unk_token = target[unknown]
@@ -142,12 +142,5 @@ def _vocabulary(spec: Any, loaded: Loaded) -> None:
         return
     spec.config.decoder_start_token = target[begins[0]]
     spec.config.add_source_eos = loaded.extra.get("source_end", True)
-    spec.register_source_vocabulary(_tokens(tokenizers[0], config.source_vocab))
+    spec.register_source_vocabulary(every_token(tokenizers[0], config.source_vocab))
     spec.register_target_vocabulary(target)
-
-
-def _tokens(tokenizer: Tokenizer, size: int) -> list[str]:
-    tokens = [f"[unused {number}]" for number in range(size)]
-    for token, number in tokenizer.vocabulary.items():
-        tokens[number] = token
-    return tokens

@@ -42,7 +42,9 @@ class Fields:
         """A group of settings, where there is one."""
         self.seen.add(key)
         found = self.data.get(key)
-        return None if not isinstance(found, Mapping) else Fields(found, f"{self.where}: {key}")
+        if found is not None and not isinstance(found, Mapping):
+            raise UserError(f"{self.where}: {key}: {found!r:.60} is no group of settings")
+        return Fields(found, f"{self.where}: {key}") if found else None
 
     def has(self, key: str) -> bool:
         """Whether a key says anything."""

@@ -3,6 +3,7 @@
 The header is read here, with limits; what the quantised blocks mean is the `gguf` library's knowledge.
 """
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from clearhead.checkpoint.foreign.binary import Reader, opened
 from clearhead.checkpoint.foreign.extras import library
 from clearhead.checkpoint.foreign.fields import Fields
 from clearhead.checkpoint.foreign.imported import Imported
+from clearhead.checkpoint.foreign.llama import KIND
 from clearhead.checkpoint.foreign.tables import Entry, Table, interleaved, shapes_of, to_ours, under
 from clearhead.checkpoint.foreign.vocabularies import bytes_with_merges, pieces_with_scores
 from clearhead.config import ModelConfig, RopeScaling
@@ -24,12 +26,14 @@ from clearhead.errors import UserError
 from clearhead.model.positions import frequencies, stretched
 from clearhead.text import Tokenizer
 
+log = logging.getLogger("clearhead")
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, ARRAY = 8, 9
 NORMAL, UNKNOWN, CONTROL, ADDED = 1, 2, 3, 4  # kinds of token
 ENDS = ("<|endoftext|>", "<|im_end|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "</s>")  # llama.cpp ends at each
-LLAMA3 = {"low_frequency_factor": 1.0, "high_frequency_factor": 4.0, "original_positions": 8192}
+RULE = "clearhead.rope_scaling"  # of no meaning to others, who read rope_freqs
+LLAMA3: dict[str, float] = {"low_frequency_factor": 1.0, "high_frequency_factor": 4.0, "original_positions": 8192}
 
 
 def table(config: ModelConfig) -> Table:
@@ -79,6 +83,8 @@ def read(path: Path) -> Imported:
         found = {name: _dequantised(reader, name, stored) for name, stored in tensors.items()}
     factors = found.pop("rope_freqs.weight", None)
     config = _config(fields, found, factors)
+    if unknown := [key for key in fields.unknown() if key.startswith("llama.")]:
+        log.warning("%s: %s: not known here, left aside", path, ", ".join(unknown))
     weights = to_ours(table(config), shapes_of(config, found, path), found, path)
     tokenizer = _tokenizer(fields)
     licence = str(settings.get("general.license", ""))[:200]
@@ -173,26 +179,25 @@ def _dequantised(reader: Reader, name: str, stored: Stored) -> Tensor:
 
 
 def _config(fields: Fields, found: Mapping[str, Tensor], factors: Tensor | None) -> ModelConfig:
-    for key, feature in (("expert_count", "several experts"), ("rope.scaling.type", "rotary scaling of this kind")):
-        fields.must(feature, f"llama.{key}", 0, "none")
+    fields.must("several experts", "llama.expert_count", 0)
+    fields.must("attention to what comes later", "llama.attention.causal", True)
+    fields.must("rotary scaling of this kind", "llama.rope.scaling.type", "none")
+    for key in ("llama.rope.scaling.factor", "llama.rope.scale_linear"):  # of llama.cpp's default kind, linear
+        fields.must("rotary scaling of this kind", key, 1.0, 0.0)
     words = fields.data.get("tokenizer.ggml.tokens")
     heads, width = fields.whole("llama.attention.head_count"), fields.whole("llama.embedding_length")
     head_width = fields.whole("llama.attention.key_length", width // max(1, heads))
     fields.must("rotation of a part of each head", "llama.rope.dimension_count", head_width)
     fields.must("values narrower than keys", "llama.attention.value_length", head_width)
     settings: dict[str, Any] = {
-        "family": "decoder",
+        **KIND,
         "decoder_layers": fields.whole("llama.block_count"),
         "width": width,
         "heads": heads,
         "kv_heads": fields.whole("llama.attention.head_count_kv", heads),
         "head_width": head_width,
         "ff_width": fields.whole("llama.feed_forward_length"),
-        "activation": "swiglu",
-        "norm": "rms",
         "norm_eps": fields.number("llama.attention.layer_norm_rms_epsilon"),
-        "bias": False,
-        "position": "rotary",
         "max_positions": fields.whole("llama.context_length"),
         "rope_theta": fields.number("llama.rope.freq_base", 10_000.0),
         "vocab_size": fields.whole("llama.vocab_size", len(words) if isinstance(words, list) else 0),
@@ -206,7 +211,9 @@ def _config(fields: Fields, found: Mapping[str, Tensor], factors: Tensor | None)
 
 def _scaled(config: ModelConfig, factors: Tensor, fields: Fields) -> ModelConfig:
     """Llama 3's rule, where the stretch of each frequency in the file is what the rule gives."""
-    rule = RopeScaling.build({"factor": float(factors.max()), **LLAMA3}, where=f"{fields.where}: rope_freqs")
+    said = {"factor": float(factors.max()), **LLAMA3}  # or what we wrote beside it
+    said = {key: type(value)(fields.number(f"{RULE}.{key}", value)) for key, value in said.items()}
+    rule = RopeScaling.build(said, where=f"{fields.where}: rope_freqs")
     turns = frequencies(config, torch.device("cpu"))
     if factors.shape != turns.shape or not torch.allclose(turns / stretched(turns, rule), factors, rtol=1e-3):
         raise UserError(f"{fields.where}: rope_freqs: a stretch other than Llama 3's cannot be represented here")

@@ -10,12 +10,12 @@ import torch
 
 from clearhead.checkpoint.folder import Loaded
 from clearhead.checkpoint.foreign.extras import library
-from clearhead.checkpoint.foreign.gguf import ADDED, CONTROL, NORMAL, UNKNOWN, table
+from clearhead.checkpoint.foreign.gguf import ADDED, CONTROL, NORMAL, RULE, UNKNOWN, table
 from clearhead.checkpoint.foreign.huggingface import differences
 from clearhead.checkpoint.foreign.llama import LLAMA
 from clearhead.checkpoint.foreign.tables import to_theirs
-from clearhead.checkpoint.foreign.tokens import begin_ids, end_ids
-from clearhead.checkpoint.foreign.vocabularies import WORDS, cut_of
+from clearhead.checkpoint.foreign.tokens import begin_ids, end_ids, every_token
+from clearhead.checkpoint.foreign.vocabularies import WHOLE, WORDS, cut_of
 from clearhead.checkpoint.tensors import tensors_of
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
@@ -81,6 +81,8 @@ def _settings(writer: Any, config: ModelConfig) -> None:
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_layer_norm_rms_eps(config.norm_eps)
     writer.add_vocab_size(config.target_vocab)
+    for key, value in config.rope_scaling or ():
+        writer.add_float32(f"{RULE}.{key}", value)
 
 
 def _tensor(writer: Any, name: str, array: "np.ndarray[Any, Any]", kind: str) -> None:
@@ -100,10 +102,9 @@ def _tokenizer(writer: Any, loaded: Loaded) -> None:
     tokenizer, size = loaded.tokenizers[0], loaded.config.target_vocab
     written = json.loads(tokenizer.engine.to_str())
     model = written["model"]
-    tokens = [f"[unused {number}]" for number in range(size)]
-    kinds = [UNUSED] * size
-    for token, number in tokenizer.vocabulary.items():
-        tokens[number], kinds[number] = token, NORMAL
+    tokens, kinds = every_token(tokenizer, size), [UNUSED] * size
+    for number in tokenizer.vocabulary.values():
+        kinds[number] = NORMAL
     for added in written["added_tokens"]:
         kinds[added["id"]] = CONTROL if added["special"] else ADDED
     if model["type"] != "BPE":
@@ -114,11 +115,15 @@ def _tokenizer(writer: Any, loaded: Loaded) -> None:
         _bytes(writer, written, tokens)
     writer.add_token_types(kinds)
     begins, ends = begin_ids(loaded), end_ids(loaded)
+    if len(begins) > 1 or not ends:  # without an end, llama.cpp would take a word for it
+        raise UserError("export: GGUF needs one token at most that begins a text, and one that ends it")
     writer.add_add_bos_token(bool(begins))
     if begins:
         writer.add_bos_token_id(begins[0])
-    if ends:
-        writer.add_eos_token_id(ends[0])
+    for add, end in zip(
+        (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id), ends, strict=False
+    ):
+        add(end)
     if "pad" in tokenizer.roles:
         writer.add_pad_token_id(tokenizer.roles["pad"])
     if template := loaded.extra.get("chat_template"):
@@ -127,8 +132,8 @@ def _tokenizer(writer: Any, loaded: Loaded) -> None:
 
 def _bytes(writer: Any, written: dict[str, Any], tokens: Sequence[str]) -> None:
     """Byte-level BPE with merges."""
-    cuts = {name: cut_of(name) for name in WORDS}
-    name = next((name for name, cut in cuts.items() if cut == written["pre_tokenizer"]), None)
+    way = written["pre_tokenizer"], bool(written["model"].get("ignore_merges"))
+    name = next((name for name in WORDS if way == (cut_of(name), name == WHOLE)), None)
     if name is None or written["normalizer"] is not None:
         what = "way to cut words" if name is None else "normalizer (lower-casing or the like)"
         raise UserError(f"export: GGUF has no place for this tokenizer's {what}; train one as byte-bpe")

@@ -19,12 +19,12 @@ from clearhead.checkpoint.foreign.gpt import GPT1, GPT2
 from clearhead.checkpoint.foreign.imported import Imported
 from clearhead.checkpoint.foreign.llama import LLAMA
 from clearhead.checkpoint.foreign.marian import MARIAN
+from clearhead.checkpoint.foreign.sentences import read_pooling, write_pooling
 from clearhead.checkpoint.foreign.tables import look_up, shapes_of, to_ours, to_theirs
 from clearhead.checkpoint.foreign.tokens import hugging_face_files, hugging_face_tokenizer, special_ids
 from clearhead.checkpoint.tensors import read_tensors, tensors_of
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
-from clearhead.files import read_text
 from clearhead.model import build
 
 log = logging.getLogger("clearhead")
@@ -40,6 +40,9 @@ ABOUT = (
 )
 KNOWN = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 FREE = {"init", "dropout", "attention_dropout"}  # of training alone
+# It always has an output bias, for which zeros will do, and may say one size of vocabulary as two.
+MARIANS = {"output_bias", "vocab_size", "source_vocab_size", "target_vocab_size"}
+WORDS = {"tie", "output_bias"}  # of no consequence without a head for words
 
 
 def is_folder(source: Path) -> bool:
@@ -122,31 +125,10 @@ def _extra(folder: Path, fields: Fields, config: ModelConfig, tokenizers: tuple[
     if config.labels and isinstance(labels, dict):
         extra["labels"] = [str(labels.get(str(number), number))[:200] for number in range(config.labels)]
     if task := next((TASKS[name] for name in config.outputs if name in TASKS), None):
-        extra["task"] = task
+        extra["task"] = "regression" if task == "classification" and config.labels == 1 else task
     if config.family != "encoder":
         extra |= special_ids(folder, fields, config, tokenizers)
-    if (folder / "modules.json").is_file():
-        extra |= _pooling(folder)
-    return extra
-
-
-def _pooling(folder: Path) -> dict[str, Any]:
-    """How a sentence encoder makes one vector of a text: the mean of its tokens, or the first."""
-    settings = Fields(disk.read_json(folder / "1_Pooling" / CONFIG), folder / "1_Pooling" / CONFIG)
-    modes = {"mean": "pooling_mode_mean_tokens", "first": "pooling_mode_cls_token"}
-    pooling = next((name for name, key in modes.items() if settings.flag(key, False)), None)
-    if pooling is None:
-        raise UserError(f"{settings.where}: pooling other than the mean or the first token cannot be represented here")
-    found: dict[str, Any] = {"pooling": pooling, "normalised": (folder / "2_Normalize").exists() or _normalises(folder)}
-    if (folder / "sentence_bert_config.json").is_file():
-        found["longest"] = Fields(
-            disk.read_json(folder / "sentence_bert_config.json"), folder / "sentence_bert_config.json"
-        ).whole("max_seq_length", 512)
-    return found
-
-
-def _normalises(folder: Path) -> bool:
-    return "sentence_transformers.models.Normalize" in read_text(folder / "modules.json")
+    return extra | read_pooling(folder)
 
 
 def write(loaded: Loaded, draft: Path) -> None:
@@ -155,6 +137,7 @@ def write(loaded: Loaded, draft: Path) -> None:
     adapter = _nearest(config)
     theirs = adapter.theirs(config) | {"dtype": str(next(iter(tensors.values())).dtype).removeprefix("torch.")}
     ids = hugging_face_files(loaded, draft)
+    write_pooling(loaded, draft)
     if adapter is MARIAN and "heads.words.scores.bias" not in tensors:
         tensors["heads.words.scores.bias"] = tensors["encoder.embedding.tokens.weight"].new_zeros(config.target_vocab)
     if config.labels and loaded.extra.get("labels"):
@@ -177,7 +160,7 @@ def _nearest(config: ModelConfig) -> Adapter:
 
 def differences(adapter: Adapter, config: ModelConfig) -> list[str]:
     """What our config would come back as: every setting that it would lose."""
-    free = FREE | ({"output_bias"} if adapter is MARIAN else set())  # theirs always has one; zeros will do
+    free = FREE | (MARIANS if adapter is MARIAN else set()) | (set() if "words" in config.outputs else WORDS)
     entries = {name: look_up(name, adapter.table(config)) for name in tensors_of(build(config, "meta"))}
     try:
         names = {entry.name for entry in entries.values() if entry is not None}

@@ -16,7 +16,8 @@ class Imported(NamedTuple):
     """A foreign model, and what config.json should say beside its architecture.
 
     `extra` may hold `begin` (ids before every text), `ends` (ids that end one), `source_end` (False: sources have no
-    end token), `banned` (rows of ids that are never written), `chat_template`, `labels`, `pooling`.
+    end token), `banned` (rows of ids that are never written), `pad`, `chat_template`, `task`, `labels`, `pooling`,
+    `normalised`, `longest`.
     """
 
     config: ModelConfig

@@ -29,6 +29,7 @@ TABLE: Table = {
     "decoder.norm.weight": "model.norm.weight",
     "heads.words.scores.weight": "lm_head.weight",
 }
+KIND = {"family": "decoder", "activation": "swiglu", "norm": "rms", "bias": False, "position": "rotary"}
 NAMES = {
     "num_hidden_layers": "decoder_layers",
     "hidden_size": "width",
@@ -43,55 +44,50 @@ SCALING = {  # ours to theirs
     "high_frequency_factor": "high_freq_factor",
     "original_positions": "original_max_position_embeddings",
 }
+MISTRAL = 4096  # its window where a config says nothing
 
 
 def ours(fields: Fields, names: Set[str]) -> ModelConfig:
-    """The window is a whole model's, or none."""
+    """The window is a whole model's, or none; a Llama has none, whatever its config says."""
     fields.must("biases beside attention", "attention_bias", False)
     fields.must("biases in the feed-forward layer", "mlp_bias", False)
     fields.must("this activation", "hidden_act", "silu", "swish")
-    fields.ignore(
-        "pretraining_tp", "rope_interleaved", "is_llama_config", "transformers.js_config", "partial_rotary_factor"
-    )
+    fields.must("rotary pairs side by side", "rope_interleaved", False)
     fields.must("rotation of a part of each head", "partial_rotary_factor", 1.0, 1)
+    fields.ignore("pretraining_tp", "is_llama_config", "transformers.js_config")
     settings: dict[str, Any] = {ours: fields.whole(theirs) for theirs, ours in NAMES.items()} | {
-        "family": "decoder",
+        **KIND,
         "kv_heads": fields.whole("num_key_value_heads", fields.whole("num_attention_heads")),
-        "activation": "swiglu",
-        "norm": "rms",
         "norm_eps": fields.number("rms_norm_eps", 1e-6),
-        "bias": False,
         "attention_dropout": fields.number("attention_dropout", 0.0),
-        "position": "rotary",
         "tie": "output" if fields.flag("tie_word_embeddings", False) else "none",
     }
     settings |= rotation(fields)
     if fields.has("head_dim"):
         settings["head_width"] = fields.whole("head_dim")
-    if fields.has("sliding_window"):
-        settings |= {"attention": "window", "window": fields.whole("sliding_window")}
+    if fields.data.get("model_type") != "mistral":
+        fields.must("a window in a Llama", "sliding_window")
+    elif fields.data.get("sliding_window", MISTRAL) is not None:
+        settings |= {"attention": "window", "window": fields.whole("sliding_window", MISTRAL)}
     fields.ignore("head_dim", "sliding_window")
     return ModelConfig.build(settings, where=str(fields.where))
 
 
 def rotation(fields: Fields) -> dict[str, Any]:
     """The base of the rotary frequencies and Llama 3's rule, where newer and older files say them."""
-    rope = fields.below("rope_parameters") or fields.below("rope_scaling")
-    theta = fields.number("rope_theta", 10_000.0)
-    fields.ignore("rope_parameters", "rope_scaling")
-    if rope is None:
-        return {"rope_theta": theta}
+    newer, older = fields.below("rope_parameters"), fields.below("rope_scaling")
+    rope = older or newer or Fields({}, fields.where)  # their library, too, believes the older one
     kind = rope.text("rope_type", rope.text("type", "default"))
-    theta = rope.number("rope_theta", theta)
-    if kind == "default":
-        return {"rope_theta": theta}
-    if kind != "llama3":
+    if kind not in ("default", "llama3"):
         raise UserError(f"{rope.where}: rope_type: scaling of kind {kind!r:.40} cannot be represented here")
-    scaling: dict[str, Any] = {our: rope.number(their) for our, their in SCALING.items() if our != "original_positions"}
-    return {
-        "rope_theta": theta,
-        "rope_scaling": scaling | {"original_positions": rope.whole(SCALING["original_positions"])},
-    }
+    settings: dict[str, Any] = {"rope_theta": rope.number("rope_theta", fields.number("rope_theta", 10_000.0))}
+    if kind == "llama3":
+        original = {"original_positions": rope.whole(SCALING["original_positions"])}
+        settings["rope_scaling"] = {ours: rope.number(theirs) for ours, theirs in SCALING.items()} | original
+    rope.must("rotation of a part of each head", "partial_rotary_factor", 1.0, 1)
+    if unknown := rope.unknown():
+        raise UserError(f"{rope.where}: {', '.join(unknown)}: rotary positions of this kind cannot be represented here")
+    return settings
 
 
 def theirs(config: ModelConfig) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from torch import Tensor
 from clearhead.checkpoint.foreign import gguf
 from clearhead.checkpoint.foreign.binary import Reader, opened
 from clearhead.checkpoint.foreign.imported import Imported
+from clearhead.checkpoint.foreign.llama import KIND
 from clearhead.checkpoint.foreign.tables import shapes_of, to_ours
 from clearhead.checkpoint.foreign.vocabularies import pieces_with_scores
 from clearhead.config import ModelConfig
@@ -38,17 +39,13 @@ def _config(reader: Reader) -> ModelConfig:
     if width == LATER:
         raise UserError(f"{reader.path}: llama2.c's layout of version {ff_width} cannot be represented here; 0 can")
     settings = {
-        "family": "decoder",
+        **KIND,
         "decoder_layers": layers,
         "width": width,
         "heads": heads,
         "kv_heads": kv_heads,
         "ff_width": ff_width,
-        "activation": "swiglu",
-        "norm": "rms",
         "norm_eps": 1e-5,
-        "bias": False,
-        "position": "rotary",
         "max_positions": positions,
         "vocab_size": abs(words),
         "tie": "output" if words > 0 else "none",  # a sign says it

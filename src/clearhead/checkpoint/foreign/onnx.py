@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.checkpoint import disk
-from clearhead.checkpoint.folder import ONE, TWO, Loaded
+from clearhead.checkpoint.folder import Loaded, write_tokenizers
 from clearhead.checkpoint.foreign.extras import library
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
@@ -39,8 +38,7 @@ def write(loaded: Loaded, draft: Path) -> None:
     model = graph.model(onnx)
     size = sum(tensor.nbytes for tensor in graph.held.values())
     onnx.save(model, str(draft / FILE), save_as_external_data=size > APART, location="model.data")
-    for name, tokenizer in zip(TWO if len(loaded.tokenizers) == 2 else ONE, loaded.tokenizers, strict=False):
-        disk.write_text(draft / name, tokenizer.engine.to_str(pretty=False))
+    write_tokenizers(draft, [tokenizer.engine for tokenizer in loaded.tokenizers])
 
 
 class Graph:

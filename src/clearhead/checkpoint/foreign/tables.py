@@ -39,7 +39,7 @@ class Entry(NamedTuple):
 
 SAME = Layout(lambda tensor: tensor, lambda tensor: tensor)
 TRANSPOSED = Layout(lambda tensor: tensor.t(), lambda tensor: tensor.t())  # a weight as (in, out); a bias stays
-ROW = Layout(lambda tensor: tensor[0], lambda tensor: tensor[None])  # (1, n)
+ROW = Layout(lambda tensor: tensor.squeeze(0), lambda tensor: tensor[None])  # (1, n)
 Table = dict[str, str | Entry]
 
 

@@ -1,6 +1,7 @@
 """Tokenizers of Hugging Face folders, and ours for them: files, special tokens, what stands around a text."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from tokenizers import Tokenizer as Engine
 from tokenizers.processors import TemplateProcessing
 
 from clearhead.checkpoint import disk
-from clearhead.checkpoint.folder import ONE, TWO, Loaded
+from clearhead.checkpoint.folder import ONE, TWO, Loaded, write_tokenizers
 from clearhead.checkpoint.foreign.fields import Fields
 from clearhead.config import ModelConfig
 from clearhead.files import read_text
@@ -53,7 +54,8 @@ def special_ids(folder: Path, fields: Fields, config: ModelConfig, tokenizers: t
 
     if config.family == "encoder-decoder":
         extra["begin"] = ids("decoder_start_token_id")[:1]
-        extra["banned"] = [[number] for number in ids("pad_token_id")]
+        extra["banned"] = _rows(later.get("bad_words_ids", fields.data.get("bad_words_ids")), config.target_vocab)
+        extra["banned"] += [row for number in ids("pad_token_id") if (row := [number]) not in extra["banned"]]
         extra["pad"] = next(iter(ids("pad_token_id")), None)
     elif tokenizers:
         extra["begin"] = _in_front(tokenizers[0])
@@ -62,6 +64,12 @@ def special_ids(folder: Path, fields: Fields, config: ModelConfig, tokenizers: t
     if template := chat_template(folder):
         extra["chat_template"] = template
     return {key: value for key, value in extra.items() if value not in (None, []) or key == "begin"}
+
+
+def _rows(found: Any, size: int) -> list[list[int]]:
+    """Rows of ids, those that are such."""
+    rows = [row for row in found if isinstance(row, list) and row] if isinstance(found, list) else []
+    return [row for row in rows if all(type(number) is int and 0 <= number < size for number in row)]
 
 
 def _in_front(tokenizer: Tokenizer) -> list[int]:
@@ -85,10 +93,13 @@ def chat_template(folder: Path) -> str | None:
 def hugging_face_files(loaded: Loaded, draft: Path) -> dict[str, Any]:
     """Write the tokenizers' files; returns the ids that their config.json names, None where there is none."""
     family, roles = loaded.config.family, loaded.tokenizers[-1].roles if loaded.tokenizers else {}
-    for name, tokenizer in zip(TWO if len(loaded.tokenizers) == 2 else ONE, loaded.tokenizers, strict=False):
-        disk.write_text(draft / name, framed(tokenizer, family, loaded.extra).to_str(pretty=False))
+    begins, ends = begin_ids(loaded), end_ids(loaded)
+    write_tokenizers(draft, [framed(tokenizer, loaded) for tokenizer in loaded.tokenizers])
     if loaded.tokenizers:
-        tokens = {NAMES[role]: loaded.tokenizers[-1].token(number) for role, number in roles.items() if role in NAMES}
+        named = {NAMES[role]: number for role, number in roles.items() if role in NAMES}
+        if family == "decoder":  # what the model was made with, whatever else the vocabulary has
+            named |= {name: ids[0] for name, ids in (("bos_token", begins), ("eos_token", ends)) if ids}
+        tokens = {name: loaded.tokenizers[-1].token(number) for name, number in named.items()}
         about: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokens}
         about |= {"clean_up_tokenization_spaces": False, "model_max_length": loaded.config.max_positions}
         if template := loaded.extra.get("chat_template"):
@@ -97,10 +108,12 @@ def hugging_face_files(loaded: Loaded, draft: Path) -> dict[str, Any]:
     padding = {"pad_token_id": loaded.extra.get("pad", roles.get("pad"))}
     if family == "encoder":
         return padding
-    begins, ends = begin_ids(loaded), end_ids(loaded)
     ids = padding | {"eos_token_id": ends[0] if len(ends) == 1 else ends or None}
     ids["decoder_start_token_id" if family == "encoder-decoder" else "bos_token_id"] = begins[0] if begins else None
-    disk.write_json(draft / "generation_config.json", {name: value for name, value in ids.items() if value is not None})
+    generation = ids | {"bad_words_ids": loaded.extra.get("banned")}
+    disk.write_json(
+        draft / "generation_config.json", {name: value for name, value in generation.items() if value is not None}
+    )
     return ids
 
 
@@ -117,20 +130,30 @@ def end_ids(loaded: Loaded) -> list[int]:
     return list(loaded.extra.get("ends", [roles["end"]] if "end" in roles else []))
 
 
-def framed(tokenizer: Tokenizer, family: str, extra: dict[str, Any]) -> Engine:
+def every_token(tokenizer: Tokenizer, size: int) -> list[str]:
+    """How each of `size` rows is written; a model may have more of them than its tokenizer."""
+    tokens = [f"[unused {number}]" for number in range(size)]
+    for token, number in tokenizer.vocabulary.items():
+        tokens[number] = token
+    return tokens
+
+
+def framed(tokenizer: Tokenizer, loaded: Loaded) -> Engine:
     """The engine with what our verbs put around a text, for libraries that leave this to the tokenizer."""
-    engine = Engine.from_str(tokenizer.engine.to_str())
-    roles = tokenizer.roles
+    engine, roles = Engine.from_str(tokenizer.engine.to_str()), tokenizer.roles
     if engine.post_processor is not None:
         return engine
-    frames = {
-        "encoder": (["class"], ["separator"]),
-        "encoder-decoder": ([], ["end"] if extra.get("source_end", True) else []),
-        "decoder": (["begin" if "begin" in roles else "end"] if extra.get("begin") != [] else [], []),
-    }
-    before, behind = ([tokenizer.token(roles[role]) for role in side if role in roles] for side in frames[family])
+    frame: tuple[Sequence[int | None], Sequence[int | None]]
+    match loaded.config.family:
+        case "encoder":
+            frame = [roles.get("class")], [roles.get("separator")]
+        case "encoder-decoder":
+            frame = [], [roles.get("end")] if loaded.extra.get("source_end", True) else []
+        case _:
+            frame = begin_ids(loaded), []
+    before, behind = ([tokenizer.token(number) for number in side if number is not None] for side in frame)
     if before or behind:
-        special = [(token, tokenizer.vocabulary[token]) for token in (*before, *behind)]
+        special = [(token, tokenizer.vocabulary[token]) for token in {*before, *behind}]
         pair = [*before, "$A", *behind, "$B:1", *(f"{token}:1" for token in behind)]
         engine.post_processor = TemplateProcessing(single=[*before, "$A", *behind], pair=pair, special_tokens=special)
     return engine

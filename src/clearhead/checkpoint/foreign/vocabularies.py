@@ -15,6 +15,7 @@ LLAMA3 = (  # how Llama 3 cuts a text into words, as its tokenizer publishes it
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 WORDS = ("gpt-2", "smollm", "llama-bpe")
+WHOLE = "llama-bpe"  # there, a word that is a token is taken whole
 
 
 def _words(name: str) -> Any | None:
@@ -57,8 +58,7 @@ def bytes_with_merges(
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise UserError(f"{where}: merge {number + 1} ({merge!r:.40}) is not made of tokens")
         pairs.append((left, right))
-    whole = words == "llama-bpe"  # a word that is a token is taken whole
-    engine = Engine(models.BPE(vocab=vocabulary, merges=pairs, fuse_unk=False, ignore_merges=whole))
+    engine = Engine(models.BPE(vocab=vocabulary, merges=pairs, fuse_unk=False, ignore_merges=words == WHOLE))
     engine.pre_tokenizer = cut
     engine.decoder = decoders.ByteLevel()
     return _with_added(engine, tokens, control, added)
