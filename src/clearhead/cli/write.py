@@ -92,15 +92,18 @@ def generate(
     prompt: Annotated[
         str | None, typer.Argument(metavar="[PROMPT]", help="What the text begins with; without it, lines of stdin.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0, max=100, help="0 is greedy.")] = 0.8,
-    top_k: Annotated[int, typer.Option(min=0, max=1 << 24, help="Only the best so many words; 0: all.")] = 0,
-    top_p: Annotated[float, typer.Option(min=1e-6, max=1, help="Only the best words with this share.")] = 0.95,
-    min_p: Annotated[float, typer.Option(min=0, max=1, help="Only words with this share of the best one's.")] = 0.0,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0, max=100, help="0 is greedy, the default; with a seed, samples or a cut-off, 0.8."),
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, max=1 << 24, help="Only the best so many words; 0: all.")] = None,
+    top_p: Annotated[float | None, typer.Option(min=1e-6, max=1, help="Only the best words with this share.")] = None,
+    min_p: Annotated[float | None, typer.Option(min=0, max=1, help="Only words with this share of the best.")] = None,
     repetition_penalty: Annotated[float, typer.Option(min=0.01, max=100, help="Above 1 avoids what was said.")] = 1.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="Tokens at the most.")] = 200,
     samples: Annotated[int, typer.Option(min=1, max=1024, help="Texts to write.")] = 1,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends it; may be given several times.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="The same seed writes the same text.")] = None,
     stream: Annotated[bool, typer.Option(help="Show the text as it is written.")] = False,
     as_json: Json = False,
     device: Device = "auto",
@@ -113,9 +116,13 @@ def generate(
     """
     from clearhead.predict import load
 
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+    cuts = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    if temperature is None:
+        drawn = samples > 1 or any(each is not None for each in (seed, *cuts.values()))
+        temperature = 0.8 if drawn else 0.0
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed or 0}
     if temperature:
-        options |= {"top_k": top_k, "top_p": top_p, "min_p": min_p, "samples": samples}
+        options |= {"top_p": 0.95, "samples": samples} | {name: cut for name, cut in cuts.items() if cut is not None}
     elif samples > 1:
         raise UserError(f"--samples: {samples}, but without a temperature all are the same; set one")
     options |= {"repetition_penalty": repetition_penalty, "stop": stop or ()}
