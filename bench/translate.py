@@ -1,74 +1,127 @@
-"""Translation beside transformers' generate on the same random weights, in one run: tokens a second, and the ratio.
+"""Translation beside transformers and CTranslate2 on the same random weights, in one run: tokens a second and ratios.
 
     python -m bench.translate                 greedy and beam 4, transformer-base, 32 sentences of 24 tokens
     python -m bench.translate --runs 9        more of them, for a machine that others use too
+    python -m bench.translate --sentences 128 --workers 2      batches of 32 side by side, a thread each
 
-Both sides take turns; a ratio is the median of the ratios of each turn, so that a slow moment of the machine falls on
-both. Where others use the machine, two threads mostly wait for each other: --threads 1 and the ratio by CPU time then
-say more. Every sentence gets the same number of tokens on both sides, and the texts are compared.
+All take turns; a ratio is the median of the ratios of each turn, so that a slow moment of the machine falls on all.
+Where others use the machine, two threads mostly wait for each other: --threads 1 and the ratio by CPU time then say
+more. Every sentence gets the same number of tokens everywhere, and the texts are compared. The limit is what the
+matrix products alone would take at the rate of one such product, measured in the same run.
 """
 
 import argparse
 import datetime
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import ctranslate2
 import torch
 import transformers
+from ctranslate2.converters.transformers import MarianMTLoader
+from torch import nn
 
 from bench.timing import machine
 from clearhead.config import DecodeConfig
-from clearhead.decode import packed, translate
+from clearhead.decode import for_reading, translate
+from clearhead.decode.reading import PackedLinear
 from clearhead.model import build
 from tests.model.peers import copy, from_hugging_face
 
 WORDS, PADDING, END = 8000, 7999, 0
+WIDTH, FF_WIDTH, LAYERS, BATCH = 512, 2048, 6, 32
+Search = Callable[[], list[list[int]]]
+PAIRS = (  # which of the engines are compared
+    ("clearhead float32", "transformers float32"),
+    ("clearhead float32", "CTranslate2 float32"),
+    ("clearhead int8", "CTranslate2 int8"),
+    ("clearhead int8", "transformers float32"),
+)
+
+
+class Turn(NamedTuple):
+    """Seconds of one search: by the clock, and of this process."""
+
+    clock: float
+    cpu: float
 
 
 def main() -> None:
-    """Parse the options, run every search, print the table."""
+    """Parse the options, run every search, print the tables."""
     parser = argparse.ArgumentParser(prog="python -m bench.translate", description=__doc__.split("\n")[0])
     parser.add_argument("--sentences", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=24, help="of each source and each target")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=1, help="batches of 32 at a time; each then has one thread")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--beams", default="1,4", help="separated by commas; 1 is greedy search")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads if options.workers == 1 else 1)
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
-    device = torch.device(options.device)
-    network, peer = pair(device)
+    network, peer = pair()
     sources = torch.randint(1, PADDING, (options.sentences, options.tokens)).tolist()
-    print(f"{datetime.date.today()}  {machine(device)}  transformers {transformers.__version__}  float32")
-    print(f"6 + 6 layers of 512, {WORDS} words; {options.sentences} sentences of {options.tokens} tokens\n")
-    print(f"{'search':<8} {'clearhead':>10} {'transformers':>13} {'ratio':>6} {'by CPU time':>12}  same texts")
-    for beam in map(int, options.beams.split(",")):
-        ours, theirs = searches(network, peer, sources, beam, options.tokens, device)
-        same = sum(a == b for a, b in zip(ours(), theirs(), strict=True))
-        times = [(_seconds(ours, device), _seconds(theirs, device)) for _ in range(options.runs)]
-        written = options.sentences * options.tokens
-        rates = [written / statistics.median(wall for wall, _ in column) for column in zip(*times, strict=True)]
-        ratio, by_cpu = (statistics.median(b[n] / a[n] for a, b in times) for n in range(2))
-        name = "greedy" if beam == 1 else f"beam {beam}"
-        numbers = f"{rates[0]:>8.0f}/s {rates[1]:>11.0f}/s {ratio:>6.2f} {by_cpu:>12.2f}"
-        print(f"{name:<8} {numbers}  {same}/{len(sources)}", flush=True)
+    print(f"{datetime.date.today()}  {machine(torch.device('cpu'))}")
+    print(f"transformers {transformers.__version__}, CTranslate2 {ctranslate2.__version__}")
+    ceilings = {kind: ceiling(kind, options.sentences * options.tokens) for kind in ("float32", "int8")}
+    print("matrix products: " + ", ".join(f"{rate / 1e9:.0f} G/s in {kind}" for kind, rate in ceilings.items()))
+    print(f"{LAYERS} + {LAYERS} layers of {WIDTH}, {WORDS} words; {options.sentences} × {options.tokens} tokens\n")
+    with tempfile.TemporaryDirectory() as folder:
+        convert(peer, folder)
+        for beam in map(int, options.beams.split(",")):
+            engines = searches(network, peer, folder, sources, beam, options.tokens, options.workers)
+            compare(engines, beam, options.runs, options.sentences * options.tokens, ceilings)
 
 
-def pair(device: torch.device) -> tuple[Any, Any]:
+def compare(engines: dict[str, Search], beam: int, runs: int, written: int, ceilings: dict[str, float]) -> None:
+    """Let all take turns and print what came out."""
+    texts = {name: search() for name, search in engines.items()}
+    turns = [{name: timed(search) for name, search in engines.items()} for _ in range(runs)]
+    print(f"{'greedy' if beam == 1 else f'beam {beam}':<22} {'tokens/s':>9} {'of the limit':>13} {'same texts':>11}")
+    expected = texts["transformers float32"]
+    for name in engines:
+        rate = written / statistics.median(turn[name].clock for turn in turns)
+        share = rate * operations(beam) / ceilings[name.split()[1]]
+        same = sum(a == b for a, b in zip(texts[name], expected, strict=True))
+        print(f"{name:<22} {rate:>9.0f} {share:>13.0%} {same:>7}/{len(expected)}")
+    print(f"{'':<45} {'ratio':>6} {'by CPU time':>12}")
+    for ours, theirs in PAIRS:
+        clock, cpu = (statistics.median(turn[theirs][n] / turn[ours][n] for turn in turns) for n in range(2))
+        print(f"{ours:<17} to {theirs:<24} {clock:>6.2f} {cpu:>12.2f}")
+    print(flush=True)
+
+
+def operations(beam: int) -> float:
+    """Multiplications and additions of the matrix products for each target token, with its share of the source."""
+    square, wide, words = WIDTH * WIDTH, WIDTH * FF_WIDTH, WIDTH * WORDS
+    source = LAYERS * (4 * square + 2 * wide) + LAYERS * 2 * square  # encoder, keys and values of the source
+    return 2.0 * (source + beam * (LAYERS * (6 * square + 2 * wide) + words))
+
+
+def ceiling(kind: str, rows: int) -> float:
+    """Operations a second of one product of the model's shape, with weights laid out for it, at its best."""
+    x = torch.randn(rows, WIDTH)
+    numbers, weight = x.to(torch.int8), torch.ones(FF_WIDTH, WIDTH, dtype=torch.int8).t()
+    packed = PackedLinear(nn.Linear(WIDTH, FF_WIDTH), torch.float32)
+    with torch.inference_mode():
+        times = [timed(lambda: torch._int_mm(numbers, weight) if kind == "int8" else packed(x)) for _ in range(50)]
+    return 2 * rows * WIDTH * FF_WIDTH / min(times).clock
+
+
+def pair() -> tuple[Any, Any]:
     """Transformer-base with random weights, ours and theirs, scores spread as after training."""
     config = transformers.MarianConfig(
         vocab_size=WORDS,
-        d_model=512,
-        encoder_layers=6,
-        decoder_layers=6,
+        d_model=WIDTH,
+        encoder_layers=LAYERS,
+        decoder_layers=LAYERS,
         encoder_attention_heads=8,
         decoder_attention_heads=8,
-        encoder_ffn_dim=2048,
-        decoder_ffn_dim=2048,
+        encoder_ffn_dim=FF_WIDTH,
+        decoder_ffn_dim=FF_WIDTH,
         max_position_embeddings=512,
         activation_function="relu",
         scale_embedding=True,
@@ -85,41 +138,77 @@ def pair(device: torch.device) -> tuple[Any, Any]:
     ours, table = from_hugging_face(peer)
     network = build(ours).eval()
     copy(network, peer, table)
-    return packed(network.to(device)), peer.to(device)
+    return network, peer
+
+
+def convert(peer: Any, folder: str) -> None:
+    """The peer's weights as CTranslate2 reads them; its words are w0, w1 …, without the padding, which it has not."""
+    spec = MarianMTLoader().get_model_spec(peer)
+    words = [f"w{number}" for number in range(PADDING)]
+    spec.register_source_vocabulary(words)
+    spec.register_target_vocabulary(words)
+    spec.config.eos_token = spec.config.decoder_start_token = words[END]
+    spec.config.unk_token = words[1]
+    spec.validate()
+    spec.optimize()
+    spec.save(folder)
 
 
 def searches(
-    network: Any, peer: Any, sources: list[list[int]], beam: int, tokens: int, device: torch.device
-) -> tuple[Callable[[], list[list[int]]], Callable[[], list[list[int]]]]:
-    """Our search and theirs, each giving the best text of every source."""
-    config = DecodeConfig(beam=beam, max_new_tokens=tokens, min_new_tokens=tokens, banned=((PADDING,),))
-    ids = torch.tensor(sources, device=device)
+    network: Any, peer: Any, folder: str, sources: list[list[int]], beam: int, tokens: int, workers: int
+) -> dict[str, Search]:
+    """Every engine's search, each giving the best text of every source."""
+    config = DecodeConfig(
+        beam=beam,
+        max_new_tokens=tokens,
+        min_new_tokens=tokens,
+        banned=((PADDING,),),
+        batch_rows=BATCH,
+        workers=workers,
+    )
+    ids = torch.tensor(sources)
+    words = [[f"w{number}" for number in row] for row in sources]
 
-    def ours() -> list[list[int]]:
-        return [outputs[0].ids for outputs in translate(network, sources, config, begin=PADDING, end=END)]
+    def ours(kind: torch.dtype) -> Search:
+        reader = for_reading(network, kind)
+        return lambda: [found[0].ids for found in translate(reader, sources, config, begin=PADDING, end=END)]
 
     def theirs() -> list[list[int]]:
-        found = peer.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            num_beams=beam,
-            do_sample=False,
-            min_new_tokens=tokens,
-            max_new_tokens=tokens,
-            bad_words_ids=[[PADDING]],
-        )
-        return found[:, 1:].tolist()
+        options = {"num_beams": beam, "do_sample": False, "min_new_tokens": tokens, "max_new_tokens": tokens}
+        found: list[list[int]] = []
+        for batch in ids.split(BATCH):
+            texts = peer.generate(
+                input_ids=batch, attention_mask=torch.ones_like(batch), bad_words_ids=[[PADDING]], **options
+            )
+            found += texts[:, 1:].tolist()
+        return found
 
-    return ours, theirs
+    def third(kind: str) -> Search:
+        threads = torch.get_num_threads()
+        translator = ctranslate2.Translator(folder, compute_type=kind, inter_threads=workers, intra_threads=threads)
+        options = {"beam_size": beam, "min_decoding_length": tokens, "max_decoding_length": tokens}
+        options["max_batch_size"] = BATCH
+
+        def search() -> list[list[int]]:
+            found = translator.translate_batch(words, **options)
+            return [[int(word[1:]) for word in each.hypotheses[0]] for each in found]
+
+        return search
+
+    return {
+        "clearhead float32": ours(torch.float32),
+        "clearhead int8": ours(torch.int8),
+        "transformers float32": theirs,
+        "CTranslate2 float32": third("float32"),
+        "CTranslate2 int8": third("int8"),
+    }
 
 
-def _seconds(work: Callable[[], object], device: torch.device) -> tuple[float, float]:
-    """By the clock, and of this process."""
+def timed(work: Callable[[], object]) -> Turn:
+    """How long a piece of work takes."""
     begun, used = time.perf_counter(), time.process_time()
     work()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun, time.process_time() - used
+    return Turn(time.perf_counter() - begun, time.process_time() - used)
 
 
 if __name__ == "__main__":

@@ -38,14 +38,14 @@ def rows_for(config: ModelConfig, seed: int, count: int = 5, longest: int = 7) -
     return [(words(1), [BEGIN, *(words(0) if draw.random() < 0.5 else [])]) for _ in range(count)]
 
 
-def same(found: Any, expected: Any) -> bool:
+def same(found: Any, expected: Any, within: float = 1e-6) -> bool:
     """The same texts with the same scores, but for the last digits."""
     for outputs, others in zip(found, expected, strict=True):
         for output, other in zip(outputs, others, strict=True):
             if (output.ids, output.finished) != (other.ids, other.finished):
                 return False
-            if other.score is not None and output.score != pytest.approx(other.score, abs=1e-6):
+            if other.score is not None and output.score != pytest.approx(other.score, abs=within):
                 return False
             if other.log_probabilities is not None:
-                assert output.log_probabilities == pytest.approx(other.log_probabilities, abs=1e-6)
+                assert output.log_probabilities == pytest.approx(other.log_probabilities, abs=within)
     return True

@@ -9,7 +9,7 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.decode.sampling import STEP, Sampler, gumbel, mix, sample_seeds
+from clearhead.decode.sampling import STEP, Sampler, best, gumbel, mix, sample_seeds
 
 
 def draws(sampler: Sampler, scores: torch.Tensor, count: int, seed: int = 0) -> torch.Tensor:
@@ -94,3 +94,16 @@ def test_samples_of_a_row_have_seeds_of_their_own() -> None:
     assert seeds[5] == 4
     assert len(set(seeds)) == 10
     assert sample_seeds([4], 5) == seeds[5:]
+
+
+@given(st.integers(1, 9), st.integers(1, 3000), st.integers(0, 1 << 30))
+def test_the_best_words_are_those_of_topk(count: int, words: int, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    scores = torch.randperm(3 * words, generator=draw).view(3, words).double()  # no two are the same
+    scores[0, words // 3 :] = -math.inf  # barred words may be all that is left
+    scores[1, -1] = 3 * words  # the last word, in no whole block
+    values, places = best(scores, count)
+    expected = scores.topk(min(count, words), dim=-1)
+    assert torch.equal(values, expected.values)
+    assert torch.equal(scores.gather(-1, places), values)
+    assert all(len(set(row.tolist())) == row.numel() for row in places), "no word comes twice"

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from clearhead.model import Documents, Mask, Pattern, attend, backend, backends
 from clearhead.model.backends import choose
-from clearhead.model.dense import attention
+from clearhead.model.dense import attention, sdpa
 from tests.equality import TOLERANCE, check, inputs
 
 patterns = st.one_of(
@@ -189,3 +189,17 @@ def test_no_kernel_is_asked_about_a_query_without_keys(monkeypatch: pytest.Monke
         Mask(False, Pattern("window", 40), nothing),
     ):
         attend(q, k, v, mask)
+
+
+@pytest.mark.parametrize("kind", ["none", "table", "numbers"])
+@pytest.mark.parametrize("queries", [1, 4, 9])
+@pytest.mark.parametrize("groups", [8, 2])
+def test_few_queries_in_many_heads_equal_the_formula(kind: str, queries: int, groups: int) -> None:
+    """On a CPU these go another way than torch's kernel; every query sees itself at least."""
+    q = torch.randn(16, queries, 8, 16).transpose(1, 2)
+    k, v = torch.randn(2, 16, groups, 12, 16).unbind()
+    allowed = (torch.rand(16, 1, queries, 12) < 0.5) | (torch.arange(12) == 3) if kind != "none" else None
+    given = torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf) if kind == "numbers" else allowed
+    expected, _ = attention(q, *(x.repeat_interleave(8 // groups, 1) for x in (k, v)), allowed)
+    with torch.inference_mode():
+        torch.testing.assert_close(sdpa(q, k, v, given, all_see=True), expected, rtol=1e-5, atol=1e-5)

@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from clearhead.checkpoint import save_model
-from clearhead.config import preset
+from clearhead.config import DecodeConfig, preset
+from clearhead.decode import translate
 from clearhead.errors import UserError
 from clearhead.model import build
+from clearhead.model.quantised import QuantisedLinear
 from clearhead.predict import Model, load
 from clearhead.text import ROLES, train
 
@@ -60,3 +63,28 @@ def test_a_family_that_cannot_do_it_is_named(tmp_path: Path) -> None:
         load(saved(tmp_path / "one", "tiny-translator", task="translation"), "cpu").generate("a man")
     with pytest.raises(UserError, match=r"translate: .* is a decoder; it can generate"):
         load(saved(tmp_path / "two", "tiny-gpt", task="language-model"), "cpu").translate("a man")
+
+
+def test_a_model_is_read_fast_and_its_network_stays_plain(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "model", "tiny-translator", task="translation")
+    plain, small = load(folder, "cpu"), load(folder, "cpu", "int8")
+    assert any(isinstance(module, nn.Linear) for module in plain.network.modules())
+    assert {type(module) for module in small.network.modules()} == {type(module) for module in plain.network.modules()}
+    assert {parameter.dtype for parameter in small.network.parameters()} == {torch.float32}
+    assert any(isinstance(module, QuantisedLinear) for module in small.reader.modules())
+    assert not any(isinstance(module, QuantisedLinear | nn.Linear) for module in plain.reader.modules())
+    ids = torch.tensor([[5, 6, 7]])
+    assert torch.equal(small.logits(ids, ids), plain.logits(ids, ids))
+    (text, score), (_, rough) = best(plain, "a man"), best(small, "a man")
+    assert rough == pytest.approx(score, abs=0.1)
+    assert rough != score
+    direct = translate(
+        plain.network,
+        [[*plain.tokenizer.encode("a man"), plain.tokenizer.id("end")]],
+        DecodeConfig(beam=2, max_new_tokens=5),
+        begin=plain.tokenizer.id("begin"),
+        end=plain.tokenizer.id("end"),
+    )[0][0]
+    assert (plain.tokenizer.decode(direct.ids), direct.score) == (text, pytest.approx(score, abs=1e-5))
+    with pytest.raises(UserError, match="dtype: 'int7' is not allowed; use float32, bfloat16, float16, float64, int8"):
+        load(folder, "cpu", "int7")

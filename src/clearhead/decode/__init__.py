@@ -5,7 +5,7 @@ from clearhead.decode.alternatives import alternatives
 from clearhead.decode.engine import Engine, Job, QueueFull, in_order
 from clearhead.decode.graphs import use_graphs
 from clearhead.decode.output import Output
-from clearhead.decode.packed import packed
+from clearhead.decode.reading import for_reading
 from clearhead.decode.search import generate, translate
 from clearhead.decode.speculative import DraftModel, PromptLookup
 from clearhead.decode.step import Step
@@ -24,11 +24,11 @@ __all__ = [
     "Stops",
     "Worker",
     "alternatives",
+    "for_reading",
     "generate",
     "hard",
     "in_order",
     "moses",
-    "packed",
     "soft",
     "stream",
     "stream_text",

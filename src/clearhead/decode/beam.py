@@ -18,6 +18,7 @@ from clearhead.config import DecodeConfig
 from clearhead.decode.output import Output, divisor
 from clearhead.decode.processors import processors
 from clearhead.decode.rows import WORTH_DROPPING, look_every
+from clearhead.decode.sampling import best
 from clearhead.decode.step import Ids, Step, limits
 from clearhead.decode.written import Written
 
@@ -75,17 +76,13 @@ class Beams:
 
     def _candidates(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The C best continuations of each row, best first: totals, own log-probabilities, beams and tokens (B, C)."""
-        if self.processors:
-            scores = self.scores.log_softmax(dim=-1).flatten(0, 1)
-            for process in self.processors:
-                scores = process(scores, self.written)
-            best, words = scores.view_as(self.scores).topk(min(self.kept, scores.shape[-1]), dim=-1)
-        else:  # the best of each beam first: no need to write all log-probabilities down
-            best, words = self.scores.topk(min(self.kept, self.scores.shape[-1]), dim=-1)  # (B, K, C)
-            best = best - self.scores.logsumexp(dim=-1, keepdim=True)
-        totals = (self.totals[:, :, None] + best).flatten(1)
+        scores = self.scores.log_softmax(dim=-1).flatten(0, 1)  # (B·K, V)
+        for process in self.processors:
+            scores = process(scores, self.written)
+        gains, words = (x.unflatten(0, self.totals.shape) for x in best(scores, self.kept))  # (B, K, C)
+        totals = (self.totals[:, :, None] + gains).flatten(1)
         totals, chosen = totals.topk(min(self.kept, totals.shape[1]), dim=1)  # (B, C)
-        return totals, best.flatten(1).gather(1, chosen), chosen // words.shape[2], words.flatten(1).gather(1, chosen)
+        return totals, gains.flatten(1).gather(1, chosen), chosen // words.shape[2], words.flatten(1).gather(1, chosen)
 
     def _follow(self, parents: Tensor, tokens: Tensor, gains: Tensor) -> tuple[Tensor, Tensor]:
         """What stands in the beams `parents` (B, N), and one token more: tokens and their gains (B, N, new)."""

@@ -22,6 +22,8 @@ from clearhead.config import DecodeConfig
 # splitmix64 (Steele, Lea and Flood 2014): an odd step, and two multipliers that mix it; int64 wraps around.
 STEP, FIRST, SECOND = (x - (1 << 64) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
+BLOCK = 64
+
 
 @dataclass(frozen=True)
 class Sampler:
@@ -58,6 +60,23 @@ class Sampler:
             floor = scores.amax(dim=-1, keepdim=True) + math.log(self.min_p)
             scores = scores.masked_fill(scores < floor, -math.inf)
         return scores
+
+
+def best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` highest of scores (R, V), highest first, and their words: topk, several times faster on a CPU.
+
+    The highest are all in those blocks whose highest are highest, so that few words have to be put in order.
+    """
+    rows, words = scores.shape
+    if not scores.is_cpu or words < 4 * count * BLOCK:
+        return scores.topk(min(count, words), dim=-1)
+    whole = words - words % BLOCK  # the rest, of less than a block, is looked at in any case
+    blocks = scores[:, :whole].unflatten(1, (-1, BLOCK))
+    chosen = blocks.amax(dim=2).topk(count, dim=1).indices  # (R, count)
+    near = blocks[torch.arange(rows)[:, None], chosen].flatten(1)  # (R, count · BLOCK)
+    values, places = torch.cat([near, scores[:, whole:]], dim=1).topk(count, dim=1)
+    inside = chosen.gather(1, (places // BLOCK).clamp(max=count - 1)) * BLOCK + places % BLOCK
+    return values, torch.where(places < near.shape[1], inside, places - near.shape[1] + whole)
 
 
 def gumbel(seeds: Tensor, numbers: Tensor, words: int) -> Tensor:

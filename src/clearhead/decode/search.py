@@ -97,7 +97,7 @@ def _search(
     if sources is not None:
         sizes = [max(size, len(source)) for size, source in zip(sizes, sources, strict=True)]
     branches = config.beam * config.samples
-    return in_batches(sizes, max(1, config.batch_tokens // branches), config.batch_rows, work)
+    return in_batches(sizes, max(1, config.batch_tokens // branches), config.batch_rows, work, config.workers)
 
 
 def started(

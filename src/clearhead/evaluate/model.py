@@ -145,7 +145,8 @@ def _moses(language: str) -> Callable[[str], list[str]]:
 
 def _language_model(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> dict[str, Any]:
     """Perplexity of a token, and of a word where words are what spaces part; every window sees only itself."""
-    assert isinstance(model.network, Decoder)
+    network = model.reader
+    assert isinstance(network, Decoder)
     dataset = open_set(data, corpora, model.tokenizers) if corpora else prepare(data, model.tokenizers).valid
     assert dataset is not None  # `evaluate` has seen that something is held out
     total, count = 0.0, 0
@@ -153,7 +154,7 @@ def _language_model(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -
         for step in Loader(dataset, tokens=data.tokens, shuffle=False, workers=1):
             for batch in step.batches:
                 there = batch.to(model.device)
-                scores = model.network(there["ids"], documents=there.documents.get("ids"))
+                scores = network(there["ids"], documents=there.documents.get("ids"))
                 labels = there["labels"].flatten()
                 scores = scores.flatten(0, 1).float()
                 total += float(F.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum"))

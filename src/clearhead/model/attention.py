@@ -41,11 +41,10 @@ class Attention(nn.Module):
         cache: LayerCache | None = None,
     ) -> Tensor:
         """x (B, T, D) looks at itself and what the cache holds or, in cross-attention, at `memory` (B, S, D)."""
-        q = self.queries(x, rotation)
         if self.is_cross:
-            k, v = self._of_source(memory, cache)
+            q, (k, v) = self.queries(x), self._of_source(memory, cache)
         else:
-            k, v = self.keys_and_values(x, rotation)
+            q, k, v = self.projections(x, rotation)
             if cache is not None:
                 k, v = cache.extend(k, v)
         return self.join(self.look(q, k, v, mask))
@@ -59,6 +58,10 @@ class Attention(nn.Module):
         if cache is not None:  # read at every step from now on: each head's in one piece
             cache.source = k, v = k.contiguous(), v.contiguous()
         return k, v
+
+    def projections(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, T, E), keys and values (B, G, T, E) of the same tokens."""
+        return self.queries(x, rotation), *self.keys_and_values(x, rotation)
 
     def queries(self, x: Tensor, rotation: Rotation | None = None) -> Tensor:
         """(B, T, D) to (B, H, T, E)."""

@@ -5,6 +5,7 @@ B rows · H heads · G key-value heads · T queries · S keys · E head width
 
 import math
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,6 +30,7 @@ def attention(
     return weights @ v, weights
 
 
+FEW_ON_CPU, MANY_HEADS = 8, 64  # queries, and rows times heads, for which a CPU is faster without torch's kernel
 FEW = 64  # queries up to which repeating the mask is cheaper than repeating keys and values
 
 
@@ -53,6 +55,8 @@ def sdpa(
         if allowed is not None and allowed.shape[2] > 1:
             allowed = allowed.repeat(1, 1, heads // groups, 1)
         heads, causal = groups, False
+    if not dropout and not causal and heads == groups and _is_small(q) and (allowed is None or all_see):
+        return _few_queries(q, k, v, allowed).reshape(shape)
     if allowed is None:
         out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=heads != groups)
         return out.reshape(shape)
@@ -63,3 +67,18 @@ def sdpa(
     blind = ~allowed.any(dim=-1, keepdim=True)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed | blind, dropout_p=dropout)
     return out.masked_fill(blind, 0).reshape(shape)
+
+
+def _is_small(q: Tensor) -> bool:
+    """Whether two batched products beat torch's kernel: many heads with few queries each, on a CPU, for reading."""
+    if q.device.type != "cpu" or q.dtype != torch.float32 or q.requires_grad:
+        return False
+    return q.shape[2] <= FEW_ON_CPU and q.shape[0] * q.shape[1] >= MANY_HEADS
+
+
+def _few_queries(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
+    """`attention` where every query sees a key; `allowed` may be numbers to add."""
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)  # (B, H, T, S)
+    if allowed is not None:
+        scores = scores.masked_fill_(~allowed, -math.inf) if allowed.dtype == torch.bool else scores.add_(allowed)
+    return scores.softmax(dim=-1) @ v

@@ -4,20 +4,26 @@ With int8, the activations are rounded too, each row by its own largest value: a
 rows beside it. With int4 only the weights are small.
 """
 
+from __future__ import annotations
+
 import logging
+from functools import cache
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 log = logging.getLogger("clearhead")
+ROWS = 32  # of a typical step, for which weights are laid out; others work as well
 
 
 class QuantisedLinear(nn.Module):
     """y = x Wᵀ + b with W in 8 bits, a scale for each output, or in 4, a scale and a lowest value for each group.
 
-    Eight bits run on integer matrix units. Where those are missing, and always for four bits in fp32, the weights are
-    spread out to floating point for the product: the same function, slower.
+    Eight bits run on integer matrix units; on a CPU a second copy, in the order of its kernel, is laid out when first
+    needed. Where those are missing, and always for four bits in fp32, the weights are spread out to floating point for
+    the product: the same function, slower.
     """
 
     weight: Tensor
@@ -41,18 +47,18 @@ class QuantisedLinear(nn.Module):
         self.register_buffer("scale", scale)  # (N, 1), or (N, K/group)
         self.register_buffer("lowest", lowest)
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone(), requires_grad=False)
-        self._packed: tuple[object, Tensor, Tensor] | None = None
+        self._packed: tuple[Tensor, ...] | None = None  # the same weights in the order of a kernel, once it is used
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) to (…, N)."""
         rows = x.reshape(-1, self.inputs)
         if self.bits == 8 and _has_integer_product(rows, self.outputs):
             out = self._integer_product(rows)
-        elif self.bits == 4 and rows.dtype == torch.bfloat16 and rows.device.type == "cpu" and self.outputs % 16 == 0:
-            out = self._packed_product(rows)
+        elif self.bits == 4 and rows.dtype == torch.bfloat16 and rows.is_cpu and self.outputs % 16 == 0:
+            out = self._half_byte_product(rows)
         else:
             out = F.linear(rows, self.spread().to(rows.dtype))
-        out = out if self.bias is None else out + self.bias
+        out = out if self.bias is None else out.add_(self.bias)
         return out.to(x.dtype).reshape(*x.shape[:-1], self.outputs)
 
     def spread(self) -> Tensor:
@@ -65,23 +71,65 @@ class QuantisedLinear(nn.Module):
 
     def _integer_product(self, rows: Tensor) -> Tensor:
         numbers, scale = quantise_rows(rows.float())  # (M, K), (M, 1)
-        if rows.device.type == "cuda" and len(rows) <= 16:  # CUDA's product wants more than 16 rows
+        if rows.is_cpu and len(rows) > 1 and _has_packed_product():
+            if self._packed is None:
+                self._packed = _pack_eight(self)
+            unsigned = numbers.view(torch.uint8).bitwise_xor_(128)  # 128 more, which is taken off again inside
+            return _packed_product(unsigned, *self._packed).mul_(scale)
+        if rows.is_cuda and len(rows) <= 16:  # CUDA's product wants more than 16 rows
             numbers = F.pad(numbers, (0, 0, 0, 17 - len(rows)))
         sums = torch._int_mm(numbers, self.weight.t())[: len(rows)]  # (M, N) int32, exact
-        return sums.float() * scale * self.scale.t()
+        return sums.float().mul_(self.scale.t()).mul_(scale)
 
-    def _packed_product(self, rows: Tensor) -> Tensor:
-        state = (self.weight.data_ptr(), self.weight._version, self.scale._version)  # other weights may be loaded
-        if self._packed is None or self._packed[0] != state:  # the kernel's order of the same numbers, from -8 up
-            assert self.lowest is not None
-            values = torch.stack([self.weight & 15, self.weight >> 4], dim=-1).flatten(1).to(torch.int32)
-            both = torch.stack([self.scale, self.lowest + 8 * self.scale], dim=-1).transpose(0, 1)  # (K/group, N, 2)
-            packed = torch._convert_weight_to_int4pack_for_cpu(values, 1)
-            self._packed = state, packed, both.to(torch.bfloat16).contiguous()
-        return torch._weight_int4pack_mm_for_cpu(rows.contiguous(), self._packed[1], self.group, self._packed[2])
+    def _half_byte_product(self, rows: Tensor) -> Tensor:
+        if self._packed is None:
+            self._packed = _pack_four(self)
+        return torch._weight_int4pack_mm_for_cpu(rows.contiguous(), self._packed[0], self.group, self._packed[1])
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        self._packed = None  # moved or turned; below, loaded: what was laid out is no longer true
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._packed = None
+        super()._load_from_state_dict(*args, **kwargs)
 
     def extra_repr(self) -> str:
         return f"{self.inputs}, {self.outputs}, bits={self.bits}"
+
+
+def _pack_eight(layer: QuantisedLinear) -> tuple[Tensor, ...]:
+    """Weights in oneDNN's blocks, the scales (N,), and the zero points (N,), which are all 0."""
+    packed = torch.ops.onednn.qlinear_prepack(layer.weight, [ROWS, layer.inputs])
+    return packed, layer.scale[:, 0].clone(), torch.zeros(layer.outputs, dtype=torch.int32)
+
+
+def _packed_product(unsigned: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
+    """Bytes (M, K), 128 standing for 0, times packed weights: (M, N) in fp32, already times the weights' scales."""
+    product = torch.ops.onednn.qlinear_pointwise.default
+    return product(unsigned, 1.0, 128, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+
+
+def _pack_four(layer: QuantisedLinear) -> tuple[Tensor, ...]:
+    """The kernel's order of the same numbers, from -8 up, and scale and middle of each group (K/group, N, 2)."""
+    assert layer.lowest is not None
+    values = torch.stack([layer.weight & 15, layer.weight >> 4], dim=-1).flatten(1).to(torch.int32)
+    both = torch.stack([layer.scale, layer.lowest + 8 * layer.scale], dim=-1).transpose(0, 1)
+    return torch._convert_weight_to_int4pack_for_cpu(values, 1), both.to(torch.bfloat16).contiguous()
+
+
+@cache
+def _has_packed_product() -> bool:
+    """Whether oneDNN multiplies bytes exactly here: without VNNI or AMX it adds in 16 bits, which overflow."""
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.onednn, "qlinear_pointwise"):
+        return False
+    largest = torch.full((2, 64), 255, dtype=torch.uint8)
+    try:
+        packed = torch.ops.onednn.qlinear_prepack(torch.full((16, 64), 127, dtype=torch.int8), [2, 64])
+        sums = _packed_product(largest, packed, torch.ones(16), torch.zeros(16, dtype=torch.int32))
+    except RuntimeError:
+        return False
+    return bool((sums == 127 * 127 * 64).all())
 
 
 def _check(bits: int, group: int) -> None:
@@ -93,8 +141,8 @@ def _check(bits: int, group: int) -> None:
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """x (M, K) as int8 from -127 to 127, with the scale (M, 1) of each row: x ≈ numbers · scale."""
-    scale = x.abs().amax(dim=1, keepdim=True).clamp(min=1e-30) / 127
-    return (x / scale).round().to(torch.int8), scale
+    scale = x.abs().amax(dim=1, keepdim=True).div_(127).clamp_(min=1e-30)
+    return (x / scale).round_().to(torch.int8), scale
 
 
 def _quantise_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,9 +156,9 @@ def _quantise_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor
 
 def _has_integer_product(rows: Tensor, outputs: int) -> bool:
     """Whether torch has an int8 matrix product for this device and shape."""
-    if rows.device.type == "cpu":
+    if rows.is_cpu:
         return True
-    return rows.device.type == "cuda" and rows.shape[1] % 8 == 0 and outputs % 8 == 0
+    return rows.is_cuda and rows.shape[1] % 8 == 0 and outputs % 8 == 0
 
 
 def quantise(module: nn.Module, bits: int = 8, group: int = 32) -> nn.Module:

@@ -1,0 +1,190 @@
+"""A network for reading gives what the network gives, leaves it as it was, and is small where that is asked for."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from clearhead.config import DecodeConfig, ModelConfig, preset
+from clearhead.decode import for_reading, soft
+from clearhead.decode.reading import FusedAttention, FusedFeedForward, PackedLinear
+from clearhead.model import build
+from clearhead.model.cache import Cache
+from clearhead.model.quantised import QuantisedLinear
+from tests.decode.beside import gpt2, llama, marian, random_rows
+from tests.decode.plain import search
+from tests.decode.random_writers import FEW, rows_for, same, sharpened, writers
+from tests.decode.test_parity_transformers import ours
+from tests.strategies import VOCABULARY, configs, network_of
+
+PRESETS = ["tiny-translator", "tiny-encoder", "tiny-gpt", "tiny-llama"]
+EPS = torch.finfo(torch.float32).eps
+
+
+def scores(network: Any, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """The network's words for the same ids on both sides, padding aside."""
+    with torch.inference_mode():
+        if network.config.family == "encoder-decoder":
+            return network(ids, ids, lengths, lengths)
+        return network(ids, lengths)
+
+
+@FEW
+@given(configs(), st.data())
+def test_fused_and_packed_equal_the_plain_network(config: ModelConfig, data: st.DataObject) -> None:
+    network, ids = network_of(config), torch.randint(VOCABULARY, (3, 6))
+    lengths = torch.tensor(data.draw(st.lists(st.integers(1, 6), min_size=3, max_size=3)))
+    real = torch.arange(6) < lengths[:, None]
+    exact = for_reading(network)
+    torch.testing.assert_close(scores(exact, ids, lengths)[real], scores(network, ids, lengths)[real])
+    rounded, plain = for_reading(network.float()), scores(network, ids, lengths)
+    size = plain[real].abs().max().clamp(min=1)
+    assert (scores(rounded, ids, lengths) - plain)[real].abs().max() <= 1e-5 * size
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_family_is_fused_packed_and_shared(name: str) -> None:
+    network = build(preset(name)).eval()
+    before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
+    twin, ids = for_reading(network), torch.randint(4000, (2, 9))
+    kinds = [type(module) for module in twin.modules()]
+    assert {FusedAttention, FusedFeedForward, PackedLinear} <= set(kinds)
+    assert nn.Linear not in kinds
+    torch.testing.assert_close(scores(twin, ids), scores(network, ids), rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in network.state_dict().items())
+    assert nn.Linear in [type(module) for module in network.modules()]
+    stacks = [(getattr(twin, side, None), getattr(network, side, None)) for side in ("encoder", "decoder")]
+    for theirs, own in ((a, b) for a, b in stacks if b is not None):
+        assert theirs.embedding.tokens.weight is own.embedding.tokens.weight, "shared, not copied"
+
+
+@pytest.mark.parametrize("make", [marian, gpt2, llama], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_network_for_reading_writes_the_same_texts(make: Any, beam: int) -> None:
+    pair, rows = make(), random_rows(12)
+    config = DecodeConfig(max_new_tokens=10, beam=beam, scores=True)
+    twin = for_reading(pair.ours)
+    assert same(ours(pair._replace(ours=twin), rows, config), ours(pair, rows, config), within=1e-5)
+
+
+def test_alignments_of_a_fused_network_are_those_of_the_plain_one() -> None:
+    network = marian().ours
+    expected = soft(network, [3, 4, 5], [60], [7, 8])
+    torch.testing.assert_close(soft(for_reading(network), [3, 4, 5], [60], [7, 8]), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_halves_are_read_in_float32_unless_they_are_asked_for() -> None:
+    network, ids = build(preset("tiny-translator")).eval().bfloat16(), torch.randint(4000, (2, 9))
+    twin = for_reading(network)
+    wide = build(preset("tiny-translator")).eval()
+    wide.load_state_dict(network.state_dict())  # the same numbers, which float32 holds exactly
+    assert scores(twin, ids).dtype == torch.float32
+    torch.testing.assert_close(scores(twin, ids), scores(wide, ids), rtol=1e-5, atol=1e-5)
+    assert {tensor.dtype for tensor in network.parameters()} == {torch.bfloat16}
+    words = twin.decoder.embedding.tokens.weight
+    assert words is twin.encoder.embedding.tokens.weight, "what was one matrix stays one"
+    half = scores(for_reading(wide, torch.bfloat16), ids)
+    assert half.dtype == torch.bfloat16
+    assert (half.float() - scores(wide, ids)).norm() < 0.05 * scores(wide, ids).norm()
+
+
+@given(st.integers(2, 40), st.integers(1, 70), st.sampled_from([7, 32, 96]), st.booleans())
+def test_an_int8_product_is_off_by_no_more_than_its_steps(rows: int, outputs: int, inputs: int, bias: bool) -> None:
+    """Both factors are off by half a step at the most, a step being the largest of the row over 127:
+    |Σ (x + d)(w + e) - Σ x w| ≤ Σ |x| |e| + |w| |d| + |d| |e|."""
+    linear, x = nn.Linear(inputs, outputs, bias=bias), torch.randn(rows, inputs)
+    weight = linear.weight.detach()
+    d, e = (values.abs().amax(dim=1) / 254 * (1 + 8 * EPS) for values in (x, weight))  # (rows,), (outputs,)
+    bound = x.abs().sum(1)[:, None] * e + d[:, None] * weight.abs().sum(1) + inputs * d[:, None] * e
+    with torch.no_grad():
+        off = (QuantisedLinear(linear)(x).double() - linear.double()(x.double())).abs()
+    assert (off <= bound + 1e-5).all()
+    assert outputs * rows < 50 or off.max() > 0
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_int8_is_close_to_float32_in_every_family(name: str) -> None:
+    network, ids = build(preset(name)).eval(), torch.randint(4000, (2, 9))
+    small = for_reading(network, torch.int8)
+    kinds = {type(module) for module in small.modules()}
+    assert QuantisedLinear in kinds
+    assert not kinds & {nn.Linear, PackedLinear}
+    found, expected = scores(small, ids), scores(network, ids)
+    assert (found - expected).norm() < 0.05 * expected.norm()
+    assert not torch.equal(found, expected)
+
+
+@FEW
+@given(writers, st.integers(0, 1 << 30))
+def test_in_int8_a_row_never_depends_on_its_batch_mates(config: ModelConfig, seed: int) -> None:
+    """The numbers of a row are its own to the last bit, as far as the products go: attention may add in another order,
+    so that a text can differ only where two words are nearly as good."""
+    network = for_reading(sharpened(config).float(), torch.int8)
+    rows = rows_for(config, seed)
+    together = _first_scores(network, rows)
+    for row, found in zip(rows, together, strict=True):
+        alone = _first_scores(network, [row])[0]
+        step = alone.abs().max() / 127  # a difference in the last bit may become one of a step of some activation
+        assert (found - alone).abs().max() <= 2 * step
+        assert torch.corrcoef(torch.stack([found, alone]))[0, 1] > 0.99 or alone.std() < 1e-3
+
+
+def _first_scores(network: Any, rows: Any) -> Tensor:
+    from clearhead.decode import Step
+
+    sources, prompts = zip(*rows, strict=True)
+    with torch.inference_mode():
+        return Step(network, len(rows), 20).start(prompts, sources if any(sources) else None)
+
+
+def test_int8_weights_take_a_quarter_of_float32_and_a_half_once_they_are_laid_out() -> None:
+    network = build(preset("transformer-base").model_copy(update={"encoder_layers": 1, "decoder_layers": 1})).eval()
+    small = for_reading(network, torch.int8)
+    full = sum(module.weight.nbytes for module in network.modules() if type(module) is nn.Linear)
+    layers = [module for module in small.modules() if isinstance(module, QuantisedLinear)]
+    assert sum(layer.weight.nbytes + layer.scale.nbytes for layer in layers) < 0.26 * full
+    scores(small, torch.randint(4000, (2, 9)))
+    laid = sum(layer._packed[0].numel() for layer in layers if layer._packed)
+    assert sum(layer.weight.nbytes for layer in layers) == laid == full / 4
+
+
+def test_one_row_and_many_take_different_kernels_and_give_the_same() -> None:
+    layer, x = QuantisedLinear(nn.Linear(2048, 300)), torch.randn(5, 2048)
+    x[0] = 100  # as large as sums become: beyond what float32 holds exactly
+    with torch.inference_mode():
+        together = layer(x)
+        assert layer._packed is not None or not torch.backends.mkldnn.is_available()
+        assert torch.equal(together, torch.cat([layer(row[None]) for row in x]))
+
+
+def test_weights_that_are_loaded_or_moved_are_laid_out_anew() -> None:
+    first, second = (QuantisedLinear(nn.Linear(64, 32)) for _ in range(2))
+    x = torch.randn(3, 64)
+    first(x)
+    first.load_state_dict(second.state_dict())
+    assert torch.equal(first(x), second(x))
+
+
+def test_a_cache_of_the_plain_network_fits_the_fused_one() -> None:
+    network = build(preset("tiny-llama")).eval()
+    twin, ids = for_reading(network), torch.randint(4000, (2, 8))
+    cache = Cache(network.config, 2, 8)
+    with torch.inference_mode():
+        parts = [twin(ids[:, :5], cache=cache), twin(ids[:, 5:], cache=cache)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), network(ids), rtol=1e-4, atol=1e-5)
+
+
+@FEW
+@given(writers, st.integers(0, 1 << 30), st.sampled_from([1, 3]))
+def test_several_workers_find_what_one_finds(config: ModelConfig, seed: int, beam: int) -> None:
+    network, rows = sharpened(config), rows_for(config, seed, count=7)
+    threads = torch.get_num_threads()
+    found = [
+        search(network, rows, DecodeConfig(max_new_tokens=6, beam=beam, batch_rows=2, workers=workers, scores=True))
+        for workers in (1, 3)
+    ]
+    assert same(found[1], found[0])
+    assert torch.get_num_threads() == threads
