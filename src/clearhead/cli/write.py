@@ -45,7 +45,8 @@ def translate(
     loaded = load(model, device, dtype)
     if workers == 0:
         workers = torch.get_num_threads() if loaded.device.type == "cpu" else 1
-    options = {"workers": workers, "beam": beam, "n_best": n_best, "length_penalty": length_penalty, "align": align, "scores": scores}
+    options = {"beam": beam, "n_best": n_best, "length_penalty": length_penalty, "align": align, "scores": scores}
+    options |= {"workers": workers}
     done = 0
     for chunk in _chunks(texts):
         prefixes = None if prefix is None else [prefix] * len(chunk)

@@ -145,11 +145,20 @@ class Model:
             return texts
         return [[each._replace(text=stops.cut(each.text)) for each in row] for row in texts]
 
-    def stream(self, prompt: str, *, seed: int = 0, stop: Sequence[str] = (), **options: Any) -> Iterator[str]:
-        """The text after a prompt in pieces, as they are written; joined, they are what `generate` gives."""
+    def stream(
+        self, prompt: str | Sequence[int], *, seed: int = 0, stop: Sequence[str] = (), **options: Any
+    ) -> Iterator[str]:
+        """The text after a prompt in pieces, as they are written; joined, they are what `generate` gives.
+
+        A prompt of ids is read as it is.
+        """
         network = self._as(Decoder, "stream")
         config = self._settings(options)
-        row = self._prompts([prompt], config.max_new_tokens)[0]
+        if isinstance(prompt, str):
+            [row] = self._prompts([prompt], config.max_new_tokens)
+        else:
+            row = list(prompt)
+            self._check_sizes("prompt", [row], config.max_new_tokens)
         return stream_text(network, row, config, self.tokenizer, end=self._ends, seed=seed, stop=tuple(stop))
 
     # What a model that reads says about texts; each answer stands where its text stood
