@@ -28,7 +28,7 @@ from clearhead.predict.find import find_model
 from clearhead.predict.tag import Tagged, tag
 from clearhead.text import Tokenizer
 
-DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64", "int8")}
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64", "int8", "int4")}
 
 
 class Text(NamedTuple):
@@ -264,7 +264,7 @@ def _several(texts: Sequence[str] | str) -> Sequence[str]:
 
 
 def load(name: str | Path, device: str = "auto", dtype: str | None = None, compiled: bool = False) -> Model:
-    """The model of a name, a model folder or a run folder; with dtype="int8" it reads in int8.
+    """The model of a name, a model folder or a run folder; dtype="int8" or "int4" reads with small weights.
 
     On a GPU, `compiled` spends some tens of seconds at the first text of each batch size to write faster from then on.
     """
@@ -273,12 +273,16 @@ def load(name: str | Path, device: str = "auto", dtype: str | None = None, compi
         raise UserError(f"dtype: {dtype!r} is not allowed; use {', '.join(DTYPES)}")
     folder = find_model(name)
     kind = None if dtype is None else DTYPES[dtype]
-    loaded = load_model(folder, chosen, None if kind == torch.int8 else kind)
+    small = kind in (torch.int8, torch.int4)
+    loaded = load_model(folder, chosen, None if small else kind)
     if not loaded.tokenizers:
         raise UserError(f"{folder} has no tokenizer.json; a model needs its tokenizer")
     _check_finite(loaded.network, folder)
     use_graphs(loaded.network, compiled)
-    return Model(loaded.network, loaded.tokenizers, loaded.extra, str(name), kind)
+    network = loaded.network
+    if small and isinstance(network, Decoder) and chosen.type == "cpu":
+        network = for_reading(network, kind)  # the full weights are not kept beside the small ones
+    return Model(network, loaded.tokenizers, loaded.extra, str(name), kind)
 
 
 def _check_finite(network: Network, folder: Path) -> None:

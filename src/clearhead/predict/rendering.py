@@ -63,7 +63,15 @@ def answer(line: str) -> dict[str, str]:
         return {"refused": str(error)}
     except MemoryError:
         return {"error": "it takes too much memory"}
-    except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (
+        TemplateError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
 
 

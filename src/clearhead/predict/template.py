@@ -57,9 +57,7 @@ class Template:
         # What looks like a special token inside a message is broken up, which a template's own logic never sees.
         texts = [self.specials.sub(lambda found: found[0][:1] + mark + found[0][1:], text) for _, text in messages]
         written = [{"role": role, "content": text} for (role, _), text in zip(messages, texts, strict=True)]
-        rendered = self.renderer.render(
-            self.source, {"messages": written, "add_generation_prompt": True, **self.names}
-        )
+        rendered = self.renderer.render(self.source, {"messages": written, "add_generation_prompt": True, **self.names})
         names = self.specials.findall(rendered)
         between = [text.replace(mark, "") for text in self.specials.split(rendered)]
         pieces = self.tokenizer.encode_all(between)
