@@ -32,14 +32,15 @@ class ByteLinear(nn.Module):
     here, by the same rule, and one more row beside them makes their range such that nothing is rounded twice.
     """
 
+    edges: Tensor
+    sums: Tensor
+
     def __init__(self, linear: nn.Linear):
         super().__init__()
         self.outputs, self.inputs = linear.weight.shape
         numbers, scale = quantise_rows(linear.weight.detach().float())  # (N, K), (N, 1)
-        self.packed = _pack(numbers, scale[:, 0], linear.bias)
-        self.register_buffer("sums", (numbers.sum(dim=1) * scale[:, 0]).float())  # (N,) what 1 everywhere would give
-        bias = None if linear.bias is None else linear.bias.detach().float()
-        self.register_buffer("bias", bias)
+        self.packed, self.bias = _pack(numbers, scale[:, 0]), linear.bias
+        self.register_buffer("sums", numbers.sum(dim=1) * scale[:, 0])  # (N,) what 1 everywhere would give
         edges = torch.zeros(1, self.inputs)
         edges[0, 0], edges[0, -1] = -128, 127
         self.register_buffer("edges", edges)
@@ -47,16 +48,13 @@ class ByteLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) to (…, N)."""
         if x.numel() == self.inputs:
-            return torch.ops.quantized.linear_dynamic(x.float(), self.packed, False).to(x.dtype)
-        rows = x.reshape(-1, self.inputs).float()
-        numbers, scale, zero = _rounded(rows)  # (M, K) from -128 to 127, (M, 1), (M, 1)
-        out = torch.ops.quantized.linear_dynamic(torch.cat([numbers, self.edges]), self.packed, False)[:-1]
-        if self.bias is not None:
-            out = out - self.bias
-        out = (out - zero * self.sums) * scale
-        if self.bias is not None:
-            out += self.bias
-        return out.to(x.dtype).reshape(*x.shape[:-1], self.outputs)
+            out = torch.ops.quantized.linear_dynamic(x.float(), self.packed, False)
+        else:
+            rows = x.reshape(-1, self.inputs).float()
+            numbers, scale, zero = _rounded(rows)  # (M, K) from -128 to 127, (M, 1), (M, 1)
+            out = torch.ops.quantized.linear_dynamic(torch.cat([numbers, self.edges]), self.packed, False)[:-1]
+            out = out.addcmul_(zero, self.sums, value=-1).mul_(scale).reshape(*x.shape[:-1], self.outputs)
+        return (out if self.bias is None else out.add_(self.bias)).to(x.dtype)
 
 
 def _rounded(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,13 +67,13 @@ def _rounded(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (rows * (1 / scale)).round_().add_(zero).clamp_(-128, 127), scale, zero
 
 
-def _pack(numbers: Tensor, scale: Tensor, bias: Tensor | None) -> Any:
+def _pack(numbers: Tensor, scale: Tensor) -> Any:
     """The kernel's own object, which holds the weights in its order."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch means to drop quantised tensors; without them `has_bytes` is False
         zeros = torch.zeros(len(scale), dtype=torch.long)
         weight = torch._make_per_channel_quantized_tensor(numbers.contiguous(), scale.double(), zeros, 0)
-        return torch.ops.quantized.linear_prepack(weight, None if bias is None else bias.detach().float())
+        return torch.ops.quantized.linear_prepack(weight, None)
 
 
 class HalfByteLinear(nn.Module):
@@ -150,7 +148,7 @@ def has_bytes() -> bool:
     if "fbgemm" not in torch.backends.quantized.supported_engines or not hasattr(torch.ops.quantized, "linear_dynamic"):
         return False
     try:
-        packed = _pack(torch.full((16, 64), 127, dtype=torch.int8), torch.ones(16), None)
+        packed = _pack(torch.full((16, 64), 127, dtype=torch.int8), torch.ones(16))
         most = torch.full((1, 64), 255.0)
         most[0, 0] = 0
         return bool((torch.ops.quantized.linear_dynamic(most, packed, False) == 127 * 255 * 63).all())
