@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from clearhead.decode.fused import FusedAttention, FusedFeedForward
 from clearhead.decode.light import lighten
-from clearhead.decode.small import ByteLinear, HalfByteLinear, bits_of, has_bytes, is_small, shrink_tables, smaller
+from clearhead.decode.small import ByteLinear, HalfByteLinear, bits_of, has_bytes, is_small, shrink_rest, smaller
 from clearhead.model import Decoder, Network
 from clearhead.model.attention import Attention
 from clearhead.model.feedforward import FeedForward
@@ -46,7 +46,7 @@ def for_reading(network: AnyNetwork, dtype: torch.dtype | None = None) -> AnyNet
     twin = copy.deepcopy(network, shared)
     if small and on_cpu and (dtype == torch.int4 or isinstance(twin, Decoder)) and has_bytes():
         _replace(twin, partial(smaller, four=dtype == torch.int4))
-        shrink_tables(twin)
+        shrink_rest(twin)
     elif small:
         _replace(twin, lambda linear: QuantisedLinear(linear, bits_of(linear, dtype == torch.int4)))
     elif _can_pack(rest):

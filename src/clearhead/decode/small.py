@@ -167,11 +167,13 @@ def smaller(linear: nn.Linear, four: bool) -> nn.Module:
     return HalfByteLinear(linear) if bits_of(linear, four and not words) == 4 else ByteLinear(linear)
 
 
-def shrink_tables(module: nn.Module) -> None:
-    """Token embeddings below `module` in small form."""
-    for child in module.modules():
-        if isinstance(child, Embedding):
-            child.tokens = ByteEmbedding(child.tokens)  # type: ignore[assignment]
+def shrink_rest(network: nn.Module) -> None:
+    """Token embeddings in small form, and copies of what else there is: none of it holds a file's mapping open."""
+    for module in network.modules():
+        if isinstance(module, Embedding):
+            module.tokens = ByteEmbedding(module.tokens)  # type: ignore[assignment]
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(parameter.detach().clone(), requires_grad=False))
 
 
 def is_small(network: nn.Module) -> bool:
