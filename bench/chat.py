@@ -3,8 +3,8 @@
     python -m bench.chat                      two threads, 512 tokens read, 64 written
     python -m bench.chat --threads 1          for a machine that others use too: two threads then wait for each other
 
-Each side is a process of its own, so that memory is its own; they take turns, and a ratio is the median of the ratios
-of each turn. The file comes from the package index; Q8_0 and the folder for transformers are exported from it.
+Each side is a process of its own, and its memory what it takes beyond Python and torch; they take turns, and a
+ratio is the median of the ratios of each turn. The file comes from the package index; Q8_0 and the folder for transformers are exported from it.
 """
 
 import argparse
@@ -119,7 +119,7 @@ def prepare(place: Path, gguf: Path | None) -> None:
 def serve(name: str, folder: Path, threads: int) -> None:
     """One side: a line [read, write] comes in, an object with two rates and the memory goes out."""
     torch.set_num_threads(threads)
-    kind = SIDES[name]
+    kind, before = SIDES[name], resident()
     if name.startswith("clearhead"):
         run = ours(kind)
     elif name.startswith("llama.cpp"):
@@ -130,7 +130,7 @@ def serve(name: str, folder: Path, threads: int) -> None:
         read, write = json.loads(line)
         ids = torch.randint(10, 40_000, (read,), generator=torch.Generator().manual_seed(0)).tolist()
         reading, writing = run(ids, write)
-        print(json.dumps({"read": read / reading, "write": write / writing, "memory": resident()}), flush=True)
+        print(json.dumps({"read": read / reading, "write": write / writing, "memory": resident() - before}), flush=True)
 
 
 def ours(kind: str) -> Run:

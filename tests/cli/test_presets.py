@@ -97,7 +97,7 @@ def test_every_verb_has_help_with_an_example() -> None:
 def test_the_demo_trains_translates_and_draws(tmp_path: Path) -> None:
     done = run("demo", "--steps", "12", "--out", str(tmp_path / "run"))
     assert done.exit_code == 0, done.output
-    for text in ("A translator from nothing", "never seen", "each row a word written", "clearhead translate en-de"):
+    for text in ("A translator from nothing", "never seen", "each row a word written", "clearhead train mini-en-zh"):
         assert text in done.stdout
     assert (tmp_path / "run" / "report.html").exists()
 

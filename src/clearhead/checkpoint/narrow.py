@@ -15,14 +15,14 @@ SCALE = ".scale"  # behind a matrix's name
 
 
 def narrowed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices (N, K) as int8 beside their scales (N,); whatever is no matrix is small anyway, and stays."""
+    """Matrices (N, K) as int8 beside their scales (N,); whatever is no matrix is small anyway, and fp32."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dim() == 2 and tensor.is_floating_point():
             found[name], scale = quantise_rows(tensor.detach().float())
             found[name + SCALE] = scale[:, 0]
         else:
-            found[name] = tensor
+            found[name] = tensor.float() if tensor.is_floating_point() else tensor
     return found
 
 

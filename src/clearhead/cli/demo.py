@@ -17,6 +17,12 @@ REAL = {
     "en-de": ("Two dogs are playing in the snow.", "Where is the nearest station?", "She has lived here for years."),
     "zh-en": ("火车站在哪里？", "他昨天买了一本新书。"),
 }
+NEXT = {
+    "clearhead train mini-en-zh": "another language",
+    "clearhead recipes": "what else can be trained",
+    "clearhead models": "which models there are",
+    "clearhead translate runs/mini-en-zh": "any text, from a pipe or a file",
+}
 STORY, OPENING = "novels-gpt", "It was a dark evening in October when"
 
 
@@ -32,7 +38,7 @@ def demo(
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print("[bold]1 · A translator from nothing[/bold]: English to German, sentences that the package makes")
+    console.print("[bold]1 · A translator from nothing[/bold], English to German, in about 100 seconds\n")
     if out is not None:
         _learn(console, steps, seed, out)
     else:
@@ -41,9 +47,8 @@ def demo(
     _real(console)
     _story(console, seed)
     console.print("\n[bold]Next[/bold] (source .venv/bin/activate first)")
-    console.print('  echo "Good morning!" | clearhead translate en-de     any text, from a pipe or a file')
-    console.print("  clearhead train mini-en-zh                           `clearhead recipes` lists more")
-    console.print("  clearhead models                                     what came along, with its scores")
+    for command, about in NEXT.items():
+        console.print(f"  {command:42} {about}", markup=False)
 
 
 def _learn(console: "Console", steps: int, seed: int, out: Path) -> None:
@@ -71,7 +76,7 @@ def _learn(console: "Console", steps: int, seed: int, out: Path) -> None:
     for (source, reference), output in zip(pairs, outputs, strict=True):
         other = "" if output == reference else f"   (or: {reference})"
         console.print(f"  {source}\n  → [bold]{output}[/bold]{other}")
-    show_alignment(console, model, pairs[0][0])
+    show_alignment(console, model, max((source for source, _ in pairs), key=len))
 
 
 def show_alignment(console: "Console", model: "Model", text: str) -> None:

@@ -13,7 +13,7 @@ from clearhead.errors import UserError
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, a run folder, or a name.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or int8.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, int8 or int4.")]
 Json = Annotated[bool, typer.Option("--json", help="For programs: an object a line.")]
 CHUNK = 512  # lines that are sorted and translated together
 
@@ -27,7 +27,7 @@ def translate(
     align: Annotated[bool, typer.Option(help="Show which token comes from which, as i-j.")] = False,
     prefix: Annotated[str | None, typer.Option(help="How every translation begins.")] = None,
     scores: Annotated[bool, typer.Option(help="Show log-probabilities.")] = False,
-    workers: Annotated[int, typer.Option(min=0, max=1024, help="Batches at a time; 0: one a core.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, max=1024, help="Batches at a time, a thread each.")] = 1,
     as_json: Json = False,
     device: Device = "auto",
     dtype: Dtype = None,
@@ -36,17 +36,13 @@ def translate(
 
     Example: echo "Two dogs are playing in the snow." | clearhead translate en-de
     """
-    import torch
-
     from clearhead.predict import load
 
     if n_best > beam:
         raise UserError(f"--n-best: {n_best} is more than --beam {beam}; raise the beam")
     loaded = load(model, device, dtype)
-    if workers == 0:
-        workers = torch.get_num_threads() if loaded.device.type == "cpu" else 1
-    options = {"beam": beam, "n_best": n_best, "length_penalty": length_penalty, "align": align, "scores": scores}
-    options |= {"workers": workers}
+    options: dict[str, Any] = {"beam": beam, "n_best": n_best, "length_penalty": length_penalty}
+    options |= {"align": align, "scores": scores, "workers": workers}
     done = 0
     for chunk in _chunks(texts):
         prefixes = None if prefix is None else [prefix] * len(chunk)

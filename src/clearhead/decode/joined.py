@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from clearhead.decode.skinny import few_rows, suits
 from clearhead.model import Decoder
 from clearhead.model.attention import Attention, Rotation
 from clearhead.model.dense import sdpa
@@ -60,6 +61,9 @@ class Joined(nn.Module):
         self.register_buffer("scale", torch.cat(scales)[:, 0] if small else None)  # (N,)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None and torch.compiler.is_compiling() and suits(x, self.weight):
+            out = few_rows(x, self.weight)
+            return out if self.bias is None else out + self.bias
         if self.scale is None:
             return F.linear(x, self.weight, self.bias)
         out = F.linear(x, self.weight.to(x.dtype)) * self.scale
@@ -83,7 +87,7 @@ class StepAttention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads = attention.heads, attention.kv_heads
         self.joint = Joined([attention.query, attention.key, attention.value])
-        self.output = _small(attention.output)
+        self.output = _alone(attention.output)
 
     def forward(
         self, x: Tensor, mask: None, memory: None = None, rotation: Rotation | None = None, cache: Held | None = None
@@ -125,8 +129,8 @@ class StepFeedForward(nn.Module):
         super().__init__()
         assert feed_forward.gate is not None
         self.joint = Joined([feed_forward.gate, feed_forward.up])
-        self.activation, self.down = feed_forward.activation, _small(feed_forward.down)
-        self.gate, self.up = _small(feed_forward.gate), _small(feed_forward.up)  # views of the joint one
+        self.activation, self.down = feed_forward.activation, _alone(feed_forward.down)
+        self.gate, self.up = _alone(feed_forward.gate), _alone(feed_forward.up)  # views of the joint one
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, 1, D) to (B, 1, D)."""
@@ -136,8 +140,9 @@ class StepFeedForward(nn.Module):
         return self.down(self.activation(gate) * up)
 
 
-def _small(product: Product) -> nn.Module:
-    return Joined([product]) if isinstance(product, QuantisedLinear) else product
+def _alone(product: Product) -> nn.Module:
+    """A product that has no other beside it."""
+    return Joined([product])
 
 
 def can_join(network: nn.Module) -> TypeGuard[Decoder]:
@@ -160,7 +165,7 @@ def joined(network: Decoder) -> Decoder:
         if forward.gate is not None:
             layer.feed_forward = StepFeedForward(forward)
         else:
-            forward.up, forward.down = _small(forward.up), _small(forward.down)
+            forward.up, forward.down = _alone(forward.up), _alone(forward.down)
     assert twin.heads.words is not None
-    twin.heads.words.scores = _small(twin.heads.words.scores)  # type: ignore[assignment]
+    twin.heads.words.scores = _alone(twin.heads.words.scores)  # type: ignore[assignment]
     return twin

@@ -17,6 +17,7 @@ from clearhead.model import Cache, Decoder, EncoderDecoder, Tree
 
 Writer = Decoder | EncoderDecoder
 Ids = Sequence[int]
+PIECE = 512  # tokens of a prompt that are read at once where all prompts are equally long
 
 
 class Step:
@@ -37,9 +38,17 @@ class Step:
             memory = self.network.encode(*pad(sources, self.device))
             hidden = self.network.decode(ids, memory, lengths, cache=self.cache)  # (B, P, D)
         else:
-            hidden = self.network.decode(ids, lengths, cache=self.cache)
+            hidden = self._read(ids, lengths)
         last = hidden[:, -1] if lengths is None else hidden[torch.arange(len(hidden), device=self.device), lengths - 1]
         return self._words(last)
+
+    def _read(self, ids: Tensor, lengths: Tensor | None) -> Tensor:
+        """The hidden states (B, T, D) of prompts, at least of their last piece; a long one goes in pieces, so that memory does not grow with it."""
+        if lengths is not None or ids.shape[1] <= PIECE:
+            return self.network.decode(ids, lengths, cache=self.cache)  # type: ignore[arg-type]
+        for piece in ids.split(PIECE, dim=1):
+            hidden = self.network.decode(piece, cache=self.cache)  # type: ignore[call-arg, arg-type]
+        return hidden
 
     def next(self, ids: Tensor) -> Tensor:
         """Read on: ids (B, T), or (B, K) once there are branches, to the scores (B, T, V) of what follows each."""

@@ -18,7 +18,7 @@ try:
 except ImportError:  # there is none for this platform; `piece` does the same
     triton = None
 
-BLOCK, WARPS = 4096, 8  # words of a row that a program looks at together
+BLOCK, WARPS = 2048, 4  # words of a row that a program looks at together; the fastest of eight on an H200
 
 
 def kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
@@ -32,7 +32,7 @@ def kernel_piece(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor,
     words = scores.shape[-1]
     spread = smoothing * words / max(1, words - 1)
     log_sum, answered, best, mean = found = torch.empty(4, len(x), device=x.device)
-    _to_gradient[(len(x),)](scores, labels, *found, words, spread, IGNORED, BLOCK, num_warps=WARPS)
+    _to_gradient[(len(x),)](scores, labels, *found, words, spread, IGNORED, smoothing > 0, BLOCK, num_warps=WARPS)
     sums = from_rows(labels, log_sum, answered, best, mean, spread)
     return Piece(*sums, scores @ weight, scores.T @ x, None if bias is None else scores.sum(0))
 
@@ -41,7 +41,17 @@ if triton is not None:
 
     @triton.jit
     def _to_gradient(
-        scores, labels, log_sums, answers, bests, means, words, spread, ignored: tl.constexpr, block: tl.constexpr
+        scores,
+        labels,
+        log_sums,
+        answers,
+        bests,
+        means,
+        words,
+        spread,
+        ignored: tl.constexpr,
+        smooth: tl.constexpr,
+        block: tl.constexpr,
     ):
         """A program for each row: one pass for its log sum, answer, best and mean, one to write softmax − answer."""
         row = tl.program_id(0)
@@ -54,7 +64,8 @@ if triton is not None:
             higher = tl.maximum(best, tl.max(x, 0))
             total = total * tl.exp(best - higher) + tl.sum(tl.exp(x - higher), 0)
             best = higher
-            together += tl.sum(tl.where(columns < words, x, 0.0), 0)
+            if smooth:  # only then is the mean asked for
+                together += tl.sum(tl.where(columns < words, x, 0.0), 0)
         log_sum = best + tl.log(total)
         counts = label != ignored
         tl.store(log_sums + row, log_sum)

@@ -1,0 +1,1 @@
+"""What makers of the package use, and users do not need."""
