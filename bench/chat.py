@@ -3,8 +3,9 @@
     python -m bench.chat                      two threads, 512 tokens read, 64 written
     python -m bench.chat --threads 1          for a machine that others use too: two threads then wait for each other
 
-Each side is a process of its own, and its memory what it takes beyond Python and torch; they take turns, and a
-ratio is the median of the ratios of each turn. The file comes from the package index; Q8_0 and the folder for transformers are exported from it.
+Each side is a process of its own, and its memory what it takes beyond Python and torch. They take turns, and a ratio is
+the median of the ratios of each turn. The file comes from the package index; Q8_0 and the folder for transformers are
+exported from it.
 """
 
 import argparse

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from clearhead.decode.fused import FusedAttention, FusedFeedForward
 from clearhead.decode.light import lighten
-from clearhead.decode.small import ByteLinear, HalfByteLinear, bits_of, has_bytes, is_small, shrink_rest, smaller
+from clearhead.decode.small import INT4, ByteLinear, HalfByteLinear, bits_of, has_bytes, is_small, shrink_rest, smaller
 from clearhead.model import Decoder, Network
 from clearhead.model.attention import Attention
 from clearhead.model.feedforward import FeedForward
@@ -31,12 +31,12 @@ AnyNetwork = TypeVar("AnyNetwork", bound=Network)
 def for_reading(network: AnyNetwork, dtype: torch.dtype | None = None) -> AnyNetwork:
     """A fast copy of the network that only reads, in this dtype; torch.int8 is int8 weights and activations.
 
-    torch.int4 is int4 weights in groups. A decoder on a CPU then holds small weights alone, its embedding's too.
+    INT4 is int4 weights in groups. A decoder on a CPU then holds small weights alone, its embedding's too.
     Without a dtype it is the network's own but, on a CPU, float32 in the place of halves, which many CPUs compute
     slowly. On other devices the network stays as it is, but for small weights.
     """
     own = next(network.parameters())
-    on_cpu, small = own.is_cpu, dtype in (torch.int8, torch.int4)
+    on_cpu, small = own.is_cpu, dtype in (torch.int8, INT4)
     if is_small(network) or not (on_cpu or small):
         return network
     rest = torch.float32 if on_cpu and own.dtype in HALF else own.dtype
@@ -44,11 +44,11 @@ def for_reading(network: AnyNetwork, dtype: torch.dtype | None = None) -> AnyNet
         rest = dtype
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
     twin = copy.deepcopy(network, shared)
-    if small and on_cpu and (dtype == torch.int4 or isinstance(twin, Decoder)) and has_bytes():
-        _replace(twin, partial(smaller, four=dtype == torch.int4))
+    if small and on_cpu and (dtype == INT4 or isinstance(twin, Decoder)) and has_bytes():
+        _replace(twin, partial(smaller, four=dtype == INT4))
         shrink_rest(twin)
     elif small:
-        _replace(twin, lambda linear: QuantisedLinear(linear, bits_of(linear, dtype == torch.int4)))
+        _replace(twin, lambda linear: QuantisedLinear(linear, bits_of(linear, dtype == INT4)))
     elif _can_pack(rest):
         _replace(twin, partial(PackedLinear, dtype=rest))
     else:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from clearhead.model.embedding import Embedding
 from clearhead.model.quantised import QuantisedLinear, quantise_rows
 
+INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]
 GROUP = 32  # weights of half a byte that share a scale and a lowest value
 BLOCK = 64  # outputs that the kernel for half bytes keeps together
 MANY = 64  # rows from which on it pays to spread half bytes out to bf16
@@ -40,6 +41,7 @@ class ByteLinear(nn.Module):
         self.outputs, self.inputs = linear.weight.shape
         numbers, scale = quantise_rows(linear.weight.detach().float())  # (N, K), (N, 1)
         self.packed, self.bias = _pack(numbers, scale[:, 0]), linear.bias
+        self.product = torch.ops.quantized.linear_dynamic.default  # a look-up costs
         self.register_buffer("sums", numbers.sum(dim=1) * scale[:, 0])  # (N,) what 1 everywhere would give
         edges = torch.zeros(1, self.inputs)
         edges[0, 0], edges[0, -1] = -128, 127
@@ -48,11 +50,11 @@ class ByteLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) to (…, N)."""
         if x.numel() == self.inputs:
-            out = torch.ops.quantized.linear_dynamic(x.float(), self.packed, False)
+            out = self.product(x.float(), self.packed, False)
         else:
             rows = x.reshape(-1, self.inputs).float()
             numbers, scale, zero = _rounded(rows)  # (M, K) from -128 to 127, (M, 1), (M, 1)
-            out = torch.ops.quantized.linear_dynamic(torch.cat([numbers, self.edges]), self.packed, False)[:-1]
+            out = self.product(torch.cat([numbers, self.edges]), self.packed, False)[:-1]
             out = out.addcmul_(zero, self.sums, value=-1).mul_(scale).reshape(*x.shape[:-1], self.outputs)
         return (out if self.bias is None else out.add_(self.bias)).to(x.dtype)
 

@@ -43,12 +43,14 @@ class Step:
         return self._words(last)
 
     def _read(self, ids: Tensor, lengths: Tensor | None) -> Tensor:
-        """The hidden states (B, T, D) of prompts, at least of their last piece; a long one goes in pieces, so that memory does not grow with it."""
-        if lengths is not None or ids.shape[1] <= PIECE:
-            return self.network.decode(ids, lengths, cache=self.cache)  # type: ignore[arg-type]
-        for piece in ids.split(PIECE, dim=1):
-            hidden = self.network.decode(piece, cache=self.cache)  # type: ignore[call-arg, arg-type]
-        return hidden
+        """Read prompts (B, P), long ones in pieces, which bounds memory; the hidden states (B, T, D) of the last."""
+        assert isinstance(self.network, Decoder)
+        if lengths is not None:
+            return self.network.decode(ids, lengths, cache=self.cache)
+        *pieces, last = ids.split(PIECE, dim=1)
+        for piece in pieces:
+            self.network.decode(piece, cache=self.cache)
+        return self.network.decode(last, cache=self.cache)
 
     def next(self, ids: Tensor) -> Tensor:
         """Read on: ids (B, T), or (B, K) once there are branches, to the scores (B, T, V) of what follows each."""

@@ -16,7 +16,7 @@ from clearhead.config import ModelConfig
 from clearhead.config.data import DataConfig
 from clearhead.config.decode import DecodeConfig
 from clearhead.data.clean import cleaned
-from clearhead.decode import Output, Stops, for_reading, generate, hard, stream_text, translate, use_graphs
+from clearhead.decode import INT4, Output, Stops, for_reading, generate, hard, stream_text, translate, use_graphs
 from clearhead.errors import UserError
 from clearhead.model import Decoder, Encoder, EncoderDecoder, Network
 from clearhead.model.device import choose_device
@@ -273,7 +273,7 @@ def load(name: str | Path, device: str = "auto", dtype: str | None = None, compi
         raise UserError(f"dtype: {dtype!r} is not allowed; use {', '.join(DTYPES)}")
     folder = find_model(name)
     kind = None if dtype is None else DTYPES[dtype]
-    small = kind in (torch.int8, torch.int4)
+    small = kind in (torch.int8, INT4)
     loaded = load_model(folder, chosen, None if small else kind)
     if not loaded.tokenizers:
         raise UserError(f"{folder} has no tokenizer.json; a model needs its tokenizer")

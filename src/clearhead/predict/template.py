@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -105,11 +106,14 @@ class Renderer:
         try:
             process.stdin.write(line + "\n")
             process.stdin.flush()
-            return process.stdout.readline()
+            answer = process.stdout.readline()
         except OSError:  # it ended while we wrote
-            return ""
+            answer = ""
         finally:
             clock.cancel()
+        if not answer:
+            self.close()
+        return answer
 
     def _ready(self, process: subprocess.Popen[str]) -> None:
         """Wait until it has started, which is not the template's time."""
@@ -119,10 +123,15 @@ class Renderer:
 
     def close(self) -> None:
         """End the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what was written and never read
+                    pipe.close()
+        process.wait()
 
     def __del__(self) -> None:
         self.close()
