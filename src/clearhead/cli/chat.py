@@ -31,8 +31,9 @@ def chat(
     device: Device = "auto",
     dtype: Dtype = None,
 ) -> None:
-    """Talk with a model: it sees what was said before, as far as its context reaches.
+    """Talk with a model: it sees what was said before, as far as its context reaches, in the form it was taught.
 
+    Example: clearhead chat smollm2 --dtype int8
     Example: clearhead chat novels-gpt --system "A talk between two friends in a garden."
     """
     from clearhead.predict import Chat, load

@@ -22,7 +22,7 @@ def evaluate(
     lowercase: Annotated[bool, typer.Option(help="Compare without regard to capitals.")] = False,
     moses: Annotated[str, typer.Option(help="Also BLEU on sacremoses tokens of this language, as older papers.")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or int8.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16, int8 or int4.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: one object.")] = False,
 ) -> None:
     """Score a model on its recipe's test set, or on files.

@@ -13,7 +13,7 @@ from clearhead.errors import UserError
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="A model folder, a run folder, or a name.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16 or int8.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, float16, int8 or int4.")]
 Json = Annotated[bool, typer.Option("--json", help="For programs: an object a line.")]
 CHUNK = 512  # lines that are sorted and translated together
 

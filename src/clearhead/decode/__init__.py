@@ -7,6 +7,7 @@ from clearhead.decode.graphs import use_graphs
 from clearhead.decode.output import Output
 from clearhead.decode.reading import for_reading
 from clearhead.decode.search import generate, translate
+from clearhead.decode.small import INT4
 from clearhead.decode.speculative import DraftModel, PromptLookup
 from clearhead.decode.step import Step
 from clearhead.decode.stops import Stops
@@ -14,6 +15,7 @@ from clearhead.decode.stream import stream, stream_text
 from clearhead.decode.worker import Worker
 
 __all__ = [
+    "INT4",
     "DraftModel",
     "Engine",
     "Job",

