@@ -1,10 +1,12 @@
 """Two processes (gloo), whole copies (DDP) or shards (FSDP2), learn what one does, and go on with each other's runs."""
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,18 @@ def settings(family: str, **changes: Any) -> Recipe:
     return recipe(family, *STILL, *more, **(known | changes))
 
 
+def free_ports() -> Iterator[int]:
+    """Ports to listen at, below those that a system gives to whoever connects, which may be gone a second later."""
+    for port in range(10_000 + os.getpid() % 15_000, 32_768):
+        with contextlib.suppress(OSError):
+            socket.create_server(("127.0.0.1", port)).close()
+            yield port
+
+
 def launch(folder: Path, jobs: list[dict[str, Any]]) -> None:
     """Do the jobs in two processes, told of each other as torchrun does it."""
-    ports = [socket.create_server(("127.0.0.1", 0)) for _ in jobs]  # all at once, or one would come twice
-    for job, port in zip(jobs, ports, strict=True):
-        job["port"] = str(port.getsockname()[1])
-        port.close()
+    for job, port in zip(jobs, free_ports(), strict=False):
+        job["port"] = str(port)
     (folder / "jobs.json").write_text(json.dumps(jobs))
     common = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     common |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -106,7 +106,7 @@ SMALL = FAMILIES["translator"] | {"train": TRAIN}
             "freeze: 'encodr.*' matches no parameter; did you mean enc",
         ),
         ({"train": TRAIN | {"freeze": ["*"]}}, "freeze: nothing would be left to train; remove a pattern"),
-        ({"model": {"folder": "nothing"}}, "no model 'nothing': neither a folder nor the name"),
+        ({"model": {"folder": "nothing"}}, "no model 'nothing': neither a folder nor a name"),
         ({"model": {"folder": "x", "width": 8}}, "model: a folder has its architecture already"),
     ],
 )
