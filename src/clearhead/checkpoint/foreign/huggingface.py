@@ -133,7 +133,7 @@ def _extra(folder: Path, fields: Fields, config: ModelConfig, tokenizers: tuple[
 def _pooling(folder: Path) -> dict[str, Any]:
     """How a sentence encoder makes one vector of a text: the mean of its tokens, or the first."""
     settings = Fields(disk.read_json(folder / "1_Pooling" / CONFIG), folder / "1_Pooling" / CONFIG)
-    modes = {"mean": "pooling_mode_mean_tokens", "first": "pooling_mode_cls_token"}
+    modes = {"mean": "pooling_mode_mean_tokens", "class": "pooling_mode_cls_token"}
     pooling = next((name for name, key in modes.items() if settings.flag(key, False)), None)
     if pooling is None:
         raise UserError(f"{settings.where}: pooling other than the mean or the first token cannot be represented here")
