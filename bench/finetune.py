@@ -122,29 +122,30 @@ def show(name: str, metric: str, both: list[tuple[Outcome, Outcome]]) -> None:
 def rehearsal(recipe: Recipe, limit: int, place: Path) -> Recipe:
     """The recipe with few steps on small cuts of its files."""
 
-    def small(corpora: tuple[Corpus, ...]) -> tuple[Corpus, ...]:
+    def small(corpora: tuple[Corpus, ...], lines: int) -> tuple[Corpus, ...]:
         return tuple(
-            corpus.model_copy(update={"files": tuple(str(cut(path, limit, place)) for path in paths(corpus))})
+            corpus.model_copy(update={"files": tuple(str(cut(path, lines, place)) for path in paths(corpus))})
             for corpus in corpora
         )
 
-    data = recipe.data.model_copy(update={"train": small(recipe.data.train), "valid": small(recipe.data.valid)})
+    lines = 5000 if recipe.data.task == "tagging" else 20 * limit  # enough to have every tag
+    sets = {"train": small(recipe.data.train, lines), "valid": small(recipe.data.valid, 20 * limit)}
+    data = recipe.data.model_copy(update=sets)
     few = {"steps": limit, "warmup": max(1, limit // 10), "validate_every": max(1, limit // 2), "save_every": limit}
     return recipe.model_copy(update={"data": data, "train": recipe.train.model_copy(update=few)})
 
 
-def cut(path: Path, limit: int, place: Path) -> Path:
-    """The beginning of a file: lines, some for each record; of SQuAD's form, a few questions of every article."""
+def cut(path: Path, lines: int, place: Path) -> Path:
+    """The beginning of a file; of SQuAD's form, a few questions of every article."""
     text = read_document(path)
     if path.name.removesuffix(".gz").endswith(".json"):
         found = json.loads(text)
         for article in found["data"]:
             article["paragraphs"] = article["paragraphs"][:1]
-            article["paragraphs"][0]["qas"] = article["paragraphs"][0]["qas"][: max(2, limit // 4)]
+            article["paragraphs"][0]["qas"] = article["paragraphs"][0]["qas"][:2]
         text = json.dumps(found)
     else:
-        lines = text.split("\n")
-        text = "\n".join(lines[: 20 * limit]) + "\n"
+        text = "\n".join(text.split("\n")[:lines]) + "\n"
     small = place / f"{path.parent.name}-{path.name.removesuffix('.gz')}.gz"
     small.write_bytes(gzip.compress(text.encode()))
     return small

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from clearhead import cli
 from clearhead.checkpoint import save_model
 from clearhead.predict import Model, load
+from clearhead.predict.tag import Span, Tagged
 from tests.predict.readers import LABELS, reader
 
 TEXTS = ["The cat sat.", "猫坐在 the mat", "Zoë's dog 🐈"]
@@ -100,10 +102,22 @@ def test_tag_colours_spans_on_a_terminal(models: dict[str, str], monkeypatch: py
     found = load(models["tag"], "cpu").tag(TEXTS[0])[0]
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(sys, "stdout", screen := io.StringIO())
-    understand._coloured(found)
+    understand._coloured(found, LABELS)
     shown = screen.getvalue()
     assert "\x1b[" in shown
     assert all(span.text in shown and span.label in shown for span in found.spans)
+
+
+def test_every_kind_of_span_has_its_own_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    from clearhead.cli import understand
+
+    kinds = ["PERSON", "PLACE", "DATE", "TIME", "NUMBER", "MONEY"]
+    spans = [Span(kind, n, n + 1, kind, 1.0) for n, kind in enumerate(kinds)]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys, "stdout", screen := io.StringIO())
+    labels = ["O", *(f"{mark}-{kind}" for kind in sorted(kinds) for mark in "BI")]
+    understand._coloured(Tagged("abcdef", [], spans), labels)
+    assert len(set(re.findall(r"\x1b\[1;(\d+)m", screen.getvalue()))) == len(kinds)
 
 
 def test_answer(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,7 +105,7 @@ def tag(
             spans = [_placed(span) | {"label": span.label} for span in found.spans]
             _show({"text": found.text, "spans": spans, "words": [_placed(w) | {"tag": w.tag} for w in found.words]})
         elif sys.stdout.isatty():
-            _coloured(found)
+            _coloured(found, loaded.extra.get("labels", []))
         else:
             typer.echo("".join(f"{word.text}\t{word.tag}\n" for word in found.words))
 
@@ -114,14 +114,15 @@ def _placed(found: Any) -> dict[str, Any]:
     return {"text": found.text, "start": found.first, "end": found.behind, "score": found.score}
 
 
-def _coloured(found: "Tagged") -> None:
-    """The text with its spans in colours, each followed by its label."""
+def _coloured(found: "Tagged", labels: Sequence[str]) -> None:
+    """The text with its spans in colours, one for each kind, followed by its label."""
     from rich.console import Console
     from rich.text import Text
 
+    kinds = list(dict.fromkeys(label.split("-", 1)[-1] for label in labels if label != "O"))
     shown, place = Text(), 0
     for span in found.spans:
-        colour = COLOURS[sum(span.label.encode()) % len(COLOURS)]
+        colour = COLOURS[kinds.index(span.label) % len(COLOURS) if span.label in kinds else -1]
         shown.append(found.text[place : span.first])
         shown.append(span.text, style=f"bold {colour}").append(f" {span.label}", style=f"dim {colour}")
         place = span.behind
