@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 from clearhead.data.embedded.entries import Language
-from clearhead.data.embedded.example import Example, Question, clauses, together, told
+from clearhead.data.embedded.example import HABITS, Example, Question, clauses, together, told
 from clearhead.data.embedded.nodes import Clause, NounPhrase, Pronoun
+from clearhead.data.embedded.split import home, pairs
 
 PARTNERS = ("subject", "object", "recipient")
 UNANSWERED = 0.6  # texts with a question that they do not answer; about a quarter of all questions
@@ -80,8 +81,8 @@ class _Heap:
     def companion(self, group: list[Example]) -> Example:
         """A sentence to stand beside others: mostly a statement like one of them."""
         roll = self.dice.random()
-        if roll < 0.4:
-            return self.dice.choice(self.examples if roll < 0.2 else self.plain)
+        if roll < 0.3:
+            return self.dice.choice(self.examples if roll < 0.15 else self.plain)
         return self.like(self.dice.choice(group).clause)
 
     def answered(self, group: list[Example]) -> list[Question]:
@@ -98,16 +99,34 @@ class _Heap:
         return found
 
     def unanswered(self, group: list[Example]) -> list[Question]:
-        """A question that no sentence answers: about what a statement leaves open, or of another one like it."""
+        """A question that no sentence answers: of two mixed, about what one leaves open, or of another like one."""
         said = [clause for example in group for clause in clauses(example.clause)]
         plain = [example.clause for example in group if example.questions(self.language)]
         for _ in range(TRIES):
             clause = self.dice.choice(plain)
-            question = self.left_open(clause) if self.dice.random() < 0.3 else None
+            roll = self.dice.random()
+            question = self.mixed(clause, self.dice.choice(plain)) if roll < 0.6 else None
+            question = self.left_open(clause) if roll > 0.8 else question
             question = question or self.dice.choice(self.like(clause).questions(self.language)).clause
             if not any(may_answer(question, each) for each in said):
                 return [Question(told(question, self.language), "", 0, question)]
         return []
+
+    def mixed(self, clause: Clause, other: Clause) -> Clause | None:
+        """Who did what one statement says with the thing of another, or what somebody of the other did so."""
+        asked = clause._replace(mood="question", fronted=False, time=None, spot=None)
+        if clause.verb.frame == "goes" or not clause.object or isinstance(clause.object.head, Pronoun):
+            return None
+        found = []
+        thing, somebody = other.object, other.subject
+        if thing and not isinstance(thing.head, Pronoun) and clause.verb.object & thing.head.classes:
+            alone = clause.subject._replace(number=1, second=None)
+            found.append(asked._replace(gap="subject", subject=alone, object=thing))
+        if not isinstance(somebody.head, Pronoun) and clause.verb.subject & somebody.head.classes:
+            found.append(asked._replace(gap="object", subject=somebody))
+        known = {home(pair) for each in (clause, other) for pair in pairs(each)} | {"train"}
+        found = [question for question in found if {home(pair) for pair in pairs(question)} <= known]
+        return self.dice.choice(found) if found else None
 
     def left_open(self, clause: Clause) -> Clause | None:
         """When or where, of a statement that does not say so; what a question asks for, it does not mention."""
@@ -117,6 +136,7 @@ class _Heap:
         question = clause._replace(mood="question", fronted=False)
         if lent.spot and not clause.spot and clause.verb.frame != "event":
             return question._replace(gap="place", spot=lent.spot)
-        if lent.time and clause.tense in ("past", "future") and (self.language != "zh" or clause.tense == "future"):
+        tenses = ("future",) if self.language == "zh" else ("past", "future")
+        if lent.time and lent.time.kind not in HABITS and clause.tense in tenses:
             return question._replace(gap="time", time=lent.time)
         return None
