@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from itertools import groupby
 from random import Random
 
 import pytest
@@ -13,7 +12,7 @@ from clearhead.data.embedded.asking import ask, may_answer
 from clearhead.data.embedded.entries import Name
 from clearhead.data.embedded.example import clauses
 from clearhead.data.embedded.nodes import NounPhrase, Pronoun
-from clearhead.data.formats import ANSWERS, TEXT
+from clearhead.data.formats import ANSWERS
 from clearhead.data.own import records
 
 FULL = Grammar(3)
@@ -88,18 +87,3 @@ def test_no_question_is_asked_that_two_sentences_might_answer() -> None:
             fit = [any(may_answer(question.clause, said) for said in clauses(part.clause)) for part in parts]
             assert sum(fit) == bool(question.answer)
             assert not question.answer or question.answer in parts[fit.index(True)].text("en")
-
-
-@pytest.mark.parametrize("language", LANGUAGES)
-def test_texts_to_write_on_also_ask_and_answer(language: str) -> None:
-    made = Corpus(format="embedded", languages=(language,), count=400, sentences=3)  # type: ignore[arg-type]
-    texts = {record.values[0] for record in records(made, TEXT)}
-    space, stop = ("", "。") if language == "zh" else (" ", ".")
-    asked = groupby((record.values for record in records(made, ANSWERS)), key=lambda values: values[0])
-    for text, questions in asked:
-        told = [text]
-        for _, question, answer, _ in list(questions)[:2]:
-            told += [question, f"{answer[0].upper()}{answer[1:]}{stop}"] if answer else []
-        assert space.join(told) in texts
-    single = [record.values[0] for record in records(made.model_copy(update={"sentences": 1}), TEXT)]
-    assert single == [each.text(language) for each in SAMPLE[:400]]  # type: ignore[arg-type]

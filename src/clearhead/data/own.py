@@ -18,7 +18,6 @@ from clearhead.errors import UserError
 
 if TYPE_CHECKING:
     from clearhead.data.embedded import Example, Grammar
-    from clearhead.data.embedded.example import Question
 
 LABELS = ("tense", "sentiment")
 HEAP = 1000  # sentences, of which those that are like one another make a text to ask about
@@ -40,13 +39,11 @@ def _embedded(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     if "label" in columns and label not in LABELS:
         raise UserError(f"columns: the embedded corpus has the labels {' and '.join(LABELS)}, not {label!r}")
     if columns in (ANSWERS, ALL_ANSWERS):
-        yield from _answers(corpus, grammar, source, columns == ALL_ANSWERS)
+        yield from _asked(corpus, grammar, source, columns == ALL_ANSWERS)
         return
     if columns == TEXT:
         for index, group in _groups(corpus, grammar):
             yield Record(_place(corpus, index), (together(group, source),))
-        if corpus.sentences > 1:
-            yield from _dialogues(corpus, grammar, source)
         return
     for index in range(corpus.count):
         example = grammar.example(corpus.split, index, corpus.seed)
@@ -66,8 +63,8 @@ def _groups(corpus: Corpus, grammar: "Grammar") -> Iterator[tuple[int, list["Exa
         index += size
 
 
-def _asked(corpus: Corpus, grammar: "Grammar", language: Language) -> Iterator[tuple[Place, str, list["Question"]]]:
-    """Texts of some sentences, and questions that one of them answers or none."""
+def _asked(corpus: Corpus, grammar: "Grammar", language: Language, references: bool) -> Iterator[Record]:
+    """Texts of some sentences with a question each, which one of them answers or none."""
     from clearhead.data.embedded.asking import ask
 
     for start in range(0, corpus.count, HEAP):
@@ -75,22 +72,10 @@ def _asked(corpus: Corpus, grammar: "Grammar", language: Language) -> Iterator[t
         heap = [grammar.example(corpus.split, number, corpus.seed) for number in numbers]
         dice = Random(f"{corpus.seed} {corpus.split} {start} asked")
         for number, text, questions in ask(heap, language, corpus.sentences, dice):
-            yield _place(corpus, start + number), text, questions
-
-
-def _answers(corpus: Corpus, grammar: "Grammar", language: Language, references: bool) -> Iterator[Record]:
-    for place, text, questions in _asked(corpus, grammar, language):
-        for question in questions:
-            every = [[question.answer] if question.answer else []] if references else []
-            yield Record(place, (text, question.text, question.answer, question.start, *every))
-
-
-def _dialogues(corpus: Corpus, grammar: "Grammar", language: Language) -> Iterator[Record]:
-    """Texts with a question or two behind them, each with its answer: to fill these in, one has to look back."""
-    space, stop = ("", "。") if language == "zh" else (" ", ".")
-    for place, text, questions in _asked(corpus, grammar, language):
-        told = [part for q in questions[:2] if q.answer for part in (q.text, q.answer[0].upper() + q.answer[1:] + stop)]
-        yield Record(place, (space.join([text, *told]),))
+            for question in questions:
+                every = [[question.answer] if question.answer else []] if references else []
+                values = (text, question.text, question.answer, question.start, *every)
+                yield Record(_place(corpus, start + number), values)
 
 
 def _values(
