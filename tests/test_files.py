@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from clearhead.errors import UserError
-from clearhead.files import read_lines, write_text
+from clearhead.files import read_document, read_lines, write_text
 from clearhead.text.tensors import save_tensors
 
 STDIN = Path("-")
@@ -69,3 +69,13 @@ def test_zero_bytes_are_refused_with_their_line(tmp_path: Path, data: bytes) -> 
     (tmp_path / "text").write_bytes(data)
     with pytest.raises(UserError, match=r"text, line 2: a zero byte is no text; if the file is UTF-16, save it as"):
         list(read_lines(tmp_path / "text"))
+
+
+def test_a_document_of_any_length_keeps_its_line_ends(tmp_path: Path) -> None:
+    text = "Zoë\r\n猫\n" + "x" * (1 << 21)
+    (tmp_path / "plain.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    (tmp_path / "packed.gz").write_bytes(gzip.compress(text.encode()))
+    assert read_document(tmp_path / "plain.txt") == read_document(tmp_path / "packed.gz") == text
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(text.encode())[:-20])
+    with pytest.raises(UserError, match=r"cut.gz: the gzip data is cut off or damaged; fetch it again"):
+        read_document(tmp_path / "cut.gz")

@@ -75,6 +75,23 @@ def read_lines(path: Path) -> Iterator[str]:
         raise UserError(f"{name}, after line {number}: the gzip data is cut off or damaged; fetch it again") from None
 
 
+def read_document(path: Path) -> str:
+    """The whole of a text of any length, plain or gzip, or of standard input for `-`; line ends stay as they are."""
+    name = "standard input" if str(path) == "-" else str(path)
+    try:
+        with named(name), _open(path) as file:
+            data = file.read()
+    except (EOFError, zlib.error):
+        raise UserError(f"{name}: the gzip data is cut off or damaged; fetch it again") from None
+    if b"\0" in data:
+        raise UserError(f"{name}: a zero byte is no text; if the file is UTF-16, save it as UTF-8")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{name}, line {line}: not valid UTF-8; save the file as UTF-8") from None
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a file's lock, waiting for whoever has it; the system frees it even when its holder is killed."""

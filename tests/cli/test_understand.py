@@ -1,7 +1,9 @@
 """fill, classify, tag, answer, embed and similar as a user sees them: one text, a file, a pipe, JSON, and mistakes."""
 
+import gzip
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from clearhead import cli
 from clearhead.checkpoint import save_model
 from clearhead.predict import Model, load
+from clearhead.predict.tag import Span, Tagged
 from tests.predict.readers import LABELS, reader
 
 TEXTS = ["The cat sat.", "猫坐在 the mat", "Zoë's dog 🐈"]
@@ -85,6 +88,12 @@ def test_tag(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixtu
     assert blocks == [[[word["text"], word["tag"]] for word in row["words"]] for row in found]
     kept = said(capsys, "tag", models["tag"], "Zoë's 猫坐在 mat.", "--words")
     assert [line.split("\t")[0] for line in kept.split("\n") if line] == ["Zoë's", "猫坐在", "mat."]
+    text = "  Zoë's \t猫坐在\u3000mat.  The cat sat "
+    row = json.loads(said(capsys, "tag", models["tag"], text, "--words", "--json"))
+    assert row["text"] == text
+    assert [word["text"] for word in row["words"]] == text.split()
+    assert row["spans"]
+    assert all(text[each["start"] : each["end"]] == each["text"] for each in [*row["words"], *row["spans"]])
 
 
 def test_tag_colours_spans_on_a_terminal(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,10 +102,22 @@ def test_tag_colours_spans_on_a_terminal(models: dict[str, str], monkeypatch: py
     found = load(models["tag"], "cpu").tag(TEXTS[0])[0]
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(sys, "stdout", screen := io.StringIO())
-    understand._coloured(found)
+    understand._coloured(found, LABELS)
     shown = screen.getvalue()
     assert "\x1b[" in shown
     assert all(span.text in shown and span.label in shown for span in found.spans)
+
+
+def test_every_kind_of_span_has_its_own_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    from clearhead.cli import understand
+
+    kinds = ["PERSON", "PLACE", "DATE", "TIME", "NUMBER", "MONEY"]
+    spans = [Span(kind, n, n + 1, kind, 1.0) for n, kind in enumerate(kinds)]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys, "stdout", screen := io.StringIO())
+    labels = ["O", *(f"{mark}-{kind}" for kind in sorted(kinds) for mark in "BI")]
+    understand._coloured(Tagged("abcdef", [], spans), labels)
+    assert len(set(re.findall(r"\x1b\[1;(\d+)m", screen.getvalue()))) == len(kinds)
 
 
 def test_answer(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,6 +136,23 @@ def test_answer(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFi
     assert text == TEXTS[0][first:behind]
 
 
+def test_a_context_comes_from_a_file_or_a_pipe_as_it_is(
+    models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = "\r\n".join(TEXTS) + "\r\n"
+    (tmp_path / "plain.txt").write_bytes(context.encode())
+    (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(context.encode()))
+    outs = [
+        said(capsys, "answer", models["answer"], "who?", "--must", "--json", "--context-file", str(tmp_path / name))
+        for name in ("plain.txt", "packed.txt.gz")
+    ]
+    ask = ("answer", models["answer"], "who?", "--must", "--json", "--context-file", "-")
+    outs.append(said(capsys, *ask, stdin=context))
+    assert outs[0] == outs[1] == outs[2]
+    (found,) = json.loads(outs[0])["answers"]
+    assert context[found["start"] : found["end"]] == found["text"] != ""
+
+
 def test_fill(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     text = "Zoë <mask> the [MASK]."
     row = json.loads(said(capsys, "fill", models["fill"], text, "--json", "--top", "3"))
@@ -122,6 +160,8 @@ def test_fill(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Non
     plain = said(capsys, "fill", models["fill"], "--top", "3", stdin=text + "\n").splitlines()
     assert [len(line.split("\t")) for line in plain] == [3, 3]
     assert plain[0].startswith(row["masks"][0]["words"][0]["text"])
+    every = said(capsys, "fill", models["fill"], "--top", "1000", "<mask>").rstrip("\n").split("\t")
+    assert all(word.isprintable() for word in every), "bytes and control characters do not go to a terminal"
 
 
 def test_embed_and_similar(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,6 +199,9 @@ LONG = " ".join(["cat"] * 25_000)  # 100,000 characters
         (["answer", "answer", "who?", "--context", ""], "", "text 1: the context is empty; give some text"),
         (["answer", "answer", LONG, "--context", "cat"], "", "text 1: the question has 25,000 tokens"),
         (["answer", "answer", "a", "--context-file", "nowhere.txt"], "", "nowhere.txt does not exist"),
+        (["answer", "answer", "a", "--context-file", "wide.txt"], "", "wide.txt: a zero byte is no text; if the file"),
+        (["answer", "answer", "a", "--context-file", "latin.txt"], "", "latin.txt, line 2: not valid UTF-8; save"),
+        (["answer", "answer", "--context-file", "-"], "cat", "standard input can be read once; name - once"),
         (["embed", "embed", LONG], "", "text 1: 25,000 tokens, but the model reads 46"),
         (["embed", "embed", "a", "--out", "nowhere/x.npy"], "", "nowhere/x.npy cannot be written"),
         (["embed", "embed", "a", "--pooling", "max"], "", "pooling: 'max' is not allowed; use mean or class"),
@@ -192,6 +235,8 @@ def test_mistakes_are_one_line_and_exit_code_two(
         "odd.txt": "cat O\ndog B-DOG\n",
     }.items():
         Path(name).write_text(text)
+    Path("wide.txt").write_bytes("a cat".encode("utf-16"))
+    Path("latin.txt").write_bytes(b"a cat\ncaf\xe9\n")
     verb, model, *rest = arguments
     assert main(verb, models.get(model, model), *rest, stdin=stdin) == 2
     (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("clearhead: ")]

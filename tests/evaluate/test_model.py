@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from clearhead.config import preset
-from clearhead.config.data import DataConfig
+from clearhead.config.data import Corpus, DataConfig
 from clearhead.data import Loader, prepare
 from clearhead.errors import UserError
+from clearhead.evaluate import spearman
 from clearhead.evaluate.model import evaluate
 from clearhead.model import build
 from clearhead.predict import Model
@@ -60,3 +61,16 @@ def test_without_anything_to_score_on_it_says_so(tmp_path: Path) -> None:
     corpus = {"format": "symbols", "count": 5}
     with pytest.raises(UserError, match="names no test or validation set; name one with --data"):
         evaluate(model("tiny-translator", tmp_path, task="translation", train=corpus))
+
+
+def test_a_model_from_elsewhere_is_scored_by_what_it_can_do(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.csv"
+    file.write_text("a b,a b,5\na b,c d,0\na c,a d,3\nb,d,1\n", encoding="utf-8")
+    corpus = Corpus.build({"format": "csv", "files": [str(file)]})
+    made = model("tiny-encoder", tmp_path, task="similarity")
+    texts = [line.split(",") for line in file.read_text().splitlines()]
+    vectors = [made.embed([row[side] for row in texts]) for side in (0, 1)]
+    found = evaluate(Model(made.network, made.tokenizers, {"pooling": "mean"}), [corpus])
+    assert found["spearman"] == spearman((vectors[0] * vectors[1]).sum(1).tolist(), [float(row[2]) for row in texts])
+    with pytest.raises(UserError, match="vectors does not say what it was trained for; fine-tune it with a recipe"):
+        evaluate(Model(made.network, made.tokenizers, {}, "vectors"), [corpus])

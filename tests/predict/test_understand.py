@@ -99,6 +99,10 @@ def test_vectors_are_those_of_each_text_by_itself(family: str, pooling: str) -> 
         assert np.abs(vector - wanted.numpy()).max() < 1e-5
     assert np.linalg.norm(model.embed(TEXTS), axis=1) == pytest.approx(1, abs=1e-5)
     assert model.embed([]).shape == (0, 16)
+    imported = Model(model.network, model.tokenizers, {"pooling": pooling, "longest": 12})  # says no more than this
+    assert np.array_equal(imported.embed(TEXTS[0]), model.embed(TEXTS[0]))
+    with pytest.raises(UserError, match="tokens, but the model reads 10"):
+        imported.embed("cat " * 20)
     with pytest.raises(UserError, match="pooling: 'max' is not allowed; use mean or class"):
         model.embed("a", pooling="max")
 

@@ -47,7 +47,7 @@ def fill(
             _show({"text": text, "masks": masks})
             continue
         for gap in gaps:
-            typer.echo("\t".join(f"{word.text} {word.score:.3f}" for word in gap.words))
+            typer.echo("\t".join(f"{_printed(word.text)} {word.score:.3f}" for word in gap.words))
 
 
 def classify(
@@ -100,15 +100,12 @@ def tag(
     """
     loaded = _load(model, device, dtype)
 
-    def work(chunk: list[str]) -> "list[Tagged]":
-        return loaded.tag([text.split() for text in chunk] if words else chunk, cut=cut)
-
-    for _, found in _each(texts, file, work):
+    for _, found in _each(texts, file, lambda chunk: loaded.tag(chunk, spaced=words, cut=cut)):
         if as_json:
             spans = [_placed(span) | {"label": span.label} for span in found.spans]
             _show({"text": found.text, "spans": spans, "words": [_placed(w) | {"tag": w.tag} for w in found.words]})
         elif sys.stdout.isatty():
-            _coloured(found)
+            _coloured(found, loaded.extra.get("labels", []))
         else:
             typer.echo("".join(f"{word.text}\t{word.tag}\n" for word in found.words))
 
@@ -117,14 +114,15 @@ def _placed(found: Any) -> dict[str, Any]:
     return {"text": found.text, "start": found.first, "end": found.behind, "score": found.score}
 
 
-def _coloured(found: "Tagged") -> None:
-    """The text with its spans in colours, each followed by its label."""
+def _coloured(found: "Tagged", labels: Sequence[str]) -> None:
+    """The text with its spans in colours, one for each kind, followed by its label."""
     from rich.console import Console
     from rich.text import Text
 
+    kinds = list(dict.fromkeys(label.split("-", 1)[-1] for label in labels if label != "O"))
     shown, place = Text(), 0
     for span in found.spans:
-        colour = COLOURS[sum(span.label.encode()) % len(COLOURS)]
+        colour = COLOURS[kinds.index(span.label) % len(COLOURS) if span.label in kinds else -1]
         shown.append(found.text[place : span.first])
         shown.append(span.text, style=f"bold {colour}").append(f" {span.label}", style=f"dim {colour}")
         place = span.behind
@@ -135,7 +133,7 @@ def answer(
     model: ModelName,
     questions: Annotated[list[str] | None, typer.Argument(metavar="[QUESTION]...", help="Without any, stdin.")] = None,
     context: Annotated[str | None, typer.Option(help="The text that holds the answers.")] = None,
-    context_file: Annotated[Path | None, typer.Option(help="The same as a file, of any length.")] = None,
+    context_file: Annotated[Path | None, typer.Option(help="The same as a file of any length, or - for stdin.")] = None,
     file: Annotated[
         Path | None, typer.Option(help="A question a line or, without a context, question TAB text.")
     ] = None,
@@ -150,11 +148,11 @@ def answer(
 
     Example: clearhead answer runs/squad "Who wrote it?" --context-file article.txt
     """
-    from clearhead.files import read_text
+    from clearhead.files import read_document
 
     if context is not None and context_file is not None:
         raise UserError("--context: given together with --context-file; leave one out")
-    given = read_text(context_file) if context_file is not None else context
+    given = read_document(context_file) if context_file is not None else context
     if questions and given is None:
         raise UserError("--context: missing; give the text that holds the answers, or --context-file")
     loaded = _load(model, device, dtype)
@@ -253,6 +251,11 @@ def _load(model: str, device: str, dtype: str | None) -> Any:
 
 def _show(found: dict[str, Any]) -> None:
     typer.echo(json.dumps(found, ensure_ascii=False))
+
+
+def _printed(text: str) -> str:
+    """A word of any vocabulary as a terminal may show it: a byte or a control character is �."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def _each(

@@ -1,12 +1,12 @@
 """Records that the package makes itself: the embedded grammar, and symbols to copy or to reverse."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from itertools import count
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from clearhead.data.embedded import Example, Grammar
 
 LABELS = ("tense", "sentiment")
+HEAP = 1000  # sentences, of which those that are like one another make a text to ask about
 
 
 def records(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
@@ -30,7 +31,7 @@ def records(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
 
 
 def _embedded(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
-    from clearhead.data.embedded import Grammar  # reads its lexicon, which nobody else needs
+    from clearhead.data.embedded import Grammar, together  # reads its lexicon, which nobody else needs
 
     grammar = Grammar(corpus.level)
     source, target = corpus.languages[0], corpus.languages[-1]
@@ -42,7 +43,7 @@ def _embedded(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
         return
     if columns == TEXT:
         for index, group in _groups(corpus, grammar):
-            yield Record(_place(corpus, index), (_joined(group, source),))
+            yield Record(_place(corpus, index), (together(group, source),))
         return
     for index in range(corpus.count):
         example = grammar.example(corpus.split, index, corpus.seed)
@@ -62,34 +63,19 @@ def _groups(corpus: Corpus, grammar: "Grammar") -> Iterator[tuple[int, list["Exa
         index += size
 
 
-def _joined(group: list["Example"], language: Language) -> str:
-    return ("" if language == "zh" else " ").join(example.text(language) for example in group)
-
-
 def _asked(corpus: Corpus, grammar: "Grammar", language: Language, references: bool) -> Iterator[Record]:
-    """What the sentences of a text answer, each question once, and a question from before, which they do not."""
-    from clearhead.data.embedded.example import clauses
+    """Texts of some sentences with a question each, which one of them answers or none."""
+    from clearhead.data.embedded.asking import ask
 
-    before = ("", "")
-    for index, group in _groups(corpus, grammar):
-        verbs = Counter(clause.verb.key for example in group for clause in clauses(example.clause))
-        found = list[tuple[str, str, int]]()
-        asked = before
-        for number, example in enumerate(group):
-            verb = example.clause.verb.key
-            if verbs[verb] > 1:  # two sentences may answer what is asked of one
-                continue
-            first = len(_joined([*group[:number], example], language)) - len(example.text(language))
-            for question, answer, start in example.questions(language):
-                found.append((question, answer, first + start))
-                asked = (question, verb)
-        if before[0] and before[1] not in verbs and len(found) < len(group):  # about one of three
-            found.append((before[0], "", 0))
-        before = asked
-        text = _joined(group, language)
-        for question, answer, start in found:
-            every = [[answer] if answer else []] if references else []
-            yield Record(_place(corpus, index), (text, question, answer, start, *every))
+    for start in range(0, corpus.count, HEAP):
+        numbers = range(start, min(start + HEAP, corpus.count))
+        heap = [grammar.example(corpus.split, number, corpus.seed) for number in numbers]
+        dice = Random(f"{corpus.seed} {corpus.split} {start} asked")
+        for number, text, questions in ask(heap, language, corpus.sentences, dice):
+            for question in questions:
+                every = [[question.answer] if question.answer else []] if references else []
+                values = (text, question.text, question.answer, question.start, *every)
+                yield Record(_place(corpus, start + number), values)
 
 
 def _values(

@@ -19,6 +19,7 @@ from clearhead.evaluate.labelled import records, score
 from clearhead.evaluate.translation import bleu, chrf, tokenised_bleu
 from clearhead.model import Decoder, Encoder
 from clearhead.predict import Model
+from clearhead.predict.reading import limit
 
 Say = Callable[[str], None]
 
@@ -38,9 +39,7 @@ def evaluate(
     `lowercase` and `moses` (a language, for tokens as sacremoses makes them) are for published figures that were
     computed so; `unseen` adds the scores of the texts that are no part of any training text.
     """
-    data = model.data
-    if data is None:
-        raise UserError("this model does not say what it was trained for; give it its config.json again")
+    data = model.data or _guessed(model)
     corpora = corpora or data.test or data.valid
     if not corpora and not (data.held_out and data.train):
         raise UserError("data: this model's recipe names no test or validation set; name one with --data")
@@ -58,6 +57,16 @@ def evaluate(
     if scores.confusion is not None:
         result["confusion"] = scores.confusion
     return result | (_unseen(model, data, found) if unseen else {})
+
+
+def _guessed(model: Model) -> DataConfig:
+    """What a model from elsewhere can be scored on: the task of its head, or how alike its vectors are."""
+    task = model.extra.get("task") or ("similarity" if "pooling" in model.extra else None)
+    if task is None:
+        name = model.name or "this model"
+        raise UserError(f"{name} does not say what it was trained for; fine-tune it with a recipe")
+    settings = {"task": task, "longest": limit(model), "pooling": model.extra.get("pooling", "mean")}
+    return DataConfig.build(settings, where="config.json")
 
 
 def _unseen(model: Model, data: DataConfig, found: Sequence[Record]) -> dict[str, Any]:

@@ -77,16 +77,19 @@ class Heads(nn.Module):
 
     def pool(self, hidden: Tensor, lengths: Tensor | None = None, documents: Documents | None = None) -> Tensor:
         """One vector for each row (or document) of hidden (B, T, D): (B, D), what next_sentence and classes read."""
+        x = self.summary(hidden, lengths, documents)
+        return x if self.pooler is None else self.pooler(x)
+
+    def summary(self, hidden: Tensor, lengths: Tensor | None = None, documents: Documents | None = None) -> Tensor:
+        """The token of each row that has seen the whole of it, as it is: (B, T, D) to (B, D)."""
         if documents is not None:
             starts = documents.starts.long()
-            x = hidden[0, starts[:-1] if self.first else starts[1:] - 1]
-        elif self.first:
-            x = hidden[:, 0]
-        elif lengths is None:
-            x = hidden[:, -1]
-        else:
-            x = hidden[torch.arange(len(hidden), device=hidden.device), (lengths - 1).clamp(min=0)]
-        return x if self.pooler is None else self.pooler(x)
+            return hidden[0, starts[:-1] if self.first else starts[1:] - 1]
+        if self.first:
+            return hidden[:, 0]
+        if lengths is None:
+            return hidden[:, -1]
+        return hidden[torch.arange(len(hidden), device=hidden.device), (lengths - 1).clamp(min=0)]
 
 
 def mean_pool(hidden: Tensor, lengths: Tensor | None = None, documents: Documents | None = None) -> Tensor:

@@ -35,10 +35,10 @@ def embed(
     """A vector for each text, (N, D): the mean of its tokens, or the one that sums it up; of length 1 by default."""
     if isinstance(model.network, EncoderDecoder):
         model._as(Encoder, "embed")
-    pooling = pooling or ("mean" if model.data is None else model.data.pooling)
+    pooling = pooling or (model.extra.get("pooling", "mean") if model.data is None else model.data.pooling)
     if pooling not in POOLINGS:
         raise UserError(f"pooling: {pooling!r} is not allowed; use {' or '.join(POOLINGS)}")
-    pool = mean_pool if pooling == "mean" else model.reader.heads.pool
+    pool = mean_pool if pooling == "mean" else model.reader.heads.summary
 
     def each(hidden: Tensor, documents: Documents, chosen: list[int]) -> list[Vectors]:
         vectors = pool(hidden, None, documents).float()

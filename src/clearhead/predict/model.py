@@ -179,9 +179,11 @@ class Model:
         """The number that a regression gives for each text (or for each pair)."""
         return values(self, _several(texts), None if seconds is None else _several(seconds), cut)
 
-    def tag(self, texts: Sequence[str | Sequence[str]] | str, *, cut: bool = False) -> list[Tagged]:
-        """Words, tags and spans of each text; a text given as a list of words keeps them."""
-        return tag(self, [texts] if isinstance(texts, str) else texts, cut)
+    def tag(
+        self, texts: Sequence[str | Sequence[str]] | str, *, spaced: bool = False, cut: bool = False
+    ) -> list[Tagged]:
+        """Words, tags and spans of each text; a text given as a list of words keeps them, as a `spaced` one does."""
+        return tag(self, [texts] if isinstance(texts, str) else texts, spaced, cut)
 
     def answer(
         self,

@@ -45,7 +45,8 @@ def clean(model: Model, text: str) -> str:
 
 def limit(model: Model) -> int:
     """Tokens that a text may have with its frame: as many as in training, else as the model has positions."""
-    return model.config.max_positions if model.data is None else min(model.config.max_positions, model.data.longest)
+    most = model.config.max_positions
+    return min(most, model.extra.get("longest", most) if model.data is None else model.data.longest)
 
 
 def rows(model: Model, texts: Sequence[str], seconds: Sequence[str] | None = None, *, cut: bool = False) -> list[Row]:
@@ -112,7 +113,7 @@ def head(model: Model, name: str, act: str, task: str) -> nn.Module:
         model._as(Encoder, act)
     found = getattr(model.network.heads, name)
     if found is None:
-        made = model.extra.get("task") or "something else"
+        made = model.extra.get("task") or ("vectors of texts" if "pooling" in model.extra else "something else")
         raise UserError(
             f"{act}: {model.name or 'this model'} was made for {made}, not for {task}; fine-tune it with a recipe of "
             f"data.task={task} and model.folder={model.name or 'its folder'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,11 +46,14 @@ class Tagged(NamedTuple):
     spans: list[Span]
 
 
-def tag(model: Model, texts: Sequence[str | Sequence[str]], cut: bool = False) -> list[Tagged]:
-    """The tags of texts. One that is a list of words keeps them: its text is the words with a space between."""
+def tag(model: Model, texts: Sequence[str | Sequence[str]], spaced: bool = False, cut: bool = False) -> list[Tagged]:
+    """The tags of texts, whose words are found, or `spaced`: then spaces and nothing else part them.
+
+    A text that is a list of words keeps them: its text is the words with a space between.
+    """
     tags = head(model, "tags", "tag", "tagging")
     names = label_names(model, model.config.labels)
-    split = [_split(text) for text in texts]
+    split = [_split(text, spaced) for text in texts]
     told = [[clean(model, text[first:behind]) for first, behind in places] for text, places in split]
     found: list[tuple[Row, list[int | None]]] = []
     for number, (ours, tokens) in enumerate(
@@ -79,10 +83,10 @@ def tag(model: Model, texts: Sequence[str | Sequence[str]], cut: bool = False) -
     return tagged
 
 
-def _split(text: str | Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+def _split(text: str | Sequence[str], spaced: bool) -> tuple[str, list[tuple[int, int]]]:
     """A text and the places of its words."""
     if isinstance(text, str):
-        return text, words_of(text)
+        return text, [word.span() for word in re.finditer(r"\S+", text)] if spaced else words_of(text)
     places, first = [], 0
     for word in text:
         places.append((first, first + len(word)))

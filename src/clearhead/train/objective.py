@@ -130,5 +130,5 @@ class Objective(nn.Module):
     def embed(self, batch: Batch, side: str) -> Tensor:
         """One vector for each text, (B, D), by the pooling that the data asks for."""
         hidden, lengths, documents = self._hidden(batch, side), batch.get(f"{side}_lengths"), batch.documents.get(side)
-        pool = mean_pool if self.data.pooling == "mean" else self.network.heads.pool
+        pool = mean_pool if self.data.pooling == "mean" else self.network.heads.summary
         return pool(hidden, lengths, documents)

@@ -1,7 +1,7 @@
 """A sentence in three languages, with its alignment, labels, entities, and questions that it answers."""
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
 
 from clearhead.data.embedded import chinese, english, german
 from clearhead.data.embedded.entries import Language, Name, Noun, Place
@@ -10,7 +10,17 @@ from clearhead.data.embedded.nodes import FINAL, HEAD, NUMBER, STEP, Clause, Nou
 REALISERS = {"en": english.sentence, "de": german.sentence, "zh": chinese.sentence}
 TENSES: dict[str, Literal["past", "present", "future"]] = {"past": "past", "future": "future"}
 TIMES = {"date": "DATE", "clock": "TIME", "money": "MONEY"}
+HABITS = ("often", "daily", "weekly")  # times that nobody asks for with "when"
 Entity = tuple[int, int, str]
+
+
+class Question(NamedTuple):
+    """A question, its answer (empty: none), where that begins in the text, and what the question means."""
+
+    text: str
+    answer: str
+    start: int
+    clause: Clause
 
 
 class Example:
@@ -19,6 +29,7 @@ class Example:
     def __init__(self, clause: Clause) -> None:
         self.clause = clause
         self._words: dict[Language, tuple[Word, ...]] = {}
+        self._questions: dict[Language, tuple[Question, ...]] = {}
 
     def _realise(self, language: Language) -> tuple[Word, ...]:
         if language not in self._words:
@@ -65,20 +76,27 @@ class Example:
                 found.append((at[0], at[0] + 1 if kind == "NUMBER" else at[-1] + 1, kind))
         return tuple(sorted(found))
 
-    def questions(self, language: Language) -> tuple[tuple[str, str, int], ...]:
-        """(question, answer, where the answer begins in the text) for a simple statement; else empty."""
+    def questions(self, language: Language) -> tuple[Question, ...]:
+        """The questions that a simple statement answers, each also without its time or place; else none."""
+        if language not in self._questions:
+            self._questions[language] = tuple(self._ask(language))
+        return self._questions[language]
+
+    def _ask(self, language: Language) -> Iterator[Question]:
         words = self._realise(language)
-        made = []
-        for question, parts in _questions(self.clause):
+        for clause, parts in _questions(self.clause):
             at = [i for i, word in enumerate(words) if word.parts and parts.issuperset(word.parts)]
             if not at or at != list(range(at[0], at[-1] + 1)):
+                continue
+            if clause.gap == "time" and at[0] and not words[at[0] - 1].parts:
+                at.insert(0, at[0] - 1)  # an article that only English has: the day before yesterday
+            if clause.gap == "time" and clause.tense == "past" and language == "zh":  # 是 … 的 is another grammar
                 continue
             texts = self.words(language)
             answer = join(texts[at[0] : at[-1] + 1], language)
             before = join(texts[: at[0]], language)
             start = len(before) + (1 if before and language != "zh" else 0)
-            made.append((join([w.text for w in realise(question, language)], language), answer, start))
-        return tuple(made)
+            yield Question(told(clause, language), answer, start, clause)
 
 
 def realise(clause: Clause, language: Language) -> tuple[Word, ...]:
@@ -94,11 +112,21 @@ def realise(clause: Clause, language: Language) -> tuple[Word, ...]:
     return (*words, Word(mark, (FINAL,)))
 
 
+def told(clause: Clause, language: Language) -> str:
+    """A clause as a sentence in print."""
+    return join([word.text for word in realise(clause, language)], language)
+
+
 def join(words: tuple[str, ...] | list[str], language: Language) -> str:
     """Words to text: no spaces in Chinese, none in front of marks elsewhere."""
     if language == "zh":
         return "".join(words)
     return " ".join(words).replace(" ,", ",").replace(" .", ".").replace(" ?", "?")
+
+
+def together(group: Sequence[Example], language: Language) -> str:
+    """Sentences as one text."""
+    return ("" if language == "zh" else " ").join(example.text(language) for example in group)
 
 
 def clauses(clause: Clause) -> Iterator[Clause]:
@@ -162,7 +190,7 @@ def _questions(clause: Clause) -> Iterator[tuple[Clause, set[int]]]:
     person = isinstance(head, Name) or (isinstance(head, Noun) and "person" in head.classes)
     if person and clause.subject.determiner != "every":
         alone = clause.subject._replace(number=1, second=None)
-        yield ask._replace(gap="subject", subject=alone), _range(clause.subject)
+        yield from _shorter(ask._replace(gap="subject", subject=alone), _range(clause.subject))
     thing = clause.object
     if (
         thing
@@ -170,9 +198,20 @@ def _questions(clause: Clause) -> Iterator[tuple[Clause, set[int]]]:
         and clause.verb.en_particle != "for"
         and clause.verb.key != "tell"
     ):
-        yield ask._replace(gap="object"), _range(thing)
+        yield from _shorter(ask._replace(gap="object"), _range(thing))
     if clause.spot and (clause.tense == "progressive" or not clause.time):
         yield ask._replace(gap="place"), set(range(clause.spot.at, clause.spot.at + STEP))
+    if clause.time and clause.time.kind not in HABITS and clause.tense in ("past", "future"):
+        yield from _shorter(ask._replace(gap="time"), set(range(clause.time.at, clause.time.at + STEP)))
+
+
+def _shorter(question: Clause, parts: set[int]) -> Iterator[tuple[Clause, set[int]]]:
+    """A question, and the same without the time or the place that it mentions."""
+    yield question, parts
+    if question.time and question.gap != "time":
+        yield question._replace(time=None), parts
+    if question.spot and question.verb.frame != "goes":
+        yield question._replace(spot=None), parts
 
 
 def _range(phrase: NounPhrase) -> set[int]:
