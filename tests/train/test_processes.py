@@ -34,7 +34,7 @@ def settings(family: str, **changes: Any) -> Recipe:
 
 def free_ports() -> Iterator[int]:
     """Ports to listen at, below those that a system gives to whoever connects, which may be gone a second later."""
-    for port in range(10_000 + os.getpid() % 15_000, 32_768):
+    for port in range(10_000 + os.getpid() % 200 * 100, 32_768):  # workers of one test run stay apart
         with contextlib.suppress(OSError):
             socket.create_server(("127.0.0.1", port)).close()
             yield port
