@@ -9,7 +9,6 @@ import torch
 from clearhead.config import DecodeConfig, preset
 from clearhead.decode import generate, graphs, stream, use_graphs
 from clearhead.decode.recording import Choice
-from clearhead.decode.skinny import few_rows, suits
 from clearhead.decode.step import Step
 from clearhead.model import build
 from clearhead.model.quantised import quantise
@@ -117,12 +116,3 @@ def test_texts_written_at_once_do_not_meet_and_memory_comes_back() -> None:
     gc.collect()
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() < before + (4 << 20)
-
-
-@pytest.mark.parametrize("rows", [2, 16, 31, 32, 64])
-@pytest.mark.parametrize("shape", [(2048, 2048), (100, 128), (3072, 256), (16384, 512)])
-def test_products_of_few_rows_are_those_of_torch(rows: int, shape: tuple[int, int]) -> None:
-    torch.manual_seed(0)
-    x, weight = (torch.randn(n, shape[1], device="cuda", dtype=torch.bfloat16) for n in (rows, shape[0]))
-    assert suits(x, weight)
-    torch.testing.assert_close(few_rows(x, weight), x @ weight.T, atol=0.5, rtol=2e-2)

@@ -105,6 +105,7 @@ class Campaign:
 
     def terminate(self) -> None:
         """One life that ends by SIGTERM: cleanly, with all it had learnt."""
+        existed = self.run.exists()
         child, pipe = self.start(self.run)
         moment = self.chance.choice(["begins", "learns", "validates"])
         for awaited in (b"b", b"v") if moment == "validates" else (b"b",):  # only now does it listen
@@ -117,15 +118,16 @@ class Campaign:
             code = self.ended(child, wait=True)
         os.close(pipe)
         assert code == 0, self.said
-        if "stopped at step" not in self.said:
+        if "stopped " not in self.said:
             self.finished()
             return
         self.counts["terminated"] += 1
         self.counts[f"terminated while it {moment}"] += 1
-        if "nothing was written" in self.said:
-            assert not self.run.exists(), "no step was done"
-            return
         self.check()
+        if "stopped before the first step" in self.said:
+            assert "nothing was written" in self.said or existed, "no step was done"
+            assert self.run.exists() == existed
+            return
         assert events(self.run)[-1]["reason"] == "stopped"
         state, _ = newest_state(self.run)
         assert state is not None

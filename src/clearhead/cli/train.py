@@ -76,8 +76,9 @@ def _run(recipe: "Recipe", out: Path, resume: bool) -> None:
     if not summary.first:
         return
     if summary.stopped:
-        where = f"clearhead train … --out {out} --resume goes on" if summary.step else "nothing was written"
-        _say(f"stopped at step {summary.step:,} of {summary.steps:,}; {where}")
+        when = f"at step {summary.step:,} of {summary.steps:,}" if summary.step else "before the first step"
+        then = f"clearhead train … --out {out} --resume goes on" if out.exists() else "nothing was written"
+        _say(f"stopped {when}; {then}")
     else:
         best = f"; best {recipe.train.metric} {summary.best:.4g}" if summary.best is not None else ""
         _say(f"done: {summary.step:,} steps{best}; {out / 'report.html'} shows how it went")

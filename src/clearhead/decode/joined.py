@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.decode.skinny import few_rows, suits
 from clearhead.model import Decoder
 from clearhead.model.attention import Attention, Rotation
 from clearhead.model.dense import sdpa
@@ -61,9 +60,6 @@ class Joined(nn.Module):
         self.register_buffer("scale", torch.cat(scales)[:, 0] if small else None)  # (N,)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.scale is None and torch.compiler.is_compiling() and suits(x, self.weight):
-            out = few_rows(x, self.weight)
-            return out if self.bias is None else out + self.bias
         if self.scale is None:
             return F.linear(x, self.weight, self.bias)
         out = F.linear(x, self.weight.to(x.dtype)) * self.scale

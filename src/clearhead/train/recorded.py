@@ -92,7 +92,8 @@ class Recorded:
             self.pool = torch.cuda.graph_pool_handle()
             torch.cuda.empty_cache()  # recordings keep memory of their own
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        # Thread-local: meanwhile the loader's thread may pin memory, which is none of this recording's business.
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             found = self.updater.gradients(there, counts, None)
             norm = self.updater.step()
         return Recording(graph, there, counts, found, norm)
