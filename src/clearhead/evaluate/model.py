@@ -111,20 +111,10 @@ def _masked(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> dict[s
 def _translation(
     model: Model, data: DataConfig, corpora: Sequence[Corpus], beam: int, lowercase: bool, moses: str, say: Say
 ) -> dict[str, Any]:
-    sources: list[str] = []
-    references: list[str] = []
-    held_out = not corpora
-    corpora = corpora or data.train
-    for corpus in corpora:
-        for record in raw_records(corpus, TRANSLATION, data.published):
-            source, reference = record.values
-            if not held_out or share(cleaned(source, data)) < data.held_out:
-                sources.append(source)
-                references.append(reference)
-    if not sources:
-        raise UserError("data: there are no texts to score on; name some with --data")
+    sources, references = pairs(data, corpora)
     say(f"translating {len(sources):,} texts with beam {beam} …")
     outputs = model.translate(sources, beam=beam)
+    corpora = corpora or data.train
     chinese = any(corpus.format == "embedded" and corpus.languages[-1] == "zh" for corpus in corpora)
     found = [
         bleu(outputs, references, lowercase=lowercase, tokenize="zh" if chinese else "13a"),
@@ -141,6 +131,19 @@ def _translation(
     same = ((a.lower(), b.lower()) if lowercase else (a, b) for a, b in zip(outputs, references, strict=True))
     result["exact"] = sum(a == b for a, b in same) / len(outputs)
     return result
+
+
+def pairs(data: DataConfig, corpora: Sequence[Corpus] = ()) -> tuple[list[str], list[str]]:
+    """Sources and references of corpora; without any, those of the training data that were held out."""
+    found = [
+        record.values
+        for corpus in corpora or data.train
+        for record in raw_records(corpus, TRANSLATION, data.published)
+        if corpora or share(cleaned(record.values[0], data)) < data.held_out
+    ]
+    if not found:
+        raise UserError("data: there are no texts to score on; name some with --data")
+    return [source for source, _ in found], [reference for _, reference in found]
 
 
 def _moses(language: str) -> Callable[[str], list[str]]:
