@@ -134,9 +134,8 @@ if triton is not None:
             tl.store(keys + length * width + columns, k)
             tl.store(values + length * width + columns, v)
 
-        # What softmax has seen so far: nothing, or the new token, which nobody reads back.
-        score = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale  # (padded,)
-        best = tl.where(first, score, -float("inf"))
+        # What softmax has seen so far: the new token, which nobody reads back, or a highest score that weighs nothing.
+        best = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale  # (padded,)
         total = tl.where(first, tl.full([padded], 1.0, tl.float32), 0.0)
         found = tl.where(first, v.to(tl.float32)[None, :], tl.zeros([padded, width], tl.float32))
         span = tl.cdiv(tl.cdiv(length, shares), block) * block
