@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from clearhead.config import DecodeConfig, preset
-from clearhead.decode import generate, graphs, stream, use_graphs
+from clearhead.decode import generate, graphs, kernel, stream, use_graphs
+from clearhead.decode.kernel import kernel_works
 from clearhead.decode.recording import Choice
 from clearhead.decode.step import Step
 from clearhead.model import build
 from clearhead.model.quantised import quantise
+from tests.decode.one_token import check, given
 from tests.decode.random_writers import same
 
 pytestmark = [
@@ -83,6 +85,63 @@ def test_compiled_steps_write_the_texts_of_the_ordinary_path(temperature: float,
     expected = generate(network, PROMPTS[:rows], config, end=0)
     assert use_graphs(network, compiled=True)
     assert same(generate(network, PROMPTS[:rows], config, end=0), expected)
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("shape", "group"),
+    [
+        ((1, 8, 512, 64), 4),  # cut up
+        ((32, 8, 512, 64), 4),
+        ((16, 12, 512, 64), 1),
+        ((3, 3, 200, 128), 3),
+        ((5, 2, 4096, 32), 8),
+        ((2, 1, 130, 16), 16),
+        ((130, 1, 300, 256), 5),
+    ],
+)
+def test_the_kernel_finds_what_the_formula_finds(
+    shape: tuple[int, int, int, int], group: int, dtype: torch.dtype, rotated: bool
+) -> None:
+    edges = [shape[2] - 1, 0, 1, 31, 32, 33, 63, 64, 65, 127, 128, 129]
+    lengths = [edges[row % 13] if row % 13 < 12 else row * 61 % shape[2] for row in range(shape[0])]
+    case = given(shape, group, lengths, dtype, rotated, "cuda")
+    assert kernel_works(case.heads, case.keys)
+    check(case)
+
+
+@pytest.mark.parametrize("shares", [1, 2, 7, 64])
+def test_shares_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch, shares: int) -> None:
+    monkeypatch.setattr(kernel, "cut", lambda keys: (64, shares))
+    for length in (0, 63, 64, 65, 1000, 2047):
+        check(given((2, 4, 2048, 64), 4, [length, 2047 - length], torch.bfloat16, True, "cuda"))
+
+
+def test_the_kernel_is_left_alone_where_it_does_not_fit() -> None:
+    keys = torch.empty(2, 2, 64, 64, device="cuda")
+    assert kernel_works(torch.empty(2, 8, 64, device="cuda"), keys)
+    assert not kernel_works(torch.empty(2, 8, 64, device="cuda").double(), keys.double())
+    assert not kernel_works(torch.empty(2, 8, 64, device="cuda").bfloat16(), keys)
+    assert not kernel_works(torch.empty(2, 2 * (17 + 2), 64, device="cuda"), keys)
+    assert not kernel_works(torch.empty(2, 8, 64, device="cuda"), keys.transpose(2, 3))
+    for width in (8, 48, 512):
+        assert not kernel_works(torch.empty(2, 8, width, device="cuda"), torch.empty(2, 2, 64, width, device="cuda"))
+
+
+@pytest.mark.parametrize(("name", "rows"), [("tiny-gpt", 1), ("tiny-llama", 1), ("tiny-llama", 64)])
+def test_compiled_steps_by_the_kernel_write_the_texts_of_the_ordinary_path(
+    monkeypatch: pytest.MonkeyPatch, name: str, rows: int
+) -> None:
+    network, config = writer(name, torch.float32), DecodeConfig(max_new_tokens=60)
+    prompts = [[5 + row, 6, 7][: 1 + row % 3] for row in range(rows)]
+    expected = generate(network, prompts, config, end=0)
+    monkeypatch.setattr("clearhead.decode.joined.look_back", None)  # nor does anything else look back
+    monkeypatch.setattr("clearhead.decode.joined.sdpa", None)
+    assert use_graphs(network, compiled=True)
+    found = generate(network, prompts, config, end=0)
+    told = [output.ids == other.ids for [output], [other] in zip(found, expected, strict=True)]
+    assert sum(told) >= 0.95 * rows, "all but near ties"
 
 
 def test_eight_bit_weights_write_on_nearly_as_whole_ones_score() -> None:
