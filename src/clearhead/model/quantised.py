@@ -105,7 +105,7 @@ class QuantisedLinear(nn.Module):
 
 
 def _pack_eight(layer: QuantisedLinear) -> tuple[Tensor, ...]:
-    """Weights in oneDNN's blocks, the scales (N,), the zero points (N,), which are all 0, and what shifts inputs (K,)."""
+    """Weights in oneDNN's blocks, scales (N,), zero points (N,), which are all 0, and what shifts inputs (K,)."""
     packed = torch.ops.onednn.qlinear_prepack(layer.weight, [ROWS, layer.inputs])
     shift = torch.full((layer.inputs,), 1.5 * 2**23 + 128)
     return packed, layer.scale[:, 0].clone(), torch.zeros(layer.outputs, dtype=torch.int32), shift
