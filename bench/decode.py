@@ -119,11 +119,11 @@ class Large:
             import transformers
 
             from tests.model.peers import copy as copy_weights
-            from tests.model.peers import from_llama
+            from tests.model.peers import from_hugging_face
 
             transformers.logging.set_verbosity_error()
             self.peer = llama(config, self.device)
-            theirs, table = from_llama(self.peer)
+            theirs, table = from_hugging_face(self.peer)
             self.network = build(theirs, self.device).bfloat16().eval()
             copy_weights(self.network, self.peer, table)
         else:
