@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from clearhead.data.labelled import frame, windows
 from clearhead.model import Documents
-from clearhead.predict.reading import Row, WrongText, clean, head, limit, read
+from clearhead.predict.reading import Row, WrongText, check_text, clean, head, limit, read
 
 if TYPE_CHECKING:
     from clearhead.predict.model import Model
@@ -47,7 +47,9 @@ def answer(
     if len(questions) != len(contexts):
         raise ValueError(f"{len(questions)} questions, but {len(contexts)} contexts")
     span = head(model, "span", "answer", "answering")
-    asked = model.tokenizer.encode_all([clean(model, question) for question in questions])
+    asked = model.tokenizer.encode_all(clean(model, questions))
+    for number, context in enumerate(contexts):
+        check_text(number, context, "the context: ")
     given = model.tokenizer.offsets_all(list(contexts))
     rows: list[Row] = []
     starts: list[list[int]] = []

@@ -68,13 +68,13 @@ def requests(
         config = settings(model, options)
         return [Request(row, None, config) for row in prompts(model, texts, config.max_new_tokens)]
     begin, end = model.marks.begin, [model.tokenizer.id("end")] if model.marks.source_end else []
-    encoded = model.tokenizer.encode_all([clean(model, text) for text in texts])
+    encoded = model.tokenizer.encode_all(clean(model, texts))
     sources = [[*ids, *end] if ids and text.strip() else [] for ids, text in zip(encoded, texts, strict=True)]
     check_sizes(model, "text", sources)
     heads = [""] * len(texts) if prefixes is None else prefixes
     if len(heads) != len(texts):
         raise ValueError(f"{len(texts)} texts, but {len(heads)} prefixes; give one for each, or none")
-    targets = [[*begin, *ids] for ids in model.tokenizers[-1].encode_all([clean(model, head) for head in heads])]
+    targets = [[*begin, *ids] for ids in model.tokenizers[-1].encode_all(clean(model, heads))]
     check_sizes(model, "prefix", targets)
     rooms = [room(model, source) for source in sources]
     configs = {most: settings(model, {"max_new_tokens": most, **options}) for most in {*rooms}}
@@ -93,7 +93,7 @@ def room(model: Model, source: Sequence[int]) -> int:
 def opened(model: Model, texts: Sequence[str]) -> list[list[int]]:
     """Prompts as the model reads them, opened by its begin token where it has one."""
     begin = model.marks.begin
-    return [[*begin, *ids] for ids in model.tokenizer.encode_all([clean(model, text) for text in texts])]
+    return [[*begin, *ids] for ids in model.tokenizer.encode_all(clean(model, texts))]
 
 
 def prompts(model: Model, texts: Sequence[str], new: int) -> list[list[int]]:
