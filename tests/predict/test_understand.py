@@ -1,5 +1,7 @@
 """What models that read say about texts: the same alone and among others, at exact places, in any script."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -328,3 +330,16 @@ def test_only_words_are_proposed_for_a_mask() -> None:
     assert len(gap.words) == len(known - roles)
     assert sum(word.score for word in gap.words) <= 1
     assert all(word.score > 0 for word in gap.words)
+
+
+def test_many_answers_never_overlap_and_a_shared_context_is_tokenised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, context = reader("span"), "The cat sat on the mat. " * 60
+    given: list[int] = []
+    offsets_all = model.tokenizer.offsets_all
+    monkeypatch.setattr(model.tokenizer, "offsets_all", lambda texts: given.append(len(texts)) or offsets_all(texts))
+    found = model.answer(["who sat?", "who?", "where?"], context, top=200)
+    assert given == [1]
+    for answers in found:
+        places = sorted((answer.first, answer.behind) for answer in answers if answer.text)
+        assert len(places) > 50
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(places))

@@ -15,7 +15,7 @@ from clearhead.config.decode import Words
 from clearhead.config.settings import Settings
 from clearhead.errors import UserError
 from clearhead.model import EncoderDecoder
-from clearhead.predict.reading import clean
+from clearhead.predict.reading import WrongText, clean
 
 if TYPE_CHECKING:
     from clearhead.predict.model import Model
@@ -70,15 +70,18 @@ def requests(
     begin, end = model.marks.begin, [model.tokenizer.id("end")] if model.marks.source_end else []
     encoded = model.tokenizer.encode_all(clean(model, texts))
     sources = [[*ids, *end] if ids and text.strip() else [] for ids, text in zip(encoded, texts, strict=True)]
-    check_sizes(model, "text", sources)
+    most = model.config.max_positions
+    for number, source in enumerate(sources):
+        if len(source) > most:
+            raise WrongText(number, f"{len(source):,} tokens, but the model has {most:,} positions; shorten it")
     heads = [""] * len(texts) if prefixes is None else prefixes
     if len(heads) != len(texts):
         raise ValueError(f"{len(texts)} texts, but {len(heads)} prefixes; give one for each, or none")
     targets = [[*begin, *ids] for ids in model.tokenizers[-1].encode_all(clean(model, heads))]
     check_sizes(model, "prefix", targets)
     rooms = [room(model, source) for source in sources]
-    configs = {most: settings(model, {"max_new_tokens": most, **options}) for most in {*rooms}}
-    return [Request(row, source, configs[most]) for row, source, most in zip(targets, sources, rooms, strict=True)]
+    configs = {new: settings(model, {"max_new_tokens": new, **options}) for new in {*rooms}}
+    return [Request(row, source, configs[new]) for row, source, new in zip(targets, sources, rooms, strict=True)]
 
 
 def room(model: Model, source: Sequence[int]) -> int:
