@@ -58,7 +58,7 @@ CASES: list[tuple[str, bytes, str]] = [
     (f"{TRANSLATE} x --n-best 5", b"", "--n-best: 5 is more than --beam 4"),
     (TRANSLATE, b"a man\n\0\1\2\3\n", "standard input, line 2: a zero byte is no text"),
     (TRANSLATE, b"a man\nca\xe9\n", "standard input, line 2: not valid UTF-8"),
-    (TRANSLATE, b"a man\n\n" + b"a " * 200, "standard input, lines 1 to 3: text 3: 201 tokens.*128 positions"),
+    (TRANSLATE, b"a man\n\n" + b"a " * 200, "standard input, line 3: 201 tokens.*128 positions; shorten it$"),
     ("chat gpt --max-new-tokens 100", b"x" * 50, "system text and 100 for the answer are more than"),
 ]
 

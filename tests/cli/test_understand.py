@@ -15,6 +15,7 @@ from clearhead import cli
 from clearhead.checkpoint import save_model
 from clearhead.predict import Model, load
 from clearhead.predict.tag import Span, Tagged
+from tests.cli.models import make
 from tests.predict.readers import LABELS, reader
 
 TEXTS = ["The cat sat.", "猫坐在 the mat", "Zoë's dog 🐈"]
@@ -35,10 +36,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(folder / name) for name in made}
 
 
-def main(*arguments: str, stdin: str = "") -> int:
+def main(*arguments: str, stdin: str | None = "") -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["clearhead", *arguments])
-        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        patch.setattr(sys, "stdin", None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin.encode())))
         with pytest.raises(SystemExit) as ended:
             cli.main()
     return int(ended.value.code or 0)
@@ -256,3 +257,55 @@ def test_evaluate_reads_files_as_the_recipe_does(
     assert found["texts"] == 20
     assert found["accuracy"] == sum(said == LABELS[n % 5] for n, said in enumerate(outputs)) / 20
     assert sum(map(sum, found["confusion"]["counts"])) == 20
+
+
+VERBS = ("fill", "classify", "tag", "answer", "embed", "similar")
+ODD = ["👩‍👩‍👧 🐈", "e\u0301te\u0301", "שלום عربي", "a\rb", "a\u2028b\u0085c", '"\\ </s> [SEP]', "\u200bcat\u0301"]
+
+
+def asked(verb: str, models: dict[str, str], folder: Path) -> tuple[str, ...]:
+    """A verb with all that it needs but texts."""
+    (folder / "lines.txt").write_text("The cat\n", encoding="utf-8")
+    more = {"answer": ("--context", "The cat"), "similar": (str(folder / "lines.txt"),)}.get(verb, ())
+    return (verb, models["embed" if verb == "similar" else verb], *more)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_odd_texts_give_an_object_a_line(
+    verb: str, models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [f"{text} <mask>" for text in ODD] if verb == "fill" else ODD
+    out = said(capsys, *asked(verb, models, tmp_path), "--json", stdin="".join(f"{text}\n" for text in texts))
+    found = [json.loads(line) for line in out.removesuffix("\n").split("\n")]
+    name = {"answer": "question", "similar": "query"}.get(verb, "text")
+    assert [row[name] for row in found] == texts
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_without_any_input_one_line_says_so(
+    verb: str, models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(*asked(verb, models, tmp_path), stdin=None) == 2
+    out, errors = capsys.readouterr()
+    assert (out, errors) == (
+        "",
+        "clearhead: standard input is closed; send the text through a pipe, or name a file\n",
+    )
+
+
+@pytest.mark.parametrize(("verb", "name"), [("translate", "tiny-translator"), ("generate", "tiny-gpt")])
+def test_the_verbs_that_write_say_it_too(
+    verb: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(verb, str(make(tmp_path / name, name)), stdin=None) == 2
+    assert capsys.readouterr().err.startswith("clearhead: standard input is closed; send the text through a pipe")
+
+
+def test_where_nothing_can_be_written_the_object_is_json_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = load(make(tmp_path / "plain", "tiny-translator"), "cpu")
+    extra = plain.extra | {"banned": [[number] for number in range(len(plain.tokenizer))]}
+    save_model(tmp_path / "mute", plain.network, plain.tokenizers, extra)
+    found = json.loads(said(capsys, "translate", str(tmp_path / "mute"), "a man", "--json"), parse_constant=pytest.fail)
+    assert found["translations"] == [{"text": "", "score": None, "alignment": None}]

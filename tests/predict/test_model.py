@@ -46,7 +46,7 @@ def test_prompts_are_cleaned_as_the_training_data_was(tmp_path: Path) -> None:
     model = load(saved(tmp_path / "model", "tiny-gpt", task="language-model", lowercase=True), "cpu")
     upper, lower = (model.generate(prompt, max_new_tokens=5) for prompt in ("A Man", "a man"))
     assert upper == lower
-    assert model._prompts(["A Man"], 1) == model._prompts(["a man"], 1)
+    assert model.prompt_ids("A Man") == model.prompt_ids("a man")
 
 
 def test_a_device_that_is_not_there_is_said_before_the_model_is_looked_at(

@@ -1,5 +1,7 @@
 """What models that read say about texts: the same alone and among others, at exact places, in any script."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from clearhead.data.labelled import windows
 from clearhead.errors import UserError
 from clearhead.predict import Model
 from clearhead.predict import answer as answering
+from clearhead.predict.fill import _rows
 from clearhead.predict.reading import WrongText
 from clearhead.text import KINDS, Kind
 from clearhead.text.words import words
@@ -283,3 +286,60 @@ def test_a_model_without_the_head_says_what_it_is_for() -> None:
         reader("classes", family="tiny-gpt").fill("a [MASK]")
     with pytest.raises(UserError, match=r"text 1: no mask in it; write .*mask.* where the word is missing"):
         reader("words").fill("a cat")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_stands_around_a_mask_is_read_as_if_a_word_stood_there(kind: Kind) -> None:
+    model = reader("words", kind)
+    encode, mask = model.tokenizer.encode, model.tokenizer.id("mask")
+    missing = encode("The cat")[len(encode("The ")) if kind == "char" else len(encode("The")) :]
+    for text in ("The cat <mask>.", "The <mask>, and the <mask> sat", "The <mask>!", "The <mask> sat <mask> the mat."):
+        found = [missing if token == mask else [token] for token in _rows(model, [text], mask)[0].ids[1:-1]]
+        assert [token for part in found for token in part] == encode(text.replace("<mask>", "cat"))
+
+
+@pytest.mark.parametrize("output", ["words", "classes", "tags", "span", ""])
+@pytest.mark.parametrize("cleaning", [{}, {"normalise": "nfkc"}])
+def test_what_is_no_text_is_refused_by_number(output: str, cleaning: dict[str, str]) -> None:
+    model = reader(output, **({} if output == "span" else cleaning))
+    acts = {
+        "words": model.fill,
+        "classes": model.classify,
+        "tags": model.tag,
+        "span": lambda texts: model.answer(texts, "The cat"),
+        "": model.embed,
+    }
+    good = "a [MASK]" if output == "words" else "cat"
+    for bad, says in (
+        (None, "NoneType, not a string"),
+        (7.5, "float"),
+        (b"cat", "bytes"),
+        ("[MASK] a\ud800", "U\\+D800"),
+    ):
+        with pytest.raises(WrongText, match=rf"^text 2: .*{says}.*; [^\n]*$"):
+            acts[output]([good, bad])  # type: ignore[list-item]
+    if output == "tags":
+        with pytest.raises(WrongText, match="text 1: a word: int, not a string"):
+            model.tag([["a", 7]])  # type: ignore[list-item]
+
+
+def test_only_words_are_proposed_for_a_mask() -> None:
+    model = reader("words")
+    roles, known = set(model.tokenizer.roles.values()), set(model.tokenizer.vocabulary.values())
+    (gap,) = model.fill("a <mask>", top=10_000)[0]
+    assert len(gap.words) == len(known - roles)
+    assert sum(word.score for word in gap.words) <= 1
+    assert all(word.score > 0 for word in gap.words)
+
+
+def test_many_answers_never_overlap_and_a_shared_context_is_tokenised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, context = reader("span"), "The cat sat on the mat. " * 60
+    given: list[int] = []
+    offsets_all = model.tokenizer.offsets_all
+    monkeypatch.setattr(model.tokenizer, "offsets_all", lambda texts: given.append(len(texts)) or offsets_all(texts))
+    found = model.answer(["who sat?", "who?", "where?"], context, top=200)
+    assert given == [1]
+    for answers in found:
+        places = sorted((answer.first, answer.behind) for answer in answers if answer.text)
+        assert len(places) > 50
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(places))

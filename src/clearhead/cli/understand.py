@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from clearhead.cli.write import Device, Dtype, Json, ModelName
+from clearhead.cli.write import Device, Dtype, Json, ModelName, at_terminal
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def _each(
         raise UserError("--file: given together with texts; leave one of them out")
     lines = iter(texts) if texts else read_lines(file or Path("-"))
     where = "text " if texts else f"{'standard input' if file in (None, Path('-')) else file}, line "
-    most = 1 if not texts and file is None and sys.stdin.isatty() else CHUNK
+    most = 1 if not texts and file is None and at_terminal() else CHUNK
     number = 0
     while chunk := list(islice(lines, most)):
         try:

@@ -1,6 +1,7 @@
 """`clearhead translate` and `clearhead generate`: text to text, from the command line, a pipe or a file."""
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -37,6 +38,7 @@ def translate(
     Example: echo "Two dogs are playing in the snow." | clearhead translate en-de
     """
     from clearhead.predict import load
+    from clearhead.predict.reading import WrongText
 
     if n_best > beam:
         raise UserError(f"--n-best: {n_best} is more than --beam {beam}; raise the beam")
@@ -48,13 +50,13 @@ def translate(
         prefixes = None if prefix is None else [prefix] * len(chunk)
         try:
             found = loaded.translations(chunk, prefixes, **options)
-        except UserError as error:
-            lines = f"standard input, lines {done + 1} to {done + len(chunk)}: "
-            raise UserError((lines if str(error).startswith("text") and not texts else "") + str(error)) from None
+        except WrongText as error:
+            where = "text" if texts else "standard input, line"
+            raise UserError(f"{where} {done + error.number + 1}: {error.problem}") from None
         done += len(chunk)
         for source, answers in zip(chunk, found, strict=True):
             if as_json:
-                rows = [{"text": a.text, "score": a.score, "alignment": a.alignment} for a in answers]
+                rows = [{"text": a.text, "score": _finite(a.score), "alignment": a.alignment} for a in answers]
                 typer.echo(json.dumps({"source": source, "translations": rows}, ensure_ascii=False))
                 continue
             for answer in answers:
@@ -62,16 +64,26 @@ def translate(
         sys.stdout.flush()
 
 
+def _finite(score: float | None) -> float | None:
+    """A score as JSON has it: where nothing could be written it is -inf, which is no number there."""
+    return None if score is None or not math.isfinite(score) else score
+
+
 def _columns(answer: Any, scores: bool, align: bool) -> list[str]:
     """A line's text, with its score and alignment where they are asked for."""
     from clearhead.decode import moses
 
-    found = [answer.text.replace("\n", " ")]
+    found = [" ".join(answer.text.splitlines())]
     if scores:
         found.append("" if answer.score is None else f"{answer.score:.4f}")
     if align:
         found.append(moses(answer.alignment or []))
     return found
+
+
+def at_terminal() -> bool:
+    """Whether a person types the input; there may be none at all."""
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def _chunks(texts: list[str] | None) -> Iterator[list[str]]:
@@ -81,7 +93,7 @@ def _chunks(texts: list[str] | None) -> Iterator[list[str]]:
     if texts:
         yield texts
         return
-    most = 1 if sys.stdin.isatty() else CHUNK
+    most = 1 if at_terminal() else CHUNK
     lines = read_lines(Path("-"))
     while chunk := list(islice(lines, most)):
         yield chunk
@@ -128,7 +140,7 @@ def generate(
     options |= {"repetition_penalty": repetition_penalty, "stop": stop or ()}
     if stream and (samples > 1 or as_json or prompt is None):
         raise UserError("--stream: one text is shown as it is written; give a PROMPT, leave out --samples and --json")
-    if prompt is None and sys.stdin is not None and sys.stdin.isatty():
+    if prompt is None and at_terminal():
         raise UserError("there is no prompt; give one, or send lines through a pipe")
     if stop and not all(stop):
         raise UserError("--stop: empty, which would end every text before it begins; leave it out")

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from clearhead.data.labelled import frame, windows
 from clearhead.model import Documents
-from clearhead.predict.reading import Row, WrongText, clean, head, limit, read
+from clearhead.predict.reading import Row, WrongText, check_text, clean, head, limit, read
 
 if TYPE_CHECKING:
     from clearhead.predict.model import Model
@@ -47,8 +47,12 @@ def answer(
     if len(questions) != len(contexts):
         raise ValueError(f"{len(questions)} questions, but {len(contexts)} contexts")
     span = head(model, "span", "answer", "answering")
-    asked = model.tokenizer.encode_all([clean(model, question) for question in questions])
-    given = model.tokenizer.offsets_all(list(contexts))
+    asked = model.tokenizer.encode_all(clean(model, questions))
+    for number, context in enumerate(contexts):
+        check_text(number, context, "the context: ")
+    different = list(dict.fromkeys(contexts))  # many questions may share a long one
+    tokens_of = dict(zip(different, model.tokenizer.offsets_all(different), strict=True))
+    given = [tokens_of[context] for context in contexts]
     rows: list[Row] = []
     starts: list[list[int]] = []
     for number, (question, tokens) in enumerate(zip(asked, given, strict=True)):
@@ -108,6 +112,7 @@ def _best(context: str, tokens: list[Token], odds: Tensor, top: int, must: bool)
     shares = torch.cat([none, odds.flatten()]).softmax(0)
     order = shares.argsort(descending=True, stable=True)
     found: list[Answer] = []
+    taken = bytearray(len(context))  # 1 for a character that is part of an answer
     for place in order.tolist():
         score = float(shares[place])
         if len(found) == top or not score > 0:
@@ -119,6 +124,7 @@ def _best(context: str, tokens: list[Token], odds: Tensor, top: int, must: bool)
         first, behind = tokens[begin][1], tokens[begin + more][2]
         text = context[first:behind]
         first, behind = first + len(text) - len(text.lstrip()), first + len(text.rstrip())
-        if first < behind and not any(first < other.behind and other.first < behind for other in found):
+        if first < behind and not any(taken[first:behind]):
+            taken[first:behind] = b"\1" * (behind - first)
             found.append(Answer(context[first:behind], first, behind, score))
     return found or [Answer("", 0, 0, 0.0)]

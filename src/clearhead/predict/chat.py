@@ -10,6 +10,7 @@ from clearhead.errors import UserError
 from clearhead.model import Decoder
 from clearhead.predict.model import Model
 from clearhead.predict.template import Template, Turn
+from clearhead.predict.writing import settings
 
 
 class Form(Protocol):
@@ -57,7 +58,7 @@ class Chat:
         room = model.config.max_positions
         self.model, self.system, self.seed, self.form = model, system, seed, form or form_of(model)
         self.options = {"max_new_tokens": max(1, min(200, room // 2))} | options
-        self.new: int = model._settings(self.options).max_new_tokens
+        self.new: int = settings(model, self.options).max_new_tokens
         self.turns: list[Turn] = []
         self.count = 0  # of all that was ever said: each answer draws by a seed of its own
 

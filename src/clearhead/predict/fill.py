@@ -11,7 +11,8 @@ from torch import Tensor
 
 from clearhead.data.labelled import frame
 from clearhead.model import Documents, Encoder
-from clearhead.predict.reading import Row, WrongText, check_length, clean, head, read
+from clearhead.predict.reading import Row, WrongText, check_length, check_text, clean, head, read
+from clearhead.text import Tokenizer
 from clearhead.text.roles import SPELLINGS
 
 if TYPE_CHECKING:
@@ -39,43 +40,52 @@ def fill(model: Model, texts: Sequence[str], top: int = 5) -> list[list[Gap]]:
     """For every mask of every text, its `top` words."""
     model._as(Encoder, "fill")
     words = head(model, "words", "fill", "masked-language-model")
-    mask = model.tokenizer.id("mask")
-    rows = [_row(model, number, text, mask) for number, text in enumerate(texts)]
+    mask, roles = model.tokenizer.id("mask"), set(model.tokenizer.roles.values())
+    rows = _rows(model, texts, mask)
+    known = sorted(set(model.tokenizer.vocabulary.values()) - roles)  # nobody asks for [SEP]
 
-    def best(hidden: Tensor, documents: Documents, chosen: list[int]) -> list[list[list[Word]]]:
+    def each(hidden: Tensor, documents: Documents, chosen: list[int]) -> list[list[list[Word]]]:
         ids = torch.tensor([token for number in chosen for token in rows[number].ids], device=hidden.device)
         places = (ids == mask).nonzero().squeeze(1)
         scores = words(hidden[0, places]).float().softmax(-1)
-        scores[:, list(model.tokenizer.roles.values())] = 0  # nobody asks for [SEP]
-        values, numbers = scores[:, : len(model.tokenizer)].topk(min(top, len(model.tokenizer)))
+        values, best = scores[:, known].topk(min(top, len(known)))
         found: list[list[list[Word]]] = [[] for _ in chosen]
-        for row, ours, theirs in zip(documents.index[places].tolist(), numbers.tolist(), values.tolist(), strict=True):
-            shown = [model.tokenizer.decode([number]).strip() or model.tokenizer.token(number) for number in ours]
+        for row, ours, theirs in zip(documents.index[places].tolist(), best.tolist(), values.tolist(), strict=True):
+            shown = [_shown(model.tokenizer, known[place]) for place in ours]
             found[row].append([Word(text, score) for text, score in zip(shown, theirs, strict=True)])
         return found
 
-    found = read(model, rows, best)
+    found = read(model, rows, each)
     return [
         [Gap(*place.span(), words) for place, words in zip(MASK.finditer(text), several, strict=True)]
         for text, several in zip(texts, found, strict=True)
     ]
 
 
-def _row(model: Model, number: int, text: str, mask: int) -> Row:
-    """The text between its masks, tokenised piece by piece, so that nothing else in it is taken for a special token."""
-    pieces = MASK.split(text)
-    if not text.strip():
-        raise WrongText(number, "empty; give some text")
-    if len(pieces) == 1:
-        written = model.tokenizer.token(mask)
-        raise WrongText(number, f"no mask in it; write {written} where the word is missing")
-    if any(token.startswith(("Ġ", "▁")) for token in model.tokenizer.vocabulary):
-        pieces[:-1] = [piece.removesuffix(" ") for piece in pieces[:-1]]  # the missing word brings its own space
-    encoded = model.tokenizer.encode_all([clean(model, piece) for piece in pieces])
-    opens, closes = frame(model.tokenizer)
-    inner = encoded[0]
-    for piece in encoded[1:]:
-        inner = [*inner, mask, *piece]
-    check_length(model, number, len(inner), cut=None)
-    ids = [*opens, *inner, *closes]
-    return Row(ids, len(ids))
+def _shown(tokenizer: Tokenizer, number: int) -> str:
+    return tokenizer.decode([number]).strip() or tokenizer.token(number)
+
+
+def _rows(model: Model, texts: Sequence[str], mask: int) -> list[Row]:
+    """Texts tokenised between their masks, so that nothing else in them is taken for a special token."""
+    tokenizer, alone = model.tokenizer, model.tokenizer.vocabulary.get("▁")
+    brings_space = any(token.startswith(("Ġ", "▁")) for token in tokenizer.vocabulary)  # the missing word, its own
+    opens, closes = frame(tokenizer)
+    rows = []
+    for number, text in enumerate(texts):
+        check_text(number, text)
+        pieces = MASK.split(text)
+        if not text.strip():
+            raise WrongText(number, "empty; give some text")
+        if len(pieces) == 1:
+            raise WrongText(number, f"no mask in it; write {tokenizer.token(mask)} where the word is missing")
+        if brings_space:
+            pieces[:-1] = [piece.removesuffix(" ") for piece in pieces[:-1]]
+        first, *others = tokenizer.encode_all(clean(model, pieces))
+        ids = [*opens, *first]
+        for piece, inner in zip(pieces[1:], others, strict=True):
+            begun = inner[:1] == [alone] and not piece.startswith(" ")  # a space that only the tokenizer put there
+            ids += [mask, *inner[begun:]]
+        check_length(model, number, len(ids) - len(opens), cut=None)
+        rows.append(Row([*ids, *closes], len(ids) + len(closes)))
+    return rows

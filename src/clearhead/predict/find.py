@@ -1,5 +1,6 @@
 """Where a model is: a model folder, a run folder, or a name."""
 
+import errno
 from importlib import resources
 from pathlib import Path
 
@@ -32,17 +33,20 @@ def local_models() -> dict[str, Path]:
 
 def find_model(name: str | Path) -> Path:
     """The model folder that a name, a model folder or a run folder (its best, else its last) stands for."""
-    path = Path(name)
-    for folder in (path, *(path / part for part in PARTS)):
-        if (folder / "config.json").exists():
-            return folder
-    known = embedded_models() | pulled_models()
-    if str(name) in known:
-        return known[str(name)]
-    if path.is_dir():
-        raise UserError(f"{path} holds no model (config.json, or best/ and last/ of a run, are missing)")
-    if path.is_file():
-        raise UserError(f"{path} is a file; give a model folder, a run folder, or a name from `clearhead models`")
+    path, known = Path(name), embedded_models() | pulled_models()
+    try:
+        for folder in (path, *(path / part for part in PARTS)):
+            if (folder / "config.json").exists():
+                return folder
+        if str(name) in known:
+            return known[str(name)]
+        if path.is_dir():
+            raise UserError(f"{path} holds no model (config.json, or best/ and last/ of a run, are missing)")
+        if path.is_file():
+            raise UserError(f"{path} is a file; give a model folder, a run folder, or a name from `clearhead models`")
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:  # a text in the place of a name is no model like any other
+            raise UserError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from None
     if str(name) in PACKAGES or str(name).startswith("hf:"):
         raise UserError(f"{name} is not here yet; fetch it with: clearhead pull {name}")
     names = [*known, *local_models()]

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from clearhead.config.decode import EngineConfig
-from clearhead.decode import Engine, Job, Output, in_order
+from clearhead.decode import Engine, Job, Output, Stops, in_order
 from clearhead.decode.sampling import sample_seeds
 from clearhead.model import Decoder, EncoderDecoder
 from clearhead.predict.model import Model, Text
+from clearhead.predict.writing import requests
 
 ROOM = 1 << 16  # tokens that the cache may hold, where that is enough for a text that fills the model's context
 
@@ -17,25 +18,19 @@ ROOM = 1 << 16  # tokens that the cache may hold, where that is enough for a tex
 def engine_for(model: Model, **limits: Any) -> Engine:
     """An engine for a translator or a decoder; limits are those of EngineConfig, like rows=64."""
     family = EncoderDecoder if isinstance(model.network, EncoderDecoder) else Decoder
-    network, tokenizer = model._as(family, "generate"), model.tokenizers[-1]
-    ends = [tokenizer.roles["end"]] if "end" in tokenizer.roles else []
+    network = model._as(family, "generate")
     config = EngineConfig.build({"cache_tokens": max(ROOM, 2 * model.config.max_positions)} | limits)
-    return Engine(network, end=ends, tokenizer=tokenizer, config=config)
+    return Engine(network, end=model.marks.ends, tokenizer=model.tokenizers[-1], config=config)
 
 
 def submit(model: Model, engine: Engine, text: str, *, seed: int = 0, stop: Sequence[str] = (), **options: Any) -> Job:
     """Queue a prompt to go on from or, for a translator, a text to translate; options are those of DecodeConfig."""
-    if not isinstance(model.network, EncoderDecoder):
-        config = model._settings(options)
-        return engine.submit(model._prompts([text], config.max_new_tokens)[0], config, seed=seed, stop=stop)
-    row = [*model.tokenizer.encode(model._cleaned([text])[0]), model.tokenizer.id("end")]
-    config = model._settings({"max_new_tokens": model._room([row]), **options})
-    begin = [model.tokenizers[-1].id("begin")]
-    if len(row) == 1:  # an empty text stays empty
-        job = Job(begin, row, config, seed, 1)
+    [(prompt, source, config)] = requests(model, [text], options)
+    if source == []:  # an empty text stays empty
+        job = Job(prompt, source, config, seed, 1)
         job.output = Output([], finished=True)
         return job
-    return engine.submit(begin, config, seed=seed, source=row, stop=stop)
+    return engine.submit(prompt, config, seed=seed, source=source, stop=stop)
 
 
 def generate_each(
@@ -46,6 +41,7 @@ def generate_each(
     Prompts are read as there is room for them and many are written at once: a stream of any length takes little memory.
     """
     engine, asked = engine_for(model), dict[Job, str]()
+    stops = Stops(stop, model.tokenizers[-1]) if stop else None
 
     def jobs() -> Iterator[Job]:
         for number, prompt in enumerate(prompts):
@@ -56,4 +52,4 @@ def generate_each(
 
     for job in in_order(engine, jobs()):
         assert job.output is not None
-        yield asked.pop(job), Text(job.text, job.output.score, None, job.output.finished)
+        yield asked.pop(job), model._text(job.output, stops=stops)

@@ -15,7 +15,6 @@ from clearhead.checkpoint import load_model
 from clearhead.config import ModelConfig
 from clearhead.config.data import DataConfig
 from clearhead.config.decode import DecodeConfig
-from clearhead.data.clean import cleaned
 from clearhead.decode import INT4, Output, Stops, for_reading, generate, hard, stream_text, translate, use_graphs
 from clearhead.errors import UserError
 from clearhead.model import Decoder, Encoder, EncoderDecoder, Network
@@ -26,6 +25,7 @@ from clearhead.predict.embed import Match, Vectors, embed, nearest
 from clearhead.predict.fill import Gap, fill
 from clearhead.predict.find import find_model
 from clearhead.predict.tag import Tagged, tag
+from clearhead.predict.writing import Marks, check_sizes, marks_of, opened, requests, settings
 from clearhead.text import Tokenizer
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64", "int8", "int4")}
@@ -94,40 +94,25 @@ class Model:
         """The `n_best` translations of each text, scores beside, alignments for align=True; empty texts stay empty."""
         network = self._as(EncoderDecoder, "translate")
         texts = [texts] if isinstance(texts, str) else list(texts)
-        source, target = self.tokenizers[0], self.tokenizers[-1]
-        last = [source.id("end")] if self.extra.get("source_end", True) else []
-        rows = [[*ids, *last] for ids in source.encode_all(self._cleaned(texts))]
-        starts = None if prefixes is None else target.encode_all(self._cleaned(prefixes))
-        self._check_sizes("text", rows, 0)
-        banned = tuple(map(tuple, self.extra.get("banned", ())))
-        config = self._settings({"max_new_tokens": self._room(rows), "banned": banned, **options})
-        full = [number for number, row in enumerate(rows) if len(row) > len(last)]
-        found = translate(
-            network,
-            [rows[number] for number in full],
-            config,
-            begin=self.extra["begin"][0] if self.extra.get("begin") else target.id("begin"),
-            end=self._ends or target.id("end"),
-            prefixes=None if starts is None else [starts[number] for number in full],
-        )
+        asked = requests(self, texts, options, prefixes)
+        together = dict[DecodeConfig, list[int]]()
+        for number, request in enumerate(asked):
+            if request.source:
+                together.setdefault(request.config, []).append(number)
         answers: list[list[Text]] = [[Text("")] for _ in texts]
-        for number, outputs in zip(full, found, strict=True):
-            head = [] if starts is None else starts[number]
-            answers[number] = [self._text(target, output, head) for output in outputs]
+        for config, numbers in together.items():
+            sources = [asked[number].source or [] for number in numbers]
+            heads = [asked[number].prompt[1:] for number in numbers]
+            begin, ends = self.marks.begin[0], self.marks.ends
+            found = translate(network, sources, config, begin=begin, end=ends, prefixes=heads, seeds=numbers)
+            for number, head, outputs in zip(numbers, heads, found, strict=True):
+                answers[number] = [self._text(output, head) for output in outputs]
         return answers
 
-    def _cleaned(self, texts: Sequence[str]) -> list[str]:
-        """Texts as the training data was made, which is all that the model knows."""
-        return list(texts) if self.data is None else [cleaned(text, self.data) for text in texts]
-
-    def _room(self, rows: Sequence[Sequence[int]]) -> int:
-        """Tokens that a translation may have: three times the longest source and some, within the model's positions."""
-        longest = max((len(row) for row in rows), default=1)
-        return max(1, min(3 * longest + 20, self.config.max_positions - 1))
-
-    def _text(self, tokenizer: Tokenizer, output: Output, head: Sequence[int] = ()) -> Text:
+    def _text(self, output: Output, head: Sequence[int] = (), stops: Stops | None = None) -> Text:
+        text = self.tokenizers[-1].decode([*head, *output.ids])
         links = hard(output.alignment) if output.alignment is not None else None
-        return Text(tokenizer.decode([*head, *output.ids]), output.score, links, output.finished)
+        return Text(text if stops is None else stops.cut(text), output.score, links, output.finished)
 
     def generate(
         self, prompts: Sequence[str] | str, *, seed: int = 0, stop: Sequence[str] = (), **options: Any
@@ -135,15 +120,12 @@ class Model:
         """What the model writes after each prompt, `samples` (or `n_best`) texts each; options as DecodeConfig."""
         network = self._as(Decoder, "generate")
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        config = self._settings(options)
-        rows = self._prompts(prompts, config.max_new_tokens)
+        asked = requests(self, prompts, options)
         stops = Stops(stop, self.tokenizer) if stop else None
-        seeds = [seed + number for number in range(len(rows))]
-        found = generate(network, rows, config, end=self._ends, seeds=seeds, stops=stops)
-        texts = [[self._text(self.tokenizer, output) for output in outputs] for outputs in found]
-        if stops is None:
-            return texts
-        return [[each._replace(text=stops.cut(each.text)) for each in row] for row in texts]
+        seeds = [seed + number for number in range(len(asked))]
+        rows, config = [request.prompt for request in asked], asked[0].config if asked else settings(self, options)
+        found = generate(network, rows, config, end=self.marks.ends, seeds=seeds, stops=stops)
+        return [[self._text(output, stops=stops) for output in outputs] for outputs in found]
 
     def stream(
         self, prompt: str | Sequence[int], *, seed: int = 0, stop: Sequence[str] = (), **options: Any
@@ -153,13 +135,12 @@ class Model:
         A prompt of ids is read as it is.
         """
         network = self._as(Decoder, "stream")
-        config = self._settings(options)
         if isinstance(prompt, str):
-            [row] = self._prompts([prompt], config.max_new_tokens)
+            [(row, _, config)] = requests(self, [prompt], options)
         else:
-            row = list(prompt)
-            self._check_sizes("prompt", [row], config.max_new_tokens)
-        return stream_text(network, row, config, self.tokenizer, end=self._ends, seed=seed, stop=tuple(stop))
+            row, config = list(prompt), settings(self, options)
+            check_sizes(self, "prompt", [row], config.max_new_tokens)
+        return stream_text(network, row, config, self.tokenizer, end=self.marks.ends, seed=seed, stop=tuple(stop))
 
     # What a model that reads says about texts; each answer stands where its text stood
 
@@ -209,48 +190,14 @@ class Model:
         """The `top` texts that are most like each query, by the cosine of their vectors."""
         return nearest(self.embed(_several(queries)), self.embed(texts), top)
 
-    @property
-    def _ends(self) -> list[int]:
-        """What ends a text: an imported model says so itself."""
-        roles = self.tokenizers[-1].roles
-        return self.extra.get("ends") or ([roles["end"]] if "end" in roles else [])
+    @cached_property
+    def marks(self) -> Marks:
+        """What begins and ends a text, and what is never written."""
+        return marks_of(self)
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """The ids of a prompt as the model reads it, opened by its begin token where it has one."""
-        return self._opened([prompt])[0]
-
-    def _opened(self, prompts: Sequence[str]) -> list[list[int]]:
-        roles = self.tokenizer.roles
-        begin = [roles["begin"]] if "begin" in roles else [roles["end"]] if "end" in roles else []
-        begin = self.extra.get("begin", begin)
-        return [[*begin, *ids] for ids in self.tokenizer.encode_all(self._cleaned(prompts))]
-
-    def _prompts(self, prompts: Sequence[str], new: int) -> list[list[int]]:
-        rows = self._opened(prompts)
-        if not all(rows):
-            raise UserError("prompt: empty, and this tokenizer has no begin token; give some text")
-        self._check_sizes("prompt", rows, new)
-        return rows
-
-    def _check_sizes(self, what: str, rows: Sequence[Sequence[int]], new: int) -> None:
-        """Each row fits into the model's positions, with `new` tokens behind it."""
-        room = self.config.max_positions
-        for number, row in enumerate(rows):
-            if len(row) + new > room:
-                name = what if len(rows) == 1 else f"{what} {number + 1}"
-                asked = f" and {new} more are asked for" if new else ""
-                less = f", or ask for at most {room - len(row)} with max_new_tokens" if len(row) < room and new else ""
-                raise UserError(
-                    f"{name}: {len(row)} tokens{asked}, but the model has {room} positions; shorten the {what}{less}"
-                )
-
-    def _settings(self, options: dict[str, Any]) -> DecodeConfig:
-        config = DecodeConfig.build(options)
-        if config.beam > self.config.target_vocab:
-            raise UserError(
-                f"beam: {config.beam} is more than the {self.config.target_vocab} words there are; lower it"
-            )
-        return config
+        return opened(self, [prompt])[0]
 
     def _as(self, family: type[Any], act: str) -> Any:
         if not isinstance(self.network, family):

@@ -38,9 +38,22 @@ class Row(NamedTuple):
     boundary: int
 
 
-def clean(model: Model, text: str) -> str:
-    """A text as the training data was made, which is all that the model knows."""
-    return text if model.data is None else cleaned(text, model.data)
+def check_text(number: int, text: str, what: str = "") -> None:
+    """Refuse what is no text: another type, or half a character."""
+    if not isinstance(text, str):
+        raise WrongText(number, f"{what}{type(text).__name__}, not a string; give some text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"character {error.start + 1} (U+{ord(text[error.start]):04X}) is half of a surrogate pair"
+        raise WrongText(number, f"{what}{half}; read the text as UTF-8, or replace it") from None
+
+
+def clean(model: Model, texts: Sequence[str]) -> list[str]:
+    """Texts as the training data was made, which is all that the model knows."""
+    for number, text in enumerate(texts):
+        check_text(number, text)
+    return list(texts) if model.data is None else [cleaned(text, model.data) for text in texts]
 
 
 def limit(model: Model) -> int:
@@ -51,11 +64,11 @@ def limit(model: Model) -> int:
 
 def rows(model: Model, texts: Sequence[str], seconds: Sequence[str] | None = None, *, cut: bool = False) -> list[Row]:
     """Texts, or pairs of them, as rows; one that is too long is an error, unless it may be `cut`."""
-    sides = [model.tokenizer.encode_all([clean(model, text) for text in texts])]
+    sides = [model.tokenizer.encode_all(clean(model, texts))]
     if seconds is not None:
         if len(seconds) != len(texts):
             raise ValueError(f"{len(texts)} texts, but {len(seconds)} second texts")
-        sides.append(model.tokenizer.encode_all([clean(model, text) for text in seconds]))
+        sides.append(model.tokenizer.encode_all(clean(model, seconds)))
     found = []
     for number, parts in enumerate(zip(*sides, strict=True)):
         written = (texts[number], *(() if seconds is None else (seconds[number],)))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
 from clearhead.data.labelled import enclose, first_tokens, frame
 from clearhead.model import Documents
-from clearhead.predict.reading import Row, WrongText, check_length, clean, head, label_names, limit, read
+from clearhead.predict.reading import Row, WrongText, check_length, check_text, clean, head, label_names, limit, read
 from clearhead.text.entities import entities, is_entity_scheme
 from clearhead.text.words import words as words_of
 
@@ -53,8 +53,8 @@ def tag(model: Model, texts: Sequence[str | Sequence[str]], spaced: bool = False
     """
     tags = head(model, "tags", "tag", "tagging")
     names = label_names(model, model.config.labels)
-    split = [_split(text, spaced) for text in texts]
-    told = [[clean(model, text[first:behind]) for first, behind in places] for text, places in split]
+    split = [_split(number, text, spaced) for number, text in enumerate(texts)]
+    told = [clean(model, [text[first:behind] for first, behind in places]) for text, places in split]
     found: list[tuple[Row, list[int | None]]] = []
     for number, (ours, tokens) in enumerate(
         zip(told, model.tokenizer.offsets_all(list(map(" ".join, told))), strict=True)
@@ -83,12 +83,14 @@ def tag(model: Model, texts: Sequence[str | Sequence[str]], spaced: bool = False
     return tagged
 
 
-def _split(text: str | Sequence[str], spaced: bool) -> tuple[str, list[tuple[int, int]]]:
+def _split(number: int, text: str | Sequence[str], spaced: bool) -> tuple[str, list[tuple[int, int]]]:
     """A text and the places of its words."""
-    if isinstance(text, str):
+    if isinstance(text, str | bytes) or not isinstance(text, Iterable):
+        check_text(number, text)
         return text, [word.span() for word in re.finditer(r"\S+", text)] if spaced else words_of(text)
     places, first = [], 0
     for word in text:
+        check_text(number, word, "a word: ")
         places.append((first, first + len(word)))
         first += len(word) + 1
     return " ".join(text), places

@@ -1,0 +1,35 @@
+"""Where a model is looked for: a name that can be none is said in a line that tells what to give."""
+
+from pathlib import Path
+
+import pytest
+
+from clearhead.errors import UserError
+from clearhead.predict import find_model
+
+
+def test_a_text_in_the_place_of_a_model_is_no_model() -> None:
+    for name in ("A quiet, moving film. " * 30, "a/" * 3000):
+        with pytest.raises(UserError, match=r"^no model '[^\n]{1,90}: neither a folder nor a name[^\n]*$"):
+            find_model(name)
+
+
+def test_a_folder_that_is_closed_to_us_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", closed)
+    with pytest.raises(UserError, match=r"model cannot be read \(Permission denied\); check the path"):
+        find_model(tmp_path / "model")
+
+
+def test_a_run_folder_stands_for_its_best_model_else_its_last(tmp_path: Path) -> None:
+    for part in ("last", "best"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "config.json").write_text("{}")
+        assert find_model(tmp_path) == tmp_path / part
+    with pytest.raises(UserError, match="is a file; give a model folder"):
+        find_model(tmp_path / "best" / "config.json")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="holds no model"):
+        find_model(tmp_path / "empty")
