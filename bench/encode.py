@@ -37,7 +37,7 @@ from clearhead.predict import Model
 from clearhead.predict.reading import Row, read
 from clearhead.text import Tokenizer, load_folder
 from tests.model.peers import copy as copy_weights
-from tests.model.peers import from_bert
+from tests.model.peers import from_hugging_face
 
 DATA = Path(os.environ.get("CLEARHEAD_DATA", "../shared/data"))
 SHAPE = {"vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12}
@@ -111,7 +111,7 @@ def _sides(
     peer: Any, tokenizer: Tokenizer, rows: list[Row], batch: int, device: torch.device
 ) -> list[tuple[str, Work, Work]]:
     """(precision, our work, theirs), each giving the vectors of all rows; int8 stands beside their fp32."""
-    whole, table = from_bert(peer)
+    whole, table = from_hugging_face(peer)
     config = ModelConfig.build(whole.model_dump() | {"outputs": [], "tie": "none", "output_bias": False})
     network = build(config).eval().to(device)
     copy_weights(network, peer, {name: str(theirs).removeprefix("bert.") for name, theirs in table.items()})
