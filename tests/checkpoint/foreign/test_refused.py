@@ -56,6 +56,18 @@ def test_a_mistral_that_says_nothing_of_a_window_has_that_of_transformers(tmp_pa
         assert transformers.AutoConfig.from_pretrained(tmp_path).sliding_window == expected
 
 
+def test_positions_in_a_file_must_be_the_sinusoids(tmp_path: Path) -> None:
+    theirs = saved("marian", tmp_path)
+    file, name = tmp_path / "model.safetensors", "model.encoder.embed_positions.weight"
+    tensors, table = load_file(file), theirs.model.encoder.embed_positions.weight.detach()
+    save_file(tensors | {name: table.half().float()}, file)
+    read_foreign(tmp_path)
+    for other in (table.flip(0), table[:, :40].contiguous(), table[0].clone(), table.mean()):
+        save_file(tensors | {name: other}, file)
+        with pytest.raises(UserError, match="embed_positions.weight: positions other than sinusoids"):
+            read_foreign(tmp_path)
+
+
 def test_a_bias_of_two_rows_is_not_cut_to_one(tmp_path: Path) -> None:
     saved("marian", tmp_path / "theirs")
     file = tmp_path / "theirs" / "model.safetensors"

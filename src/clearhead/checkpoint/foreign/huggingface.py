@@ -18,7 +18,7 @@ from clearhead.checkpoint.foreign.fields import Fields
 from clearhead.checkpoint.foreign.gpt import GPT1, GPT2
 from clearhead.checkpoint.foreign.imported import Imported
 from clearhead.checkpoint.foreign.llama import LLAMA
-from clearhead.checkpoint.foreign.marian import MARIAN
+from clearhead.checkpoint.foreign.marian import MARIAN, check_positions
 from clearhead.checkpoint.foreign.sentences import read_pooling, write_pooling
 from clearhead.checkpoint.foreign.tables import look_up, shapes_of, to_ours, to_theirs
 from clearhead.checkpoint.foreign.tokens import hugging_face_files, hugging_face_tokenizer, special_ids
@@ -61,6 +61,8 @@ def read(folder: Path) -> Imported:
     fields.ignore(*ABOUT)
     found = _tensors(folder)
     config = adapter.ours(fields, found.keys())
+    if adapter is MARIAN:
+        check_positions(config, found, folder)
     if unknown := fields.unknown():
         log.warning("%s: %s: not known here, left aside", folder / CONFIG, ", ".join(unknown))
     weights = to_ours(adapter.table(config), shapes_of(config, found, folder), renamed(adapter, config, found), folder)
