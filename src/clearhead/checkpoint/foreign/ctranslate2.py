@@ -93,8 +93,8 @@ def _variables(reader: Reader) -> tuple[str, dict[str, Tensor]]:
         size, items = reader.numbers("BI")
         if size != 4 or key.endswith("weight_scale"):
             raise UserError(f"{reader.path}: {key:.60}: quantised weights cannot be represented here; fp32 can")
-        if key in found or math.prod(shape) != items:
-            raise reader.wrong(f"{key:.60} stands twice, or is not of its own shape")
+        if key in found or not items or math.prod(shape) != items:
+            raise reader.wrong(f"{key:.60} stands twice, is empty, or is not of its own shape")
         found[key] = torch.from_numpy(reader.array("<f4", items).copy()).reshape(shape)
     if reader.at != reader.size:
         raise reader.wrong(f"{reader.size - reader.at:,} bytes are left over")
