@@ -118,6 +118,17 @@ def test_decoders_give_our_logits(name: str, ctranslate2: Any, tmp_path: Path) -
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
+def test_a_decoder_whose_texts_begin_with_nothing_goes_there_too(ctranslate2: Any, tmp_path: Path) -> None:
+    network = build(ModelConfig.build(LLAMA)).eval()
+    save_model(tmp_path / "ours", network, TOKENS, {"begin": []})
+    export_model(load_model(tmp_path / "ours"), tmp_path / "out", "ctranslate2")
+    theirs = ctranslate2.Generator(str(tmp_path / "out"), intra_threads=1)
+    with torch.no_grad():
+        np.testing.assert_allclose(
+            np.array(theirs.forward_batch([words([9, 10])])), network(torch.tensor([[9, 10]])).numpy(), atol=1e-4
+        )
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [

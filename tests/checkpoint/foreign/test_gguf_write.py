@@ -173,7 +173,7 @@ def test_a_rule_that_makes_no_sense_is_refused(value: float, tmp_path: Path) -> 
     before = key + struct.pack("<If", 6, 8192.0)
     assert path.read_bytes().count(before) == 1
     path.write_bytes(path.read_bytes().replace(before, key + struct.pack("<If", 6, value)))
-    with pytest.raises(UserError, match="original_positions: .* is not a whole number"):
+    with pytest.raises(UserError, match=r"original_positions: .* is not a whole number"):
         read_foreign(path)
 
 
