@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from clearhead.checkpoint.foreign import read_foreign
 from clearhead.checkpoint.foreign.binary import opened
@@ -34,7 +35,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     for name in ("gpt2", "bert-classes", "llama3.2", "marian"):
         saved(name, folder / f"hf-{name}")
-    tokenizer(97 + 200).save(folder / "hf-llama3.2")
+    tokens = tokenizer(97 + 200)
+    frame = TemplateProcessing(single="<begin> $A", special_tokens=[("<begin>", tokens.id("begin"))])
+    tokens.engine.post_processor = frame
+    tokens.save(folder / "hf-llama3.2")
     sentences(folder / "hf-sentences", {"pooling_mode_mean_tokens": True}, normalised=True)
     saved("llama2", folder / "hf-sharded", max_shard_size="60KB")
     for kind in ("F16", "Q4_0"):
