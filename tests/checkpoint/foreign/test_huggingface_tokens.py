@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import transformers
 from tokenizers import Tokenizer as Engine
-from tokenizers.models import WordLevel
+from tokenizers.models import WordLevel, WordPiece
+from tokenizers.normalizers import BertNormalizer
 from tokenizers.processors import ByteLevel, RobertaProcessing, Sequence, TemplateProcessing
 
 from clearhead.checkpoint import load_model, save_model
@@ -44,6 +45,27 @@ def test_a_bert_vocabulary_is_read_with_or_without_capitals(tmp_path: Path) -> N
     assert read_foreign(tmp_path).tokenizers[0].encode("The cats") == [4, 6, 7]
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     assert read_foreign(tmp_path).tokenizers[0].encode("The cats") == [5, 6, 7]
+
+
+def test_two_files_that_contradict_each_other_on_capitals_are_refused(tmp_path: Path) -> None:
+    """Their library believes tokenizer_config.json, where the class is BERT's."""
+    saved("bert", tmp_path)
+    engine = Engine(WordPiece({"[UNK]": 0, "the": 1, "The": 2}, unk_token="[UNK]"))
+    for lowercase, said, kind, fits in (
+        (True, True, "BertTokenizer", True),
+        (True, False, "BertTokenizer", False),
+        (False, True, "BertTokenizerFast", False),
+        (False, True, "PreTrainedTokenizerFast", True),
+    ):
+        engine.normalizer = BertNormalizer(lowercase=lowercase)
+        engine.save(str(tmp_path / "tokenizer.json"))
+        about = {"do_lower_case": said, "tokenizer_class": kind}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+        if fits:
+            assert read_foreign(tmp_path).tokenizers[0].encode("The") == [1 if lowercase else 2]
+            continue
+        with pytest.raises(UserError, match=r"do_lower_case: .* another case than that of tokenizer\.json"):
+            read_foreign(tmp_path)
 
 
 def test_only_what_stands_in_front_of_a_text_begins_it(tmp_path: Path) -> None:

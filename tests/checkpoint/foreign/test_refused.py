@@ -29,6 +29,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "side by side": ("llama2", {"rope_interleaved": True}, "rotary pairs side by side"),
     "window of a Llama": ("llama2", {"sliding_window": 3}, "sliding_window: 3: a window in a Llama"),
     "several labels": ("bert-classes", {"problem_type": "multi_label_classification"}, "several labels at once"),
+    "first word": ("marian", {"forced_bos_token_id": 3}, "forced_bos_token_id: 3: a first word that is given"),
     "untied BERT": ("bert-words", {"tie_word_embeddings": False}, "an output matrix of its own"),
 }
 

@@ -55,6 +55,7 @@ def ours(fields: Fields, names: Set[str]) -> ModelConfig:
     fields.ignore("classif_dropout", "classifier_dropout", "extra_pos_embeddings", "force_bos_token_to_be_generated")
     fields.ignore("num_beams", "max_length", "id2label", "label2id", "num_labels", "bad_words_ids")
     fields.must("an output matrix of its own", "tie_word_embeddings", True)
+    fields.must("a first word that is given", "forced_bos_token_id")
     size = fields.whole("vocab_size")
     vocabulary: dict[str, Any] = {"vocab_size": size, "tie": "all"}
     target = fields.whole("decoder_vocab_size", size)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Engine
+from tokenizers.normalizers import BertNormalizer
 from tokenizers.processors import TemplateProcessing
 
 from clearhead.checkpoint import disk
@@ -34,11 +35,15 @@ def hugging_face_tokenizer(folder: Path) -> tuple[Tokenizer, ...]:
     """The tokenizer of a folder, or none, with a warning: a model can be used through ids alone."""
     if all((folder / name).is_file() for name in TWO):
         return tuple(Tokenizer.load(folder / name) for name in TWO)
+    file = folder / "tokenizer_config.json"
+    fields = Fields(disk.read_json(file) if file.is_file() else {}, file)
     if (folder / ONE[0]).is_file():
-        return (Tokenizer.load(folder / ONE[0]),)
+        tokenizer = Tokenizer.load(folder / ONE[0])
+        normalizer = tokenizer.engine.normalizer
+        if isinstance(normalizer, BertNormalizer) and fields.text("tokenizer_class", "").startswith("Bert"):
+            fields.must(f"another case than that of {ONE[0]}", "do_lower_case", normalizer.lowercase)
+        return (tokenizer,)
     if (folder / "vocab.txt").is_file():
-        file = folder / "tokenizer_config.json"
-        fields = Fields(disk.read_json(file) if file.is_file() else {}, file)
         return (from_bert(folder, lowercase=fields.flag("do_lower_case", True)),)
     log.warning("%s has neither tokenizer.json nor vocab.txt: the model comes without a tokenizer", folder)
     return ()
@@ -56,6 +61,7 @@ def special_ids(folder: Path, fields: Fields, config: ModelConfig, tokenizers: t
         return [row for row in rows if type(row) is int and 0 <= row < config.target_vocab]
 
     if config.family == "encoder-decoder":
+        Fields(later, generation).must("a first word that is given", "forced_bos_token_id")
         extra["begin"] = ids("decoder_start_token_id")[:1]
         extra["banned"] = _rows(later.get("bad_words_ids", fields.data.get("bad_words_ids")), config.target_vocab)
         extra["banned"] += [row for number in ids("pad_token_id") if (row := [number]) not in extra["banned"]]
