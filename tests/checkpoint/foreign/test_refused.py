@@ -57,6 +57,13 @@ def test_a_mistral_that_says_nothing_of_a_window_has_that_of_transformers(tmp_pa
         assert transformers.AutoConfig.from_pretrained(tmp_path).sliding_window == expected
 
 
+def test_an_adapter_beside_the_weights_is_refused_by_name(tmp_path: Path) -> None:
+    saved("llama2", tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"adapter_config\.json: weights beside the weights"):
+        read_foreign(tmp_path)
+
+
 def test_positions_in_a_file_must_be_the_sinusoids(tmp_path: Path) -> None:
     theirs = saved("marian", tmp_path)
     file, name = tmp_path / "model.safetensors", "model.encoder.embed_positions.weight"

@@ -30,6 +30,7 @@ from clearhead.model import build
 log = logging.getLogger("clearhead")
 ADAPTERS = (BERT, GPT2, GPT1, LLAMA, MARIAN)
 KINDS = [kind for adapter in ADAPTERS for kind in adapter.kinds]
+ADAPTER = "adapter_config.json"  # of a LoRA or the like, which their library would add
 TASKS = {"classes": "classification", "tags": "tagging", "span": "answering"}
 # Of no consequence to what a model computes: how it was made and how their library should hold it.
 ABOUT = (
@@ -56,6 +57,8 @@ def read(folder: Path) -> Imported:
     if fields.data.get("format") == FORMAT:
         raise UserError(f"{folder} is a model folder of ours already; use it as it is")
     adapter = adapter_of(fields)
+    if (folder / ADAPTER).is_file():
+        raise UserError(f"{folder / ADAPTER}: weights beside the weights cannot be represented here; merge them first")
     fields.must("quantised weights", "quantization_config")
     fields.must("code of its own", "auto_map")
     fields.ignore(*ABOUT)
