@@ -1,5 +1,6 @@
 """`clearhead import`, `export` and `pull` from the command line, as the guide shows them."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -72,3 +73,10 @@ def test_mistakes_are_named(workplace: Path, capsys: pytest.CaptureFixture[str])
             clearhead(command, capsys)
     assert not Path("models").exists()
     assert not Path("exported").exists()
+
+
+def test_a_model_with_odd_settings_is_listed_all_the_same(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loaded = load_model(Path("first"))
+    save_model(Path("runs/odd/best"), loaded.network, loaded.tokenizers, {"data": 5})
+    [found] = [row for row in json.loads(clearhead("models --json", capsys)) if row["name"] == "runs/odd"]
+    assert (found["for"], found["problem"]) == ("generate", "")

@@ -9,6 +9,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -230,6 +231,8 @@ def _rendered(data: Any) -> str:
 def _parsed(path: Path, text: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
+        if re.search(r"\\u[dD]", text):
+            _rendered(data).encode()  # half of a surrogate pair is no character
     except (ValueError, RecursionError):
         raise UserError(f"{path} is damaged (not valid JSON)") from None
     if not isinstance(data, dict):

@@ -152,25 +152,19 @@ def _row(name: str, folder: Path, place: str) -> dict[str, Any]:
     from clearhead.model import build
     from clearhead.model.measure import parameters
 
-    row: dict[str, Any] = {
-        "name": name,
-        "folder": str(folder),
-        "place": place,
-        "family": "",
-        "score": "",
-        "problem": "",
-    }
+    row: dict[str, Any] = {"name": name, "folder": str(folder), "place": place, "problem": ""}
     try:
         found = about(folder)
     except UserError as error:
         nothing = {"family": "", "parameters": None, "file_bytes": None, "score": "", "for": ""}
         return row | nothing | {"problem": str(error)}
     first = next((f"{score.metric} {score.value:g}" for score in found.card.scores), "")
-    task = str(found.extra.get("data", {}).get("task", "")) or abilities(found.config)[0]
+    data = found.extra.get("data")
+    task = str(data.get("task", "")) if isinstance(data, dict) else ""
     return row | {
         "family": found.config.family,
         "parameters": parameters(build(found.config, "meta")),
         "file_bytes": found.weight_bytes,
         "score": first,
-        "for": found.card.summary.partition("\n")[0] or task,
+        "for": found.card.summary.partition("\n")[0] or task or abilities(found.config)[0],
     }

@@ -77,19 +77,21 @@ def changed_header(data: bytes, chance: random.Random) -> bytes:
 
 
 def changed_json(data: bytes, chance: random.Random) -> bytes:
-    """JSON with a value of another kind, a huge number, or a thousand brackets."""
+    """JSON with a value of another kind at any depth, a huge number, or a thousand brackets."""
     try:
         found = json.loads(data)
     except ValueError:
         return flip(data, chance)
     if not isinstance(found, dict):
         return flip(data, chance)
-    key = chance.choice(sorted(found))
-    deep = "[" * chance.choice((500, 100_000))
-    values = [None, True, -1, 0, 1 << 31, 1 << 80, 1e308, "x" * 100, [], {}, [[]], {"a": {"b": 1}}, found[key]]
     if chance.random() < 0.2:
-        return f'{{"{key}": {deep}'.encode()
-    return json.dumps(found | {key: chance.choice(values)}).encode()
+        return f'{{"{chance.choice(sorted(found))}": {"[" * chance.choice((500, 100_000))}'.encode()
+    inner, key = found, chance.choice(sorted(found))
+    while isinstance(inner[key], dict | list) and inner[key] and chance.random() < 0.8:
+        inner = inner[key]
+        key = chance.choice(sorted(inner)) if isinstance(inner, dict) else chance.randrange(len(inner))
+    inner[key] = chance.choice([None, True, -1, 0, 1 << 31, 1 << 80, 1e308, "x" * 100, [], {}, [[]], {"a": {"b": 1}}])
+    return json.dumps(found).encode()
 
 
 WAYS: list[Callable[[bytes, random.Random], bytes]] = [cut, flip, flip, huge, huge, zeros, doubled]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from clearhead.checkpoint import load_model, save_model
-from clearhead.checkpoint.foreign import export_model, import_model
+from clearhead.checkpoint.foreign import export_model, import_model, read_foreign
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.model import build
@@ -116,6 +116,19 @@ def test_decoders_give_our_logits(name: str, ctranslate2: Any, tmp_path: Path) -
         expected = network(ids).numpy()
     assert expected.std() > 0.1
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_a_decoder_whose_texts_begin_with_nothing_goes_there_too(ctranslate2: Any, tmp_path: Path) -> None:
+    network = build(ModelConfig.build(LLAMA)).eval()
+    save_model(tmp_path / "ours", network, TOKENS, {"begin": []})
+    export_model(load_model(tmp_path / "ours"), tmp_path / "out", "ctranslate2")
+    theirs = ctranslate2.Generator(str(tmp_path / "out"), intra_threads=1)
+    with pytest.raises(UserError, match="CTranslate2's layout of version 6 cannot be represented"):
+        read_foreign(tmp_path / "out")
+    with torch.no_grad():
+        np.testing.assert_allclose(
+            np.array(theirs.forward_batch([words([9, 10])])), network(torch.tensor([[9, 10]])).numpy(), atol=1e-4
+        )
 
 
 @pytest.mark.parametrize(

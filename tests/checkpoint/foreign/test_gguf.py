@@ -186,6 +186,9 @@ def test_tokenizer_template_and_special_tokens_come_along(tmp_path: Path) -> Non
         ({"llama__rope__scaling__factor": 2.0}, "rotary scaling of this kind"),
         ({"llama__rope__scale_linear": 4.0}, "rotary scaling of this kind"),
         ({"llama__attention__causal": False}, "attention to what comes later"),
+        ({"llama__rope__scaling__attn_factor": 2.0}, "rotary scaling of this kind"),
+        ({"llama__logit_scale": 2.0}, "logit_scale: 2.0: a scale or a limit of its own"),
+        ({"llama__vocab_size": 100}, "288 × 256, but 100 × 256"),
         ({"llama__rope__dimension_count": 32}, "rotation of a part of each head"),
     ],
 )

@@ -85,7 +85,9 @@ def test_fifty_greedy_tokens_are_the_same(name: str, tmp_path: Path) -> None:
     theirs = saved(name, tmp_path / "theirs")
     network = read_and_build(tmp_path / "theirs")
     prompt = torch.randint(WORDS, (1, 7))
-    expected = theirs.generate(prompt, max_new_tokens=50, min_new_tokens=50, do_sample=False, pad_token_id=0)[0, 7:]
+    options = {"max_new_tokens": 50, "min_new_tokens": 50, "do_sample": False, "pad_token_id": 0}
+    seen = torch.ones_like(prompt)  # else they would take a 0 in the prompt for padding
+    expected = theirs.generate(prompt, attention_mask=seen, **options)[0, 7:]
     found = generate(network, prompt.tolist(), DecodeConfig(max_new_tokens=50), end=[])
     assert found[0][0].ids == expected.tolist()
 

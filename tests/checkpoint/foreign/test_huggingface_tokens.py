@@ -2,14 +2,20 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
 import transformers
-from tokenizers.processors import TemplateProcessing
+from tokenizers import Tokenizer as Engine
+from tokenizers.models import WordLevel, WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.processors import ByteLevel, RobertaProcessing, Sequence, TemplateProcessing
 
 from clearhead.checkpoint import load_model, save_model
 from clearhead.checkpoint.foreign import export_model, import_model, read_foreign
 from clearhead.config import ModelConfig
 from clearhead.config.load import preset
+from clearhead.errors import UserError
 from clearhead.model import build
 from clearhead.text import train
 from tests.checkpoint.foreign.peers import saved
@@ -41,6 +47,27 @@ def test_a_bert_vocabulary_is_read_with_or_without_capitals(tmp_path: Path) -> N
     assert read_foreign(tmp_path).tokenizers[0].encode("The cats") == [5, 6, 7]
 
 
+def test_two_files_that_contradict_each_other_on_capitals_are_refused(tmp_path: Path) -> None:
+    """Their library believes tokenizer_config.json, where the class is BERT's."""
+    saved("bert", tmp_path)
+    engine = Engine(WordPiece({"[UNK]": 0, "the": 1, "The": 2}, unk_token="[UNK]"))
+    for lowercase, said, kind, fits in (
+        (True, True, "BertTokenizer", True),
+        (True, False, "BertTokenizer", False),
+        (False, True, "BertTokenizerFast", False),
+        (False, True, "PreTrainedTokenizerFast", True),
+    ):
+        engine.normalizer = BertNormalizer(lowercase=lowercase)
+        engine.save(str(tmp_path / "tokenizer.json"))
+        about = {"do_lower_case": said, "tokenizer_class": kind}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+        if fits:
+            assert read_foreign(tmp_path).tokenizers[0].encode("The") == [1 if lowercase else 2]
+            continue
+        with pytest.raises(UserError, match=r"do_lower_case: .* another case than that of tokenizer\.json"):
+            read_foreign(tmp_path)
+
+
 def test_only_what_stands_in_front_of_a_text_begins_it(tmp_path: Path) -> None:
     saved("llama2", tmp_path)
     tokens = train(["a b", "b a"], "char", 20)
@@ -50,6 +77,33 @@ def test_only_what_stands_in_front_of_a_text_begins_it(tmp_path: Path) -> None:
         tokens.engine.post_processor = TemplateProcessing(single=frame, special_tokens=special)
         tokens.save(tmp_path)
         assert read_foreign(tmp_path).extra["begin"] == expected
+
+
+def test_what_begins_a_text_is_read_from_any_kind_of_tokenizer(tmp_path: Path) -> None:
+    """Also where `a` is no token, or unknown and written as the token that begins a text."""
+    saved("llama2", tmp_path)
+    frame = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    for model in (WordLevel({"<s>": 0, "</s>": 1, "b": 2}), WordLevel({"<s>": 0, "</s>": 1, "b": 2}, unk_token="<s>")):
+        for processor in (frame, RobertaProcessing(("</s>", 1), ("<s>", 0)), Sequence([ByteLevel(), frame])):
+            engine = Engine(model)
+            engine.post_processor = processor
+            engine.save(str(tmp_path / "tokenizer.json"))
+            assert read_foreign(tmp_path).extra["begin"] == [0]
+
+
+@pytest.mark.parametrize(
+    ("special", "named"),
+    [({}, "'<s>' is none of its special tokens"), ({"<s>": {"id": "<s>", "ids": [7], "tokens": ["<s>"]}}, "not all")],
+)
+def test_a_frame_of_tokens_that_are_not_there_is_refused(special: Any, named: str, tmp_path: Path) -> None:
+    saved("llama2", tmp_path)
+    engine = Engine(WordLevel({"<s>": 0, "a": 1}, unk_token="a"))
+    engine.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    written = json.loads(engine.to_str())
+    written["post_processor"]["special_tokens"] = special
+    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
+    with pytest.raises(UserError, match=f"post_processor: .*{named}"):
+        read_foreign(tmp_path)
 
 
 def test_special_tokens_of_any_spelling_go_there_and_back(tmp_path: Path) -> None:

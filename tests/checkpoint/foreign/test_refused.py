@@ -29,6 +29,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "side by side": ("llama2", {"rope_interleaved": True}, "rotary pairs side by side"),
     "window of a Llama": ("llama2", {"sliding_window": 3}, "sliding_window: 3: a window in a Llama"),
     "several labels": ("bert-classes", {"problem_type": "multi_label_classification"}, "several labels at once"),
+    "first word": ("marian", {"forced_bos_token_id": 3}, "forced_bos_token_id: 3: a first word that is given"),
     "untied BERT": ("bert-words", {"tie_word_embeddings": False}, "an output matrix of its own"),
 }
 
@@ -54,6 +55,25 @@ def test_a_mistral_that_says_nothing_of_a_window_has_that_of_transformers(tmp_pa
         changed(tmp_path, {"sliding_window": said})
         assert read_foreign(tmp_path).config.window == expected
         assert transformers.AutoConfig.from_pretrained(tmp_path).sliding_window == expected
+
+
+def test_an_adapter_beside_the_weights_is_refused_by_name(tmp_path: Path) -> None:
+    saved("llama2", tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"adapter_config\.json: weights beside the weights"):
+        read_foreign(tmp_path)
+
+
+def test_positions_in_a_file_must_be_the_sinusoids(tmp_path: Path) -> None:
+    theirs = saved("marian", tmp_path)
+    file, name = tmp_path / "model.safetensors", "model.encoder.embed_positions.weight"
+    tensors, table = load_file(file), theirs.model.encoder.embed_positions.weight.detach()
+    save_file(tensors | {name: table.half().float()}, file)
+    read_foreign(tmp_path)
+    for other in (table.flip(0), table[:, :40].contiguous(), table[0].clone(), table.mean()):
+        save_file(tensors | {name: other}, file)
+        with pytest.raises(UserError, match="positions other than sinusoids"):
+            read_foreign(tmp_path)
 
 
 def test_a_bias_of_two_rows_is_not_cut_to_one(tmp_path: Path) -> None:

@@ -58,6 +58,20 @@ def test_newer_folders_name_their_pooling(mode: str, pooling: str, tmp_path: Pat
     assert read_foreign(tmp_path).extra == {"pooling": pooling, "normalised": True}
 
 
+@pytest.mark.parametrize(
+    ("file", "said", "named"),
+    [
+        ("sentence_bert_config.json", {"do_lower_case": True}, "lower case before the tokenizer"),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "a prompt before every text"),
+    ],
+)
+def test_what_is_done_to_a_text_beforehand_is_refused_by_name(file: str, said: Any, named: str, tmp_path: Path) -> None:
+    sentences(tmp_path, {"pooling_mode_mean_tokens": True}, normalised=True)
+    (tmp_path / file).write_text(json.dumps(said))
+    with pytest.raises(UserError, match=named):
+        read_foreign(tmp_path)
+
+
 def test_a_layer_behind_the_pooling_is_refused_by_name(tmp_path: Path) -> None:
     sentences(tmp_path, {"pooling_mode_mean_tokens": True}, normalised=True)
     modules = tmp_path / "modules.json"

@@ -9,11 +9,17 @@ import shutil
 import struct
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
 
+from clearhead.checkpoint.foreign import read_foreign
+from clearhead.checkpoint.foreign.binary import opened
+from clearhead.checkpoint.foreign.gguf import header
+from clearhead.errors import UserError
 from tests.checkpoint.foreign import test_gguf, test_llama2c
 from tests.checkpoint.foreign.peers import saved
 from tests.checkpoint.foreign.test_sentences import sentences
@@ -29,7 +35,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     for name in ("gpt2", "bert-classes", "llama3.2", "marian"):
         saved(name, folder / f"hf-{name}")
-    tokenizer(97 + 200).save(folder / "hf-llama3.2")
+    tokens = tokenizer(97 + 200)
+    frame = TemplateProcessing(single="<begin> $A", special_tokens=[("<begin>", tokens.id("begin"))])
+    tokens.engine.post_processor = frame
+    tokens.save(folder / "hf-llama3.2")
     sentences(folder / "hf-sentences", {"pooling_mode_mean_tokens": True}, normalised=True)
     saved("llama2", folder / "hf-sharded", max_shard_size="60KB")
     for kind in ("F16", "Q4_0"):
@@ -98,8 +107,6 @@ def test_damaged_files_are_refused_or_loaded_whole_quickly_and_in_little_memory(
 
 
 def test_whole_files_of_every_format_load(whole: Path) -> None:
-    from clearhead.checkpoint.foreign import read_foreign
-
     for path in sorted(whole.iterdir()):
         if path.name == "damaged":
             continue
@@ -109,11 +116,6 @@ def test_whole_files_of_every_format_load(whole: Path) -> None:
 
 def test_a_header_of_a_hundred_gigabytes_costs_nothing(whole: Path, tmp_path: Path) -> None:
     """Every length is compared with the file before anything is made."""
-    import tracemalloc
-
-    from clearhead.checkpoint.foreign import read_foreign
-    from clearhead.errors import UserError
-
     shutil.copytree(whole / "gguf-F16", tmp_path / "gguf")
     path = tmp_path / "gguf" / "model.gguf"
     data = path.read_bytes()
@@ -127,12 +129,45 @@ def test_a_header_of_a_hundred_gigabytes_costs_nothing(whole: Path, tmp_path: Pa
         tracemalloc.stop()
 
 
-def test_tensors_that_share_bytes_are_refused(whole: Path, tmp_path: Path) -> None:
-    from clearhead.checkpoint.foreign import read_foreign
-    from clearhead.checkpoint.foreign.binary import opened
-    from clearhead.checkpoint.foreign.gguf import header
-    from clearhead.errors import UserError
+@pytest.mark.parametrize("kind", ["F16", "Q4_0"])
+@pytest.mark.parametrize("shape", [(0, 256), (256, 0)])
+def test_an_empty_tensor_is_refused(kind: str, shape: tuple[int, int], whole: Path, tmp_path: Path) -> None:
+    data = (whole / f"gguf-{kind}" / "model.gguf").read_bytes()
+    name = b"blk.0.attn_q.weight" + struct.pack("<I", 2)
+    before = name + struct.pack("<QQ", 256, 256)
+    assert data.count(before) == 1
+    (tmp_path / "model.gguf").write_bytes(data.replace(before, name + struct.pack("<QQ", *shape)))
+    with pytest.raises(UserError, match=r"attn_q.weight of shape .* is empty"):
+        read_foreign(tmp_path / "model.gguf")
 
+
+@pytest.mark.parametrize("shape", [(0, (1 << 32) - 1, (1 << 32) - 1), (0,), (2,)])
+def test_a_variable_of_no_size_or_another_than_it_says_is_refused(
+    shape: tuple[int, ...], whole: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(whole / "ct2-names", tmp_path, dirs_exist_ok=True)
+    data = (tmp_path / "model.bin").read_bytes()
+    name = text("decoder/projection/bias")
+    before = name + struct.pack("<BIBI", 1, 6, 4, 6)
+    assert data.count(before) == 1
+    after = name + struct.pack(f"<B{len(shape)}IBI", len(shape), *shape, 4, 0)
+    (tmp_path / "model.bin").write_bytes(data.replace(before, after))
+    with pytest.raises(UserError, match=r"projection/bias stands twice, is empty, or is not of its own shape"):
+        read_foreign(tmp_path)
+
+
+def test_half_a_character_is_refused(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole / "hf-llama3.2", tmp_path, dirs_exist_ok=True)
+    for template, fits in (("\\ud83d\\ude42", True), ("\\ud83d", False)):
+        (tmp_path / "tokenizer_config.json").write_text(f'{{"chat_template": "{template}"}}')
+        if fits:
+            assert read_foreign(tmp_path).extra["chat_template"] == "🙂"
+            continue
+        with pytest.raises(UserError, match=r"tokenizer_config\.json is damaged"):
+            read_foreign(tmp_path)
+
+
+def test_tensors_that_share_bytes_are_refused(whole: Path, tmp_path: Path) -> None:
     data = (whole / "gguf-F16" / "model.gguf").read_bytes()
     path = tmp_path / "model.gguf"
     path.write_bytes(data)

@@ -25,6 +25,8 @@ EXPORTS: dict[str, Callable[[Loaded, Path], None]] = {
 def read_foreign(source: Path) -> Imported:
     """The model in a foreign file or folder, whichever format it is."""
     with disk.reading(source):
+        if ctranslate2.is_folder(source):
+            return ctranslate2.read(source)
         if huggingface.is_folder(source):
             return huggingface.read(source)
         if not source.exists():
@@ -33,8 +35,6 @@ def read_foreign(source: Path) -> Imported:
             return gguf.read(source)
         if source.is_file() and source.suffix == ".bin":
             return llama2c.read(source)
-        if (source / "model.bin").is_file():
-            return ctranslate2.read(source)
     raise UserError(
         f"{source} is of no known format; known: a folder of Hugging Face (config.json) or CTranslate2 (model.bin), "
         "a file of llama.cpp (GGUF) or llama2.c (.bin)"

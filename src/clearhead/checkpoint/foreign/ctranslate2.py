@@ -8,6 +8,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 from torch import Tensor
 
+from clearhead.checkpoint.folder import WEIGHTS
 from clearhead.checkpoint.foreign.binary import Reader, opened
 from clearhead.checkpoint.foreign.imported import Imported
 from clearhead.checkpoint.foreign.tables import SAME, Entry, Table, shapes_of, to_ours, under
@@ -16,7 +17,7 @@ from clearhead.errors import UserError
 from clearhead.files import read_lines
 from clearhead.text import Tokenizer
 
-VERSION = 2
+FILE, VERSION = "model.bin", 2
 HEADS = {"TransformerBase": 8, "TransformerBig": 16}  # not stored, but meant by the name
 POSITIONS, UNKNOWN = 512, "<unk>"
 STACKS = ("encoder", "decoder")
@@ -47,14 +48,20 @@ TABLE: Table = {
 }
 
 
+def is_folder(source: Path) -> bool:
+    """Whether this is a folder of CTranslate2; newer ones have a config.json, too."""
+    return (source / FILE).is_file() and not (source / WEIGHTS).is_file()
+
+
 def read(folder: Path) -> Imported:
     """A translator; its sinusoids, which the file leaves to the library, become a fixed table."""
-    with opened(folder / "model.bin") as reader:
+    path = folder / FILE
+    with opened(path) as reader:
         name, found = _variables(reader)
     tokens = [_tokens(folder / file) for file in FILES]
-    config = _config(folder / "model.bin", name, found, tokens)
+    config = _config(path, name, found, tokens)
     found |= {f"{stack}/position_encodings/encodings": sinusoids(POSITIONS, config.width) for stack in STACKS}
-    weights = to_ours(TABLE, shapes_of(config, found, folder / "model.bin"), found, folder / "model.bin")
+    weights = to_ours(TABLE, shapes_of(config, found, path), found, path)
     tokenizers = tuple(_tokenizer(each, folder / file) for each, file in zip(tokens, FILES, strict=True))
     return Imported(config, weights, tokenizers, {"source_end": False}, f"CTranslate2, {name}")
 
@@ -93,8 +100,8 @@ def _variables(reader: Reader) -> tuple[str, dict[str, Tensor]]:
         size, items = reader.numbers("BI")
         if size != 4 or key.endswith("weight_scale"):
             raise UserError(f"{reader.path}: {key:.60}: quantised weights cannot be represented here; fp32 can")
-        if key in found or math.prod(shape) != items:
-            raise reader.wrong(f"{key:.60} stands twice, or is not of its own shape")
+        if key in found or not items or math.prod(shape) != items:
+            raise reader.wrong(f"{key:.60} stands twice, is empty, or is not of its own shape")
         found[key] = torch.from_numpy(reader.array("<f4", items).copy()).reshape(shape)
     if reader.at != reader.size:
         raise reader.wrong(f"{reader.size - reader.at:,} bytes are left over")

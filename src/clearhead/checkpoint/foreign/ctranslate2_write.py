@@ -128,6 +128,8 @@ def _put(spec: Any, name: str, tensor: Tensor) -> None:
 def _vocabulary(spec: Any, loaded: Loaded) -> None:
     config, tokenizers = loaded.config, loaded.tokenizers
     begins, ends = begin_ids(loaded), end_ids(loaded)
+    if config.family == "decoder":
+        begins = begins or ends  # a prompt is given there with what begins it; this stands for an empty one
     if not begins or not ends:
         raise UserError(
             "export: CTranslate2 needs a token that begins and one that ends a text; this tokenizer has none"

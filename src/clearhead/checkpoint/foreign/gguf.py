@@ -20,7 +20,7 @@ from clearhead.checkpoint.foreign.fields import Fields
 from clearhead.checkpoint.foreign.imported import Imported
 from clearhead.checkpoint.foreign.llama import KIND
 from clearhead.checkpoint.foreign.tables import Entry, Table, interleaved, shapes_of, to_ours, under
-from clearhead.checkpoint.foreign.vocabularies import bytes_with_merges, pieces_with_scores
+from clearhead.checkpoint.foreign.vocabularies import WHOLE, bytes_with_merges, pieces_with_scores
 from clearhead.config import ModelConfig, RopeScaling
 from clearhead.errors import UserError
 from clearhead.model.positions import frequencies, stretched
@@ -86,7 +86,7 @@ def read(path: Path) -> Imported:
     if unknown := [key for key in fields.unknown() if key.startswith("llama.")]:
         log.warning("%s: %s: not known here, left aside", path, ", ".join(unknown))
     weights = to_ours(table(config), shapes_of(config, found, path), found, path)
-    tokenizer = _tokenizer(fields)
+    tokenizer = _tokenizer(fields, config.target_vocab)
     licence = str(settings.get("general.license", ""))[:200]
     return Imported(config, weights, (tokenizer,), _extra(fields, tokenizer), "GGUF, Llama", licence)
 
@@ -158,8 +158,8 @@ def _info(reader: Reader, sizes: Mapping[Any, tuple[int, int]]) -> tuple[str, St
     if kind not in known:
         raise UserError(f"{reader.path}: {name:.60}: tensors of type {kind} are not known to the gguf library")
     block, stride = known[kind]
-    if not shape or shape[-1] % block:
-        raise reader.wrong(f"{name:.60} of shape {shape} is not made of whole blocks")
+    if not shape or not all(shape) or shape[-1] % block:
+        raise reader.wrong(f"{name:.60} of shape {shape} is empty, or not made of whole blocks")
     return name, Stored(kind, shape, offset, math.prod(shape) // block * stride)
 
 
@@ -168,11 +168,10 @@ def _dequantised(reader: Reader, name: str, stored: Stored) -> Tensor:
     quants = library("gguf.quants")
     kind = library("gguf").GGMLQuantizationType(stored.kind)
     raw = np.frombuffer(reader.data, np.uint8, stored.size, stored.offset)
-    rows = raw.reshape(*stored.shape[:-1], -1) if stored.size else raw.reshape(0)
     if kind.name not in ("F32", "F16", "BF16") and not kind.name.startswith("Q"):
         raise UserError(f"{reader.path}: {name:.60}: weights of type {kind.name} cannot be represented here")
     try:
-        found = quants.dequantize(rows, kind)
+        found = quants.dequantize(raw.reshape(*stored.shape[:-1], -1), kind)
     except NotImplementedError:
         raise UserError(f"{reader.path}: {name:.60}: the gguf library cannot read {kind.name}") from None
     return torch.from_numpy(np.array(found, np.float32)).reshape(stored.shape)
@@ -182,8 +181,11 @@ def _config(fields: Fields, found: Mapping[str, Tensor], factors: Tensor | None)
     fields.must("several experts", "llama.expert_count", 0)
     fields.must("attention to what comes later", "llama.attention.causal", True)
     fields.must("rotary scaling of this kind", "llama.rope.scaling.type", "none")
-    for key in ("llama.rope.scaling.factor", "llama.rope.scale_linear"):  # of llama.cpp's default kind, linear
-        fields.must("rotary scaling of this kind", key, 1.0, 0.0)
+    for key in ("factor", "attn_factor"):  # of llama.cpp's default kind, linear
+        fields.must("rotary scaling of this kind", f"llama.rope.scaling.{key}", 1.0, 0.0)
+    fields.must("rotary scaling of this kind", "llama.rope.scale_linear", 1.0, 0.0)
+    for key in ("attention.scale", "attention.clamp_kqv", "embedding_scale", "residual_scale", "logit_scale"):
+        fields.must("a scale or a limit of its own", f"llama.{key}", 0.0)
     words = fields.data.get("tokenizer.ggml.tokens")
     heads, width = fields.whole("llama.attention.head_count"), fields.whole("llama.embedding_length")
     head_width = fields.whole("llama.attention.key_length", width // max(1, heads))
@@ -212,18 +214,21 @@ def _config(fields: Fields, found: Mapping[str, Tensor], factors: Tensor | None)
 def _scaled(config: ModelConfig, factors: Tensor, fields: Fields) -> ModelConfig:
     """Llama 3's rule, where the stretch of each frequency in the file is what the rule gives."""
     said = {"factor": float(factors.max()), **LLAMA3}  # or what we wrote beside it
-    said = {key: type(value)(fields.number(f"{RULE}.{key}", value)) for key, value in said.items()}
-    rule = RopeScaling.build(said, where=f"{fields.where}: rope_freqs")
+    said = {key: fields.number(f"{RULE}.{key}", value) for key, value in said.items()}
+    whole = {key: int(value) for key, value in said.items() if value.is_integer()}
+    rule = RopeScaling.build(said | whole, where=f"{fields.where}: rope_freqs")
     turns = frequencies(config, torch.device("cpu"))
     if factors.shape != turns.shape or not torch.allclose(turns / stretched(turns, rule), factors, rtol=1e-3):
         raise UserError(f"{fields.where}: rope_freqs: a stretch other than Llama 3's cannot be represented here")
     return config.model_copy(update={"rope_scaling": rule})
 
 
-def _tokenizer(fields: Fields) -> Tokenizer:
+def _tokenizer(fields: Fields, size: int) -> Tokenizer:
     tokens, kinds = _list(fields, "tokens", str), _list(fields, "token_type", int)
     kinds = kinds or [NORMAL] * len(tokens)
-    if not tokens or len(kinds) != len(tokens):
+    if not 0 < len(tokens) <= size:
+        raise UserError(f"{fields.where}: tokenizer.ggml.tokens: {len(tokens):,} tokens for {size:,} rows of the model")
+    if len(kinds) != len(tokens):
         raise UserError(f"{fields.where}: tokenizer.ggml.tokens and token_type are not of one length")
     control = [number for number, kind in enumerate(kinds) if kind in (CONTROL, UNKNOWN)]
     added = [number for number, kind in enumerate(kinds) if kind == ADDED]
@@ -233,8 +238,8 @@ def _tokenizer(fields: Fields) -> Tokenizer:
             return bytes_with_merges(tokens, _list(fields, "merges", str), words, control, added, fields.where)
         case "llama":
             scores = _list(fields, "scores", float)
-            if len(scores) != len(tokens):
-                raise UserError(f"{fields.where}: tokenizer.ggml.scores are not as many as the tokens")
+            if len(scores) != len(tokens) or not all(map(math.isfinite, scores)):
+                raise UserError(f"{fields.where}: tokenizer.ggml.scores are not a number for each token")
             unknown = fields.whole("tokenizer.ggml.unknown_token_id", 0)
             if not 0 <= unknown < len(tokens):
                 raise UserError(f"{fields.where}: tokenizer.ggml.unknown_token_id: {unknown} is no token")
@@ -253,9 +258,10 @@ def _list(fields: Fields, key: str, kind: type) -> list[Any]:
 
 def _extra(fields: Fields, tokenizer: Tokenizer) -> dict[str, Any]:
     """What begins and ends a text, as llama.cpp does it, and the chat template."""
-    size, spm = len(tokenizer), fields.data.get("tokenizer.ggml.model") == "llama"
+    size, said = len(tokenizer), fields.data.get
     ids = {role: fields.whole(f"tokenizer.ggml.{role}_token_id", -1) for role in ("bos", "eos", "eot", "eom")}
-    first = fields.flag("tokenizer.ggml.add_bos_token", spm)
+    usual = said("tokenizer.ggml.model") == "llama" or said("tokenizer.ggml.pre") == WHOLE
+    first = fields.flag("tokenizer.ggml.add_bos_token", usual)
     ends = [ids[role] for role in ("eos", "eot", "eom")] + [tokenizer.vocabulary.get(token, -1) for token in ENDS]
     extra: dict[str, Any] = {
         "begin": [ids["bos"]] if first and 0 <= ids["bos"] < size else [],

@@ -24,6 +24,7 @@ from clearhead.text import Tokenizer
 
 UNUSED, BYTE = 5, 6  # kinds of token
 FILE = "model.gguf"
+SPACES = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
 
 
 def write_f16(loaded: Loaded, draft: Path) -> None:
@@ -110,13 +111,13 @@ def _tokenizer(writer: Any, loaded: Loaded) -> None:
     if model["type"] != "BPE":
         raise UserError(f"export: GGUF has no place for a tokenizer of kind {model['type']}; train one as byte-bpe")
     if model.get("byte_fallback"):
-        _pieces(writer, tokenizer, model, tokens, kinds)
+        _pieces(writer, tokenizer, written, tokens, kinds)
     else:
         _bytes(writer, written, tokens)
     writer.add_token_types(kinds)
     begins, ends = begin_ids(loaded), end_ids(loaded)
-    if len(begins) > 1 or not ends:  # without an end, llama.cpp would take a word for it
-        raise UserError("export: GGUF needs one token at most that begins a text, and one that ends it")
+    if len(begins) > 1 or not 1 <= len(ends) <= 3:  # without an end, llama.cpp would take a word for it
+        raise UserError("export: GGUF needs one token at most that begins a text, and one to three that end it")
     writer.add_add_bos_token(bool(begins))
     if begins:
         writer.add_bos_token_id(begins[0])
@@ -132,19 +133,26 @@ def _tokenizer(writer: Any, loaded: Loaded) -> None:
 
 def _bytes(writer: Any, written: dict[str, Any], tokens: Sequence[str]) -> None:
     """Byte-level BPE with merges."""
-    way = written["pre_tokenizer"], bool(written["model"].get("ignore_merges"))
-    name = next((name for name in WORDS if way == (cut_of(name), name == WHOLE)), None)
+    model = written["model"]
+    marked = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+    way = written["pre_tokenizer"], bool(model.get("ignore_merges"))
+    name = next((name for name in WORDS if way == (cut_of(name), name == WHOLE) and not marked), None)
     if name is None or written["normalizer"] is not None:
         what = "way to cut words" if name is None else "normalizer (lower-casing or the like)"
         raise UserError(f"export: GGUF has no place for this tokenizer's {what}; train one as byte-bpe")
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(name)
     writer.add_token_list(tokens)
-    writer.add_token_merges([" ".join(pair) for pair in written["model"]["merges"]])
+    writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
 
 
-def _pieces(writer: Any, tokenizer: Tokenizer, model: dict[str, Any], tokens: Sequence[str], kinds: list[int]) -> None:
+def _pieces(
+    writer: Any, tokenizer: Tokenizer, written: dict[str, Any], tokens: Sequence[str], kinds: list[int]
+) -> None:
     """SentencePiece's BPE: the earlier a piece is made, the better its score."""
+    model, spaces = written["model"], written["normalizer"] or {}
+    if written["pre_tokenizer"] is not None or spaces.get("normalizers", [spaces]) not in (SPACES, SPACES[1:]):
+        raise UserError("export: GGUF has no place for this tokenizer's way to cut words or write spaces")
     scores = [-float(len(model["merges"]) + 1)] * len(tokens)
     for rank, (left, right) in reversed([*enumerate(model["merges"])]):
         scores[tokenizer.vocabulary[left + right]] = -float(rank)
@@ -154,9 +162,8 @@ def _pieces(writer: Any, tokenizer: Tokenizer, model: dict[str, Any], tokens: Se
     if model.get("unk_token") in tokenizer.vocabulary:
         kinds[tokenizer.vocabulary[model["unk_token"]]] = UNKNOWN
         writer.add_unk_token_id(tokenizer.vocabulary[model["unk_token"]])
-    prefix = "Prepend" in json.dumps(json.loads(tokenizer.engine.to_str())["normalizer"])
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
-    writer.add_add_space_prefix(prefix)
+    writer.add_add_space_prefix(spaces.get("normalizers") == SPACES)
     writer.add_token_list(tokens)
     writer.add_token_scores(scores)

@@ -18,7 +18,7 @@ from clearhead.checkpoint.foreign.fields import Fields
 from clearhead.checkpoint.foreign.gpt import GPT1, GPT2
 from clearhead.checkpoint.foreign.imported import Imported
 from clearhead.checkpoint.foreign.llama import LLAMA
-from clearhead.checkpoint.foreign.marian import MARIAN
+from clearhead.checkpoint.foreign.marian import MARIAN, check_positions
 from clearhead.checkpoint.foreign.sentences import read_pooling, write_pooling
 from clearhead.checkpoint.foreign.tables import look_up, shapes_of, to_ours, to_theirs
 from clearhead.checkpoint.foreign.tokens import hugging_face_files, hugging_face_tokenizer, special_ids
@@ -30,6 +30,7 @@ from clearhead.model import build
 log = logging.getLogger("clearhead")
 ADAPTERS = (BERT, GPT2, GPT1, LLAMA, MARIAN)
 KINDS = [kind for adapter in ADAPTERS for kind in adapter.kinds]
+ADAPTER = "adapter_config.json"  # of a LoRA or the like, which their library would add
 TASKS = {"classes": "classification", "tags": "tagging", "span": "answering"}
 # Of no consequence to what a model computes: how it was made and how their library should hold it.
 ABOUT = (
@@ -56,11 +57,15 @@ def read(folder: Path) -> Imported:
     if fields.data.get("format") == FORMAT:
         raise UserError(f"{folder} is a model folder of ours already; use it as it is")
     adapter = adapter_of(fields)
+    if (folder / ADAPTER).is_file():
+        raise UserError(f"{folder / ADAPTER}: weights beside the weights cannot be represented here; merge them first")
     fields.must("quantised weights", "quantization_config")
     fields.must("code of its own", "auto_map")
     fields.ignore(*ABOUT)
     found = _tensors(folder)
     config = adapter.ours(fields, found.keys())
+    if adapter is MARIAN:
+        check_positions(config, found, folder)
     if unknown := fields.unknown():
         log.warning("%s: %s: not known here, left aside", folder / CONFIG, ", ".join(unknown))
     weights = to_ours(adapter.table(config), shapes_of(config, found, folder), renamed(adapter, config, found), folder)

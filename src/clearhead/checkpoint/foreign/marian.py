@@ -1,13 +1,18 @@
 """MarianMT translators as Hugging Face keeps them: post-norm, sinusoids in halves, with one vocabulary or two."""
 
-from collections.abc import Set
+import re
+from collections.abc import Mapping, Set
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from clearhead.checkpoint.foreign.adapter import ACTIVATIONS, Adapter, Renames, spelt
 from clearhead.checkpoint.foreign.fields import Fields
 from clearhead.checkpoint.foreign.tables import ROW, Entry, Table, under
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
+from clearhead.model.positions import sinusoids
 
 ATTENTION: Table = {
     "query.*": "q_proj.*",
@@ -50,6 +55,7 @@ def ours(fields: Fields, names: Set[str]) -> ModelConfig:
     fields.ignore("classif_dropout", "classifier_dropout", "extra_pos_embeddings", "force_bos_token_to_be_generated")
     fields.ignore("num_beams", "max_length", "id2label", "label2id", "num_labels", "bad_words_ids")
     fields.must("an output matrix of its own", "tie_word_embeddings", True)
+    fields.must("a first word that is given", "forced_bos_token_id")
     size = fields.whole("vocab_size")
     vocabulary: dict[str, Any] = {"vocab_size": size, "tie": "all"}
     target = fields.whole("decoder_vocab_size", size)
@@ -103,5 +109,16 @@ def renames(config: ModelConfig) -> Renames:
     return ((r"^model\.(encoder|decoder)\.embed_tokens\.", "model.shared."),) if config.tie == "all" else ()
 
 
-POSITIONS = (r"model\.(encoder|decoder)\.embed_positions\.weight",)  # computed by us
-MARIAN = Adapter("MarianMT", ("marian",), "encoder-decoder", table, ours, theirs, renames, POSITIONS)
+def check_positions(config: ModelConfig, found: Mapping[str, Tensor], where: object) -> None:
+    """Older files hold the positions, which we compute: they must be the sinusoids."""
+    for name, tensor in found.items():
+        if not re.fullmatch(POSITIONS, name):
+            continue
+        expected = sinusoids(torch.arange(tensor.shape[0] if tensor.dim() else 0), config.width, config.sinusoid)
+        if tensor.shape != expected.shape or not torch.allclose(tensor.float(), expected, atol=ROUNDING):
+            raise UserError(f"{where}: {name}: positions other than sinusoids cannot be represented here")
+
+
+POSITIONS = r"model\.(encoder|decoder)\.embed_positions\.weight"
+ROUNDING = 0.01  # of the angles of far positions, and of half precision
+MARIAN = Adapter("MarianMT", ("marian",), "encoder-decoder", table, ours, theirs, renames, (POSITIONS,))

@@ -15,6 +15,7 @@ MODES = {"mean": "pooling_mode_mean_tokens", "class": "pooling_mode_cls_token"} 
 NEWER = {"mean": "mean", "cls": "class"}  # their newer words to ours
 PARTS = ["Transformer", "Pooling", "Normalize"]
 MODULES, POOLING, LENGTH = "modules.json", "1_Pooling", "sentence_bert_config.json"
+PROMPTS = "config_sentence_transformers.json"
 
 
 def read_pooling(folder: Path) -> dict[str, Any]:
@@ -33,7 +34,10 @@ def read_pooling(folder: Path) -> dict[str, Any]:
     if pooling is None:
         raise UserError(f"{settings.where}: pooling other than the mean or the first token cannot be represented here")
     found: dict[str, Any] = {"pooling": pooling, "normalised": parts == PARTS}
-    if (folder / LENGTH).is_file() and (length := _fields(folder / LENGTH)).has("max_seq_length"):
+    _fields(folder / PROMPTS).must("a prompt before every text", "default_prompt_name")
+    length = _fields(folder / LENGTH)
+    length.must("lower case before the tokenizer", "do_lower_case", False)
+    if length.has("max_seq_length"):
         found["longest"] = length.whole("max_seq_length")
     return found
 
@@ -57,4 +61,4 @@ def write_pooling(loaded: Loaded, draft: Path) -> None:
 
 
 def _fields(path: Path) -> Fields:
-    return Fields(disk.read_json(path), path)
+    return Fields(disk.read_json(path) if path.is_file() else {}, path)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from clearhead.checkpoint.tensors import all_names, tensors_of
+from clearhead.checkpoint.tensors import all_names, check_fit, tensors_of
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.model import Network, build
@@ -97,6 +97,7 @@ def to_ours(table: Table, network: nn.Module, found: Mapping[str, Tensor], where
         raise UserError(
             f"{where}: {', '.join(left[:SHOWN])}{more}: no part of ours holds this; the model is of another kind"
         )
+    check_fit(tensors_of(network), weights, where)
     return weights
 
 

@@ -1,17 +1,21 @@
 """Tokenizers of Hugging Face folders, and ours for them: files, special tokens, what stands around a text."""
 
+import json
 import logging
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Engine
+from tokenizers.normalizers import BertNormalizer
 from tokenizers.processors import TemplateProcessing
 
 from clearhead.checkpoint import disk
 from clearhead.checkpoint.folder import ONE, TWO, Loaded, write_tokenizers
 from clearhead.checkpoint.foreign.fields import Fields
 from clearhead.config import ModelConfig
+from clearhead.errors import UserError
 from clearhead.files import read_text
 from clearhead.text import Tokenizer, from_bert
 
@@ -31,11 +35,15 @@ def hugging_face_tokenizer(folder: Path) -> tuple[Tokenizer, ...]:
     """The tokenizer of a folder, or none, with a warning: a model can be used through ids alone."""
     if all((folder / name).is_file() for name in TWO):
         return tuple(Tokenizer.load(folder / name) for name in TWO)
+    file = folder / "tokenizer_config.json"
+    fields = Fields(disk.read_json(file) if file.is_file() else {}, file)
     if (folder / ONE[0]).is_file():
-        return (Tokenizer.load(folder / ONE[0]),)
+        tokenizer = Tokenizer.load(folder / ONE[0])
+        normalizer = tokenizer.engine.normalizer
+        if isinstance(normalizer, BertNormalizer) and fields.text("tokenizer_class", "").startswith("Bert"):
+            fields.must(f"another case than that of {ONE[0]}", "do_lower_case", normalizer.lowercase)
+        return (tokenizer,)
     if (folder / "vocab.txt").is_file():
-        file = folder / "tokenizer_config.json"
-        fields = Fields(disk.read_json(file) if file.is_file() else {}, file)
         return (from_bert(folder, lowercase=fields.flag("do_lower_case", True)),)
     log.warning("%s has neither tokenizer.json nor vocab.txt: the model comes without a tokenizer", folder)
     return ()
@@ -53,12 +61,13 @@ def special_ids(folder: Path, fields: Fields, config: ModelConfig, tokenizers: t
         return [row for row in rows if type(row) is int and 0 <= row < config.target_vocab]
 
     if config.family == "encoder-decoder":
+        Fields(later, generation).must("a first word that is given", "forced_bos_token_id")
         extra["begin"] = ids("decoder_start_token_id")[:1]
         extra["banned"] = _rows(later.get("bad_words_ids", fields.data.get("bad_words_ids")), config.target_vocab)
         extra["banned"] += [row for number in ids("pad_token_id") if (row := [number]) not in extra["banned"]]
         extra["pad"] = next(iter(ids("pad_token_id")), None)
     elif tokenizers:
-        extra["begin"] = _in_front(tokenizers[0])
+        extra["begin"] = _in_front(tokenizers[0], folder / ONE[0])
     if found := ids("eos_token_id"):
         extra["ends"] = found
     if template := chat_template(folder):
@@ -72,10 +81,26 @@ def _rows(found: Any, size: int) -> list[list[int]]:
     return [row for row in rows if all(type(number) is int and 0 <= number < size for number in row)]
 
 
-def _in_front(tokenizer: Tokenizer) -> list[int]:
-    """What a tokenizer puts before a text by itself."""
-    plain, framed = (tokenizer.engine.encode("a", add_special_tokens=special).ids for special in (False, True))
-    return framed[: framed.index(plain[0])] if plain else []
+def _in_front(tokenizer: Tokenizer, where: Path) -> list[int]:
+    """What a tokenizer puts before a text by itself; read, not tried, as the engine dies of a damaged one."""
+    engine = tokenizer.engine.post_processor
+    found = [] if engine is None else _first(json.loads(engine.__getstate__()), where)
+    if any(not 0 <= number < len(tokenizer) for number in found):
+        raise UserError(f"{where}: post_processor: {found!s:.60}: not all are tokens")
+    return found
+
+
+def _first(step: dict[str, Any], where: Path) -> list[int]:
+    """What one step puts in front; of several, the last stands outermost."""
+    if "processors" in step:
+        return [number for each in reversed(step["processors"]) for number in _first(each, where)]
+    if "cls" in step:  # of BERT and RoBERTa
+        return [step["cls"][1]]
+    parts = takewhile(lambda part: "SpecialToken" in part, step.get("single", ()))
+    names = [part["SpecialToken"]["id"] for part in parts]
+    if unknown := set(names) - step.get("special_tokens", {}).keys():
+        raise UserError(f"{where}: post_processor: {min(unknown)!r:.40} is none of its special tokens")
+    return [number for name in names for number in step["special_tokens"][name]["ids"]]
 
 
 def chat_template(folder: Path) -> str | None:

@@ -15,6 +15,7 @@ LLAMA3 = (  # how Llama 3 cuts a text into words, as its tokenizer publishes it
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 WORDS = ("gpt-2", "smollm", "llama-bpe")
+LONGEST = 512  # characters of a piece, of which every cut is tried
 WHOLE = "llama-bpe"  # there, a word that is a token is taken whole
 
 
@@ -70,8 +71,14 @@ def pieces_with_scores(
 ) -> Tokenizer:  # fmt: skip
     """SentencePiece's BPE: of all neighbours, those that make the piece of the best score are joined first."""
     vocabulary = _numbered(tokens, where)
-    joins = []
+    if long := next((piece for piece in tokens if len(piece) > LONGEST), None):
+        raise UserError(
+            f"{where}: a token of {len(long):,} characters ({long:.20}…); at most {LONGEST} can be read here"
+        )
+    joins, never = [], set(control)  # no text is ever one of these
     for piece, number in vocabulary.items():
+        if number in never:
+            continue
         for cut in range(1, len(piece)):
             left, right = piece[:cut], piece[cut:]
             if left in vocabulary and right in vocabulary:
