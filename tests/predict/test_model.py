@@ -65,6 +65,15 @@ def test_a_family_that_cannot_do_it_is_named(tmp_path: Path) -> None:
         load(saved(tmp_path / "two", "tiny-gpt", task="language-model"), "cpu").translate("a man")
 
 
+def test_a_model_without_tokenizer_knows_ids_alone(tmp_path: Path) -> None:
+    network = build(preset("tiny-gpt")).eval()
+    save_model(tmp_path / "model", network, ())
+    model, ids = load(tmp_path / "model", "cpu"), torch.tensor([[5, 6, 7]])
+    assert torch.equal(model.logits(ids), network(ids))
+    with pytest.raises(UserError, match=r"model has no tokenizer\.json"):
+        model.generate("a man")
+
+
 def test_a_model_is_read_fast_and_its_network_stays_plain(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", "tiny-translator", task="translation")
     plain, small = load(folder, "cpu"), load(folder, "cpu", "int8")

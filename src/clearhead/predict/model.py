@@ -42,10 +42,10 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """A network with its tokenizers, ready to use."""
+    """A network with its tokenizers, ready to use; without any it knows ids alone."""
 
     network: Network
-    tokenizers: tuple[Tokenizer, ...]
+    own_tokenizers: tuple[Tokenizer, ...]
     extra: dict[str, Any] = field(default_factory=dict)  # task and labels, as config.json has them
     name: str = ""
     dtype: torch.dtype | None = None  # what it reads in, if that was asked for
@@ -59,6 +59,13 @@ class Model:
     def config(self) -> ModelConfig:
         """The architecture."""
         return self.network.config
+
+    @property
+    def tokenizers(self) -> tuple[Tokenizer, ...]:
+        """One for all, or one for sources and one for targets."""
+        if not self.own_tokenizers:
+            raise UserError(f"{self.name or 'the model'} has no tokenizer.json; to read and write texts it needs one")
+        return self.own_tokenizers
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -224,8 +231,6 @@ def load(name: str | Path, device: str = "auto", dtype: str | None = None, compi
     kind = None if dtype is None else DTYPES[dtype]
     small = kind in (torch.int8, INT4)
     loaded = load_model(folder, chosen, None if small else kind)
-    if not loaded.tokenizers:
-        raise UserError(f"{folder} has no tokenizer.json; a model needs its tokenizer")
     _check_finite(loaded.network, folder)
     use_graphs(loaded.network, compiled)
     network = loaded.network
