@@ -11,9 +11,13 @@ from typing import get_args
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("README", "docs/guide", "docs/data", "docs/train", "docs/formats", "docs/understand")
+NAMES = ("README", "docs/guide", "docs/data", "docs/train", "docs/formats", "docs/understand", "docs/decode")
 PAIRS = [(f"{name}.md", f"{name}.zh-CN.md") for name in NAMES]
-RUN = [f"{name}{language}.md" for name in ("README", "docs/guide", "docs/data") for language in ("", ".zh-CN")]
+RUN = [
+    f"{name}{language}.md"
+    for name in ("README", "docs/guide", "docs/data", "docs/decode")
+    for language in ("", ".zh-CN")
+]
 
 
 def blocks(name: str, kind: str) -> list[str]:
