@@ -4,30 +4,32 @@
     python -m bench.sentences zh-en --beam 1      another model, greedy
     python -m bench.sentences --limit 500         only the first of them
 
-Texts go in and texts come out, tokenizers included; each engine sorts and batches as it likes. All take turns, and a
-ratio is the median of the ratios of each turn.
+Texts go in and texts come out, tokenizers included; each engine sorts and batches as it likes. All take turns, each in
+a process of its own, and a ratio is the median of the ratios of each turn.
 """
 
 import argparse
 import datetime
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import ctranslate2
 import torch
 
+from bench.sides import Side, Turn
 from bench.timing import machine
 from clearhead.checkpoint import load_model
 from clearhead.checkpoint.foreign import export_model
 from clearhead.evaluate.model import pairs
 from clearhead.evaluate.translation import bleu
-from clearhead.predict import Model, load
+from clearhead.predict import load
 from clearhead.predict.find import find_model
 
-Translate = Callable[[list[str]], list[str]]
+Translate = Callable[[], list[str]]
+ENGINES = ("clearhead float32", "clearhead int8", "CTranslate2 float32", "CTranslate2 int8")
 
 
 def main() -> None:
@@ -47,43 +49,40 @@ def main() -> None:
     print(f"{options.model}, {len(sources):,} sentences, beam {options.beam}, {options.threads} threads")
     with tempfile.TemporaryDirectory() as folder:
         export_model(load_model(find_model(options.model)), Path(folder) / "out", "ctranslate2")
-        engines = {
-            "clearhead float32": ours(model, options.beam),
-            "clearhead int8": ours(load(options.model, device="cpu", dtype="int8"), options.beam),
-            "CTranslate2 float32": theirs(model, Path(folder) / "out", "float32", options.beam, options.threads),
-            "CTranslate2 int8": theirs(model, Path(folder) / "out", "int8", options.beam, options.threads),
-        }
-        seconds: dict[str, list[float]] = {name: [] for name in engines}
-        texts: dict[str, list[str]] = {}
-        for _ in range(options.runs):
-            for name, translate in engines.items():
-                begun = time.perf_counter()
-                texts[name] = translate(sources)
-                seconds[name].append(time.perf_counter() - begun)
+        given = (options.model, sources, options.beam, options.threads, str(Path(folder) / "out"))
+        turns: dict[str, list[Turn]] = {name: [] for name in ENGINES}
+        with ExitStack() as stack:
+            sides = {name: stack.enter_context(Side(engine, name, *given)) for name in ENGINES}
+            for number in range(options.runs + 1):
+                for name, side in sides.items():
+                    turn = side.run()
+                    if number:  # the first one warms up
+                        turns[name].append(turn)
     print(f"{'':<20} {'sentences/s':>12} {'bleu':>6} {'same texts':>11}   ratio at the same precision")
-    for name in engines:
-        score = bleu(texts[name], references)
-        same = sum(a == b for a, b in zip(texts[name], texts["clearhead float32"], strict=True))
-        peer = seconds[name.replace("clearhead", "CTranslate2")]
-        ratio = statistics.median(b / a for a, b in zip(seconds[name], peer, strict=True))
+    for name in ENGINES:
+        texts = turns[name][-1].result
+        score = bleu(texts, references)
+        same = sum(a == b for a, b in zip(texts, turns[ENGINES[0]][-1].result, strict=True))
+        peers = turns[name.replace("clearhead", "CTranslate2")]
+        ratio = statistics.median(b.clock / a.clock for a, b in zip(turns[name], peers, strict=True))
         shown = f"{ratio:.2f}x" if name.startswith("clearhead") else ""
-        rate = len(sources) / statistics.median(seconds[name])
+        rate = len(sources) / statistics.median(turn.clock for turn in turns[name])
         print(f"{name:<20} {rate:>12.1f} {score.value:>6.2f} {same:>6}/{len(sources)}   {shown}")
     print(score.signature)
 
 
-def ours(model: Model, beam: int) -> Translate:
-    """As `clearhead translate`."""
-    return lambda texts: model.translate(texts, beam=beam)
+def engine(name: str, model: str, sources: list[str], beam: int, threads: int, folder: str) -> Translate:
+    """`clearhead translate`, or CTranslate2 between our tokenizers."""
+    torch.set_num_threads(threads)
+    library, kind = name.split()
+    own = load(model, device="cpu", dtype=kind)
+    if library == "clearhead":
+        return lambda: own.translate(sources, beam=beam)
+    translator = ctranslate2.Translator(folder, compute_type=kind, intra_threads=threads)
+    source, target = own.tokenizers[0], own.tokenizers[-1]
 
-
-def theirs(model: Model, folder: Path, kind: str, beam: int, threads: int) -> Translate:
-    """CTranslate2 between our tokenizers."""
-    translator = ctranslate2.Translator(str(folder), compute_type=kind, intra_threads=threads)
-    source, target = model.tokenizers[0], model.tokenizers[-1]
-
-    def translate(texts: list[str]) -> list[str]:
-        tokens = [[source.token(number) for number in source.encode(text)] for text in texts]
+    def translate() -> list[str]:
+        tokens = [[source.token(number) for number in source.encode(text)] for text in sources]
         found = translator.translate_batch(tokens, beam_size=beam, max_batch_size=2048, batch_type="tokens")
         return [target.decode([target.vocabulary[token] for token in each.hypotheses[0]]) for each in found]
 

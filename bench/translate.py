@@ -4,18 +4,19 @@
     python -m bench.translate --runs 9        more of them, for a machine that others use too
     python -m bench.translate --sentences 128 --workers 2      batches of 32 side by side, a thread each
 
-All take turns; a ratio is the median of the ratios of each turn, so that a slow moment of the machine falls on all.
-Where others use the machine, two threads mostly wait for each other: --threads 1 and the ratio by CPU time then say
-more. Every sentence gets the same number of tokens everywhere, and the texts are compared. The limit is what the
-matrix products alone would take at the rate of one such product, measured in the same run.
+All take turns, each in a process of its own (within one, CTranslate2 and torch wait for each other's threads); a ratio
+is the median of the ratios of each turn, so that a slow moment of the machine falls on all. Where others use it too,
+two threads mostly wait for each other: --threads 1 and the ratio by CPU time then say more. Every sentence gets as
+many tokens everywhere, and the texts are compared. The limit is what the matrix products alone would take at the
+rate of one such product, measured in the same run.
 """
 
 import argparse
 import datetime
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import ctranslate2
@@ -24,6 +25,7 @@ import transformers
 from ctranslate2.converters.transformers import MarianMTLoader
 from torch import nn
 
+from bench.sides import Side, timed
 from bench.timing import machine
 from clearhead.config import DecodeConfig
 from clearhead.decode import for_reading, translate
@@ -34,6 +36,13 @@ from tests.model.peers import copy, from_hugging_face
 WORDS, PADDING, END = 8000, 7999, 0
 WIDTH, FF_WIDTH, LAYERS, BATCH = 512, 2048, 6, 32
 Search = Callable[[], list[list[int]]]
+ENGINES = (
+    "clearhead float32",
+    "clearhead int8",
+    "transformers float32",
+    "CTranslate2 float32",
+    "CTranslate2 int8",
+)
 PAIRS = (  # which of the engines are compared
     ("clearhead float32", "transformers float32"),
     ("clearhead float32", "CTranslate2 float32"),
@@ -42,11 +51,15 @@ PAIRS = (  # which of the engines are compared
 )
 
 
-class Turn(NamedTuple):
-    """Seconds of one search: by the clock, and of this process."""
+class Work(NamedTuple):
+    """What is translated, and how."""
 
-    clock: float
-    cpu: float
+    sources: list[list[int]]
+    beam: int
+    tokens: int
+    threads: int
+    workers: int
+    folder: str  # CTranslate2's
 
 
 def main() -> None:
@@ -59,10 +72,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--beams", default="1,4", help="separated by commas; 1 is greedy search")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads if options.workers == 1 else 1)
-    torch.manual_seed(0)
-    transformers.logging.set_verbosity_error()
-    network, peer = pair()
+    threads = options.threads if options.workers == 1 else 1
+    torch.set_num_threads(threads)
+    torch.manual_seed(1)
     sources = torch.randint(1, PADDING, (options.sentences, options.tokens)).tolist()
     print(f"{datetime.date.today()}  {machine(torch.device('cpu'))}")
     print(f"transformers {transformers.__version__}, CTranslate2 {ctranslate2.__version__}")
@@ -70,26 +82,29 @@ def main() -> None:
     print("matrix products: " + ", ".join(f"{rate / 1e9:.0f} G/s in {kind}" for kind, rate in ceilings.items()))
     print(f"{LAYERS} + {LAYERS} layers of {WIDTH}, {WORDS} words; {options.sentences} × {options.tokens} tokens\n")
     with tempfile.TemporaryDirectory() as folder:
-        convert(peer, folder)
+        convert(pair()[1], folder)
         for beam in map(int, options.beams.split(",")):
-            engines = searches(network, peer, folder, sources, beam, options.tokens, options.workers)
-            compare(engines, beam, options.runs, options.sentences * options.tokens, ceilings)
+            work = Work(sources, beam, options.tokens, threads, options.workers, folder)
+            with ExitStack() as stack:
+                sides = {name: stack.enter_context(Side(search, name, work)) for name in ENGINES}
+                compare(sides, beam, options.runs, options.sentences * options.tokens, ceilings)
 
 
-def compare(engines: dict[str, Search], beam: int, runs: int, written: int, ceilings: dict[str, float]) -> None:
+def compare(sides: dict[str, Side], beam: int, runs: int, written: int, ceilings: dict[str, float]) -> None:
     """Let all take turns and print what came out."""
-    texts = {name: search() for name, search in engines.items()}
-    turns = [{name: timed(search) for name, search in engines.items()} for _ in range(runs)]
+    texts = {name: side.run().result for name, side in sides.items()}
+    turns = [{name: side.run() for name, side in sides.items()} for _ in range(runs)]
     print(f"{'greedy' if beam == 1 else f'beam {beam}':<22} {'tokens/s':>9} {'of the limit':>13} {'same texts':>11}")
     expected = texts["transformers float32"]
-    for name in engines:
+    for name in sides:
         rate = written / statistics.median(turn[name].clock for turn in turns)
         share = rate * operations(beam) / ceilings[name.split()[1]]
         same = sum(a == b for a, b in zip(texts[name], expected, strict=True))
         print(f"{name:<22} {rate:>9.0f} {share:>13.0%} {same:>7}/{len(expected)}")
     print(f"{'':<45} {'ratio':>6} {'by CPU time':>12}")
     for ours, theirs in PAIRS:
-        clock, cpu = (statistics.median(turn[theirs][n] / turn[ours][n] for turn in turns) for n in range(2))
+        clock = statistics.median(turn[theirs].clock / turn[ours].clock for turn in turns)
+        cpu = statistics.median(turn[theirs].cpu / turn[ours].cpu for turn in turns)
         print(f"{ours:<17} to {theirs:<24} {clock:>6.2f} {cpu:>12.2f}")
     print(flush=True)
 
@@ -107,12 +122,13 @@ def ceiling(kind: str, rows: int) -> float:
     numbers, weight = x.to(torch.int8), torch.ones(FF_WIDTH, WIDTH, dtype=torch.int8).t()
     packed = PackedLinear(nn.Linear(WIDTH, FF_WIDTH), torch.float32)
     with torch.inference_mode():
-        times = [timed(lambda: torch._int_mm(numbers, weight) if kind == "int8" else packed(x)) for _ in range(50)]
-    return 2 * rows * WIDTH * FF_WIDTH / min(times).clock
+        works = [timed(lambda: torch._int_mm(numbers, weight) if kind == "int8" else packed(x)) for _ in range(50)]
+    return 2 * rows * WIDTH * FF_WIDTH / min(turn.clock for turn in works)
 
 
 def pair() -> tuple[Any, Any]:
-    """Transformer-base with random weights, ours and theirs, scores spread as after training."""
+    """Transformer-base with the same random weights, ours and theirs, scores spread as after training."""
+    torch.manual_seed(0)
     config = transformers.MarianConfig(
         vocab_size=WORDS,
         d_model=WIDTH,
@@ -154,27 +170,37 @@ def convert(peer: Any, folder: str) -> None:
     spec.save(folder)
 
 
-def searches(
-    network: Any, peer: Any, folder: str, sources: list[list[int]], beam: int, tokens: int, workers: int
-) -> dict[str, Search]:
-    """Every engine's search, each giving the best text of every source."""
+def search(name: str, work: Work) -> Search:
+    """One engine's search, which gives the best text of every source."""
+    torch.set_num_threads(work.threads)
+    transformers.logging.set_verbosity_error()
+    library, kind = name.split()
+    if library == "CTranslate2":
+        return third(kind, work)
+    network, peer = pair()
+    return ours(network, getattr(torch, kind), work) if library == "clearhead" else theirs(peer, work)
+
+
+def ours(network: Any, kind: torch.dtype, work: Work) -> Search:
+    """As `Model.translate`."""
+    reader, tokens = for_reading(network, kind), work.tokens
     config = DecodeConfig(
-        beam=beam,
+        beam=work.beam,
         max_new_tokens=tokens,
         min_new_tokens=tokens,
         banned=((PADDING,),),
         batch_rows=BATCH,
-        workers=workers,
+        workers=work.workers,
     )
-    ids = torch.tensor(sources)
-    words = [[f"w{number}" for number in row] for row in sources]
+    return lambda: [found[0].ids for found in translate(reader, work.sources, config, begin=PADDING, end=END)]
 
-    def ours(kind: torch.dtype) -> Search:
-        reader = for_reading(network, kind)
-        return lambda: [found[0].ids for found in translate(reader, sources, config, begin=PADDING, end=END)]
 
-    def theirs() -> list[list[int]]:
-        options = {"num_beams": beam, "do_sample": False, "min_new_tokens": tokens, "max_new_tokens": tokens}
+def theirs(peer: Any, work: Work) -> Search:
+    """transformers' generate."""
+    ids, tokens = torch.tensor(work.sources), work.tokens
+    options = {"num_beams": work.beam, "do_sample": False, "min_new_tokens": tokens, "max_new_tokens": tokens}
+
+    def run() -> list[list[int]]:
         found: list[list[int]] = []
         for batch in ids.split(BATCH):
             texts = peer.generate(
@@ -183,32 +209,22 @@ def searches(
             found += texts[:, 1:].tolist()
         return found
 
-    def third(kind: str) -> Search:
-        threads = torch.get_num_threads()
-        translator = ctranslate2.Translator(folder, compute_type=kind, inter_threads=workers, intra_threads=threads)
-        options = {"beam_size": beam, "min_decoding_length": tokens, "max_decoding_length": tokens}
-        options["max_batch_size"] = BATCH
-
-        def search() -> list[list[int]]:
-            found = translator.translate_batch(words, **options)
-            return [[int(word[1:]) for word in each.hypotheses[0]] for each in found]
-
-        return search
-
-    return {
-        "clearhead float32": ours(torch.float32),
-        "clearhead int8": ours(torch.int8),
-        "transformers float32": theirs,
-        "CTranslate2 float32": third("float32"),
-        "CTranslate2 int8": third("int8"),
-    }
+    return run
 
 
-def timed(work: Callable[[], object]) -> Turn:
-    """How long a piece of work takes."""
-    begun, used = time.perf_counter(), time.process_time()
-    work()
-    return Turn(time.perf_counter() - begun, time.process_time() - used)
+def third(kind: str, work: Work) -> Search:
+    """CTranslate2's translate_batch."""
+    words = [[f"w{number}" for number in row] for row in work.sources]
+    translator = ctranslate2.Translator(
+        work.folder, compute_type=kind, inter_threads=work.workers, intra_threads=work.threads
+    )
+    options = {"beam_size": work.beam, "min_decoding_length": work.tokens, "max_decoding_length": work.tokens}
+
+    def run() -> list[list[int]]:
+        found = translator.translate_batch(words, max_batch_size=BATCH, **options)
+        return [[int(word[1:]) for word in each.hypotheses[0]] for each in found]
+
+    return run
 
 
 if __name__ == "__main__":

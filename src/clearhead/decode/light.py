@@ -1,11 +1,12 @@
-"""A layer that reads one token of one row with few small operations: at that size, each costs more than its arithmetic.
+"""Layers that read one token a row with few small operations: at that size, each costs more than its arithmetic.
 
 H heads · G key-value heads · E head width · D width · S keys · F feed-forward width
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,10 @@ from torch.nn import functional as F
 from clearhead.decode.fused import FusedAttention, FusedFeedForward
 from clearhead.model.attention import Rotation
 from clearhead.model.cache import LayerCache
+from clearhead.model.dense import few_queries
 from clearhead.model.layer import Layer
 from clearhead.model.masks import Mask
-from clearhead.model.norms import RMSNorm
+from clearhead.model.norms import LayerNorm, RMSNorm
 from clearhead.model.stack import Stack
 
 ZERO = torch.zeros(())
@@ -86,6 +88,69 @@ class LightLayer(Layer):
         return torch.bmm(scores.softmax(dim=-1), values[0])
 
 
+class Unseen:
+    """What is hidden of the sources of one step, made by its first layer and used by all."""
+
+    def __init__(self) -> None:
+        self.held: tuple[Tensor | None, Tensor | None] = (None, None)
+
+    def of(self, lengths: Tensor | None, keys: int) -> Tensor | None:
+        """Numbers to add to scores, (B, 1, 1, S): -inf behind the lengths (B,)."""
+        if self.held[0] is not lengths or (lengths is not None and self.held[1].shape[3] != keys):  # type: ignore[union-attr]
+            behind = None if lengths is None else torch.arange(keys) >= lengths[:, None, None, None]
+            hidden = None if behind is None else torch.zeros(behind.shape).masked_fill_(behind, -math.inf)
+            self.held = (lengths, hidden)
+        return self.held[1]
+
+
+class LightTranslatorLayer(Layer):
+    """A decoder's layer beside a source, with LayerNorm: one token in each of many rows, all of them equally long."""
+
+    def __init__(self, plain: Layer, unseen: Unseen):
+        nn.Module.__init__(self)
+        self.pre, self.unseen, self.training = plain.pre, unseen, plain.training
+        self.attention, self.attention_norm = plain.attention, plain.attention_norm
+        self.cross_attention, self.cross_norm, self.dropout = plain.cross_attention, plain.cross_norm, plain.dropout
+        self.feed_forward, self.feed_forward_norm = plain.feed_forward, plain.feed_forward_norm
+        own, cross, forward = (cast(Any, part) for part in (self.attention, self.cross_attention, self.feed_forward))
+        products = (own.joined, own.output, cross.query, cross.output, forward.joined, forward.down)
+        self.products = tuple(product.forward for product in products)  # called without a module's bookkeeping
+        norms = (cast(Any, norm) for norm in (self.attention_norm, self.cross_norm, self.feed_forward_norm))
+        self.norms = tuple((norm.normalized_shape, norm.weight, norm.bias, norm.eps) for norm in norms)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Mask,
+        rotation: Rotation | None = None,
+        memory: Tensor | None = None,
+        memory_mask: Mask | None = None,
+        cache: LayerCache | None = None,
+        real: Tensor | None = None,
+    ) -> Tensor:
+        """(B, T, D) to (B, T, D)."""
+        if cache is None or cache.source is None or x.shape[1] != 1 or not isinstance(mask.start, int):
+            return super().forward(x, mask, rotation, memory, memory_mask, cache, real)
+        assert memory_mask is not None
+        joined, output, ask, bring, wide, down = self.products
+        heads, flat = self.attention.heads, x[:, 0]  # (B, D)
+        q, k, v = joined(self._before(flat, 0)).view(len(x), 3, heads, -1).unbind(1)  # (B, H, E)
+        keys, values = cache.extend(k[:, :, None], v[:, :, None])
+        flat = self._after(flat, 0, output(few_queries(q[:, :, None], keys, values, None).view(len(x), -1)))
+        q, (keys, values) = ask(self._before(flat, 1)).view(len(x), heads, 1, -1), cache.source
+        hidden = self.unseen.of(memory_mask.lengths, keys.shape[2])
+        flat = self._after(flat, 1, bring(few_queries(q, keys, values, hidden).view(len(x), -1)))
+        flat = self._after(flat, 2, down(self.feed_forward.activation(wide(self._before(flat, 2)))))
+        return flat[:, None]
+
+    def _before(self, x: Tensor, sublayer: int) -> Tensor:
+        return F.layer_norm(x, *self.norms[sublayer]) if self.pre else x
+
+    def _after(self, x: Tensor, sublayer: int, found: Tensor) -> Tensor:
+        x = x + found
+        return x if self.pre else F.layer_norm(x, *self.norms[sublayer])
+
+
 def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of a single token."""
     flat = x.view(-1)
@@ -100,16 +165,34 @@ def lighten(network: nn.Module) -> None:
         if all(_can_be_light(layer) for layer in layers):
             turns = Turns(layers[0].attention.heads, layers[0].attention.kv_heads)
             stack.layers = nn.ModuleList(LightLayer(layer, turns) for layer in layers)
+        elif all(_can_translate_lightly(layer) for layer in layers):
+            unseen = Unseen()
+            stack.layers = nn.ModuleList(LightTranslatorLayer(layer, unseen) for layer in layers)
 
 
 def _can_be_light(layer: Layer) -> bool:
     if not layer.pre or layer.cross_attention is not None:
         return False
     norms, attention, forward = (layer.attention_norm, layer.feed_forward_norm), layer.attention, layer.feed_forward
-    if not all(
-        isinstance(norm, RMSNorm) and norm.weight.dtype == torch.float32 and norm.weight.is_cpu for norm in norms
-    ):
+    if not all(isinstance(norm, RMSNorm) and _is_plain(norm.weight) for norm in norms):
         return False
     if not isinstance(attention, FusedAttention) or attention.pattern.kind != "full":
         return False
     return isinstance(forward, FusedFeedForward) and forward.is_gated and forward.activation is F.silu
+
+
+def _can_translate_lightly(layer: Layer) -> bool:
+    attention, cross, forward = layer.attention, layer.cross_attention, layer.feed_forward
+    norms = (layer.attention_norm, layer.cross_norm, layer.feed_forward_norm)
+    if not all(
+        isinstance(norm, LayerNorm) and norm.weight.dtype == torch.float32 and norm.weight.is_cpu for norm in norms
+    ):
+        return False
+    if not isinstance(attention, FusedAttention) or not isinstance(cross, FusedAttention):
+        return False
+    full = attention.pattern.kind == "full" and attention.heads == attention.kv_heads
+    return full and isinstance(forward, FusedFeedForward) and not forward.is_gated
+
+
+def _is_plain(weight: Tensor) -> bool:
+    return weight.dtype == torch.float32 and weight.is_cpu

@@ -56,6 +56,8 @@ class Cache:
     While no row was padded, all are `even`: `longest` is then their length, and steps go without tables.
     """
 
+    first_slots = FIRST_SLOTS
+
     def __init__(self, config: ModelConfig, rows: int, capacity: int):
         if capacity > config.max_positions:
             raise ValueError(f"a cache of {capacity} tokens is longer than max_positions {config.max_positions}")
@@ -103,7 +105,7 @@ class Cache:
 
     def _grow(self, needed: int) -> None:
         if needed > self.slots:
-            self.slots = min(self.capacity, max(needed, 2 * self.slots, FIRST_SLOTS))
+            self.slots = min(self.capacity, max(needed, 2 * self.slots, self.first_slots))
 
     def _place(self, places: slice | tuple[Tensor, Tensor], readable: int) -> None:
         for layer in self.layers:
@@ -193,7 +195,7 @@ class Tree(Cache):
 
     def __init__(self, trunk: Cache, branches: int, steps: int):
         self.config, self.longest, self.slots, self.even = trunk.config, trunk.longest, trunk.slots, trunk.even
-        self.capacity = trunk.longest + branches * steps
+        self.capacity, self.first_slots = trunk.longest + branches * steps, branches * FIRST_SLOTS
         self.lengths, self.layers = trunk.lengths, trunk.layers
         self.source, self.source_lengths = trunk.source, trunk.source_lengths
         device, rows = self.lengths.device, len(trunk)

@@ -56,7 +56,7 @@ def sdpa(
             allowed = allowed.repeat(1, 1, heads // groups, 1)
         heads, causal = groups, False
     if not dropout and not causal and heads == groups and _is_small(q) and (allowed is None or all_see):
-        return _few_queries(q, k, v, allowed).reshape(shape)
+        return few_queries(q, k, v, allowed).reshape(shape)
     if allowed is None:
         out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=heads != groups)
         return out.reshape(shape)
@@ -76,9 +76,12 @@ def _is_small(q: Tensor) -> bool:
     return q.shape[2] <= FEW_ON_CPU and q.shape[0] * q.shape[1] >= MANY_HEADS
 
 
-def _few_queries(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
+def few_queries(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
     """`attention` where every query sees a key; `allowed` may be numbers to add."""
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)  # (B, H, T, S)
+    (rows, heads, queries, width), keys = q.shape, k.shape[2]
+    q, k, v = (x.reshape(rows * heads, -1, width) for x in (q, k, v))
+    scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=width**-0.5)  # (B · H, T, S)
     if allowed is not None:
-        scores = scores.masked_fill_(~allowed, -math.inf) if allowed.dtype == torch.bool else scores.add_(allowed)
-    return scores.softmax(dim=-1) @ v
+        each = scores.view(rows, heads, queries, keys)
+        _ = each.masked_fill_(~allowed, -math.inf) if allowed.dtype == torch.bool else each.add_(allowed)
+    return torch.bmm(scores.softmax(dim=-1), v)

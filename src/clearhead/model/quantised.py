@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 log = logging.getLogger("clearhead")
+LARGEST = 127  # of signed bytes, so that -127 is there too
 ROWS = 32  # of a typical step, for which weights are laid out; others work as well
 
 
@@ -60,11 +61,13 @@ class QuantisedLinear(nn.Module):
             out = self._biased(F.linear(rows, self.spread().to(rows.dtype)))
         return out.to(x.dtype).reshape(*x.shape[:-1], self.outputs)
 
-    def _biased(self, out: Tensor, scale: Tensor | None = None) -> Tensor:
-        """out (M, N) times scale (M, 1) plus the bias, in place."""
-        if scale is None:
+    def _biased(self, out: Tensor, largest: Tensor | None = None) -> Tensor:
+        """out (M, N), which was rounded where it has the largest value (M, 1) of its row, plus the bias; in place."""
+        if largest is None:
             return out if self.bias is None else out.add_(self.bias)
-        return out.mul_(scale) if self.bias is None else torch.addcmul(self.bias, out, scale, out=out)
+        if self.bias is None:
+            return out.mul_(largest / LARGEST)
+        return torch.addcmul(self.bias, out, largest, value=1 / LARGEST, out=out)
 
     def spread(self) -> Tensor:
         """The weights in fp32, as close to the original as the bits allow: (N, K)."""
@@ -75,16 +78,19 @@ class QuantisedLinear(nn.Module):
         return (groups * self.scale[..., None] + self.lowest[..., None]).flatten(1)
 
     def _integer_product(self, rows: Tensor) -> Tensor:
-        if rows.is_cpu and len(rows) > 1 and _has_packed_product():
+        if rows.is_cpu and _has_packed_product():
             if self._packed is None:
                 self._packed = _pack_eight(self)
-            unsigned, scale = _unsigned_rows(rows.float(), self._packed[3])
-            return self._biased(_packed_product(unsigned, *self._packed[:3]), scale)
+            unsigned, largest = _unsigned_rows(rows.float(), self._packed[3])
+            if len(rows) > 1:
+                return self._biased(_packed_product(unsigned, *self._packed[:3]), largest)
+            sums = torch._int_mm(unsigned.bitwise_xor_(128).view(torch.int8), self.weight.t())  # faster for one row
+            return self._biased(sums.float().mul_(self.scale.t()), largest)
         numbers, scale = quantise_rows(rows.float())  # (M, K), (M, 1)
         if rows.is_cuda and len(rows) <= 16:  # CUDA's product wants more than 16 rows
             numbers = F.pad(numbers, (0, 0, 0, 17 - len(rows)))
         sums = torch._int_mm(numbers, self.weight.t())[: len(rows)]  # (M, N) int32, exact
-        return self._biased(sums.float().mul_(self.scale.t()), scale)
+        return self._biased(sums.float().mul_(self.scale.t()).mul_(scale))
 
     def _half_byte_product(self, rows: Tensor) -> Tensor:
         if self._packed is None:
@@ -112,12 +118,14 @@ def _pack_eight(layer: QuantisedLinear) -> tuple[Tensor, ...]:
 
 
 def _unsigned_rows(x: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """As `quantise_rows`, with 128 added to every number, in as few operations as torch allows.
+    """As `quantise_rows` in as few operations as torch allows: numbers with 128 added, and each row's largest (M, 1).
 
-    A float behind 1.5 · 2²³ is a whole number, rounded by the addition itself, whose lowest byte is the one wanted.
+    A float behind 1.5 · 2²³ is a whole number, rounded by the addition itself, whose lowest byte is the one wanted. In
+    a row of zeros it is any byte, since what comes of it is multiplied by 0.
     """
-    scale = x.abs().amax(dim=1, keepdim=True).mul_(1 / 127).clamp_min_(1e-30)
-    return torch.addcmul(shift, x, scale.reciprocal()).view(torch.int32).to(torch.uint8), scale
+    largest = x.abs().amax(dim=1, keepdim=True)
+    whole = torch.addcmul(shift, x, largest.reciprocal(), value=LARGEST)
+    return whole.view(torch.int32).to(torch.uint8), largest
 
 
 def _packed_product(unsigned: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
@@ -157,7 +165,7 @@ def _check(bits: int, group: int) -> None:
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """x (M, K) as int8 from -127 to 127, with the scale (M, 1) of each row: x ≈ numbers · scale."""
-    scale = x.abs().amax(dim=1, keepdim=True).div_(127).clamp_(min=1e-30)
+    scale = x.abs().amax(dim=1, keepdim=True).div_(LARGEST).clamp_(min=1e-30)
     return (x / scale).round_().to(torch.int8), scale
 
 
