@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from clearhead.config import DecodeConfig, ModelConfig, preset
 from clearhead.decode import for_reading, soft
+from clearhead.decode.light import LightTranslatorLayer
 from clearhead.decode.reading import FusedAttention, FusedFeedForward, PackedLinear
 from clearhead.decode.small import ByteLinear
 from clearhead.model import build
@@ -44,6 +45,26 @@ def test_fused_and_packed_equal_the_plain_network(config: ModelConfig, data: st.
     rounded, plain = for_reading(network.float()), scores(network, ids, lengths)
     size = plain[real].abs().max().clamp(min=1)
     assert (scores(rounded, ids, lengths) - plain)[real].abs().max() <= 1e-5 * size
+
+
+@pytest.mark.parametrize("lengths", [None, [5, 2, 4]])
+@pytest.mark.parametrize("position", ["pre", "post"])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_light_steps_of_a_translator_equal_the_whole(position: str, activation: str, lengths: list[int] | None) -> None:
+    torch.manual_seed(0)
+    network = build(preset("tiny-translator", [f"norm_position={position}", f"activation={activation}"])).eval()
+    for parameter in network.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.1)  # norms differ from each other, too
+    light = for_reading(network)
+    assert {type(layer) for layer in light.decoder.layers} == {LightTranslatorLayer}
+    source, target = torch.randint(4000, (3, 5)), torch.randint(4000, (3, 6))
+    sizes = None if lengths is None else torch.tensor(lengths)
+    with torch.inference_mode():
+        whole, cache = network(source, target, sizes), Cache(light.config, 3, 6)
+        memory = light.encode(source, sizes)
+        steps = [light.words(light.decode(target[:, :2], memory, cache=cache))]
+        steps += [light.words(light.decode(target[:, n : n + 1], None, cache=cache)) for n in range(2, 6)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", PRESETS)
