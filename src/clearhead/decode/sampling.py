@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Self
 
 import torch
@@ -42,7 +43,7 @@ class Sampler:
     def __call__(self, scores: Tensor, seeds: Tensor, numbers: Tensor) -> Tensor:
         """scores (R, V), the seed of each row (R,) and the number of its new token (R,) to ids (R,)."""
         if self.temperature == 0:
-            return scores.argmax(dim=-1)
+            return highest(scores)
         return (self.narrowed(scores) + gumbel(seeds, numbers, scores.shape[-1])).argmax(dim=-1)
 
     def narrowed(self, scores: Tensor) -> Tensor:
@@ -77,6 +78,22 @@ def best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     values, places = torch.cat([near, scores[:, whole:]], dim=1).topk(count, dim=1)
     inside = chosen.gather(1, (places // BLOCK).clamp(max=count - 1)) * BLOCK + places % BLOCK
     return values, torch.where(places < near.shape[1], inside, places - near.shape[1] + whole)
+
+
+def highest(scores: Tensor) -> Tensor:
+    """The word (R,) with the highest of scores (R, V), the first of several: argmax, several times faster on a CPU."""
+    size = _even_blocks(scores.shape[1]) if scores.is_cpu else None
+    if size is None:
+        return scores.argmax(dim=-1)
+    blocks = scores.unflatten(1, (-1, size))
+    block = blocks.amax(dim=2).argmax(dim=1)  # (R,)
+    return block * size + blocks[torch.arange(len(scores)), block].argmax(dim=1)
+
+
+@cache
+def _even_blocks(words: int) -> int | None:
+    """Into blocks of which size, about `BLOCK`, so many words can be cut evenly; None: into none, or there are few."""
+    return next((size for size in range(BLOCK, 2 * BLOCK) if words % size == 0 and words > 4 * size), None)
 
 
 def gumbel(seeds: Tensor, numbers: Tensor, words: int) -> Tensor:
