@@ -17,6 +17,7 @@ import datetime
 import gzip
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,16 +29,13 @@ import transformers
 from torch.nn import functional as F
 
 from bench.timing import machine
-from clearhead.config import ModelConfig
+from clearhead.checkpoint.folder import with_weights
+from clearhead.checkpoint.foreign import read_foreign
 from clearhead.evaluate import spearman
-from clearhead.model import build
 from clearhead.model.heads import mean_pool
-from clearhead.model.quantised import quantise
 from clearhead.predict import Model
 from clearhead.predict.reading import Row, read
 from clearhead.text import Tokenizer, load_folder
-from tests.model.peers import copy as copy_weights
-from tests.model.peers import from_hugging_face
 
 DATA = Path(os.environ.get("CLEARHEAD_DATA", "../shared/data"))
 SHAPE = {"vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12}
@@ -111,25 +109,22 @@ def _sides(
     peer: Any, tokenizer: Tokenizer, rows: list[Row], batch: int, device: torch.device
 ) -> list[tuple[str, Work, Work]]:
     """(precision, our work, theirs), each giving the vectors of all rows; int8 stands beside their fp32."""
-    whole, table = from_hugging_face(peer)
-    config = ModelConfig.build(whole.model_dump() | {"outputs": [], "tie": "none", "output_bias": False})
-    network = build(config).eval().to(device)
-    copy_weights(network, peer, {name: str(theirs).removeprefix("bert.") for name, theirs in table.items()})
+    with tempfile.TemporaryDirectory() as folder:
+        peer.save_pretrained(folder)
+        found = read_foreign(Path(folder))
+    network = with_weights(found.config, found.weights, "transformers").eval().to(device)
     fp32 = _theirs(peer, rows, batch, device)
-    half = copy.deepcopy(peer).to(torch.bfloat16)
-    found = [
-        ("fp32", _ours(network, tokenizer, rows), fp32),
-        ("bf16", _ours(copy.deepcopy(network).to(torch.bfloat16), tokenizer, rows), _theirs(half, rows, batch, device)),
-    ]
+    half = _theirs(copy.deepcopy(peer).to(torch.bfloat16), rows, batch, device)
+    sides = [("fp32", torch.float32, fp32), ("bf16", torch.bfloat16, half)]
     if device.type == "cpu":
-        small = copy.deepcopy(network)
-        quantise(small)
-        found.append(("int8", _ours(small, tokenizer, rows), fp32))
-    return found
+        sides.append(("int8", torch.int8, fp32))
+    return [(name, _ours(network, dtype, tokenizer, rows), theirs) for name, dtype, theirs in sides]
 
 
-def _ours(network: Any, tokenizer: Tokenizer, rows: list[Row]) -> Work:
-    model = Model(network, (tokenizer,))
+def _ours(network: Any, dtype: torch.dtype, tokenizer: Tokenizer, rows: list[Row]) -> Work:
+    if next(network.parameters()).is_cuda:
+        network = copy.deepcopy(network).to(dtype)  # on a CPU the reader turns it, and lays it out
+    model = Model(network, (tokenizer,), dtype=dtype)
     return lambda: np.stack(
         read(
             model,
