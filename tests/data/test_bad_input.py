@@ -234,8 +234,6 @@ def test_a_label_column_that_is_a_text_is_noticed(tmp_path: Path) -> None:
 def test_two_segments_need_two_documents(tmp_path: Path) -> None:
     files = write(tmp_path / "text", sentences(50))
     settings = {"train": {"files": files}, "next_sentence": True, "longest": 20}
-    with pytest.raises(
-        UserError, match=r"next_sentence: needs two documents or more; set data\.documents to paragraph"
-    ):
+    with pytest.raises(UserError, match=r"next_sentence: needs two documents or more; set data\.documents to heading"):
         prepare(config(tmp_path, "masked-language-model", **settings), [tokenizer()])
     assert prepare(config(tmp_path, "masked-language-model", documents="line", **settings), [tokenizer()]).train.size(0)

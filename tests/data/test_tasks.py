@@ -144,10 +144,16 @@ def test_a_document_is_a_line_a_paragraph_or_a_file() -> None:
     assert not list(documents(iter(lines_of(["", " "])), "file"))
 
 
-line = st.text(st.sampled_from("ab c.,'\t\n\u3000é猫🐈1"), max_size=12).map(lambda text: text.replace("\n", ""))
+def test_an_article_stands_under_a_heading_of_the_first_level() -> None:
+    files = ["before", " = Lobster = ", " = = Claws = = ", "a = b"], ["# One", "## Part", "#tag", "", "# Two", "end"]
+    found = [r.values[0] for r in documents(iter(lines_of(*files)), "heading")]
+    assert found == ["before", " = Lobster = \n = = Claws = = \na = b", "# One\n## Part\n#tag\n", "# Two\nend"]
 
 
-@given(st.lists(line, max_size=30), st.integers(1, 40), st.sampled_from(["file", "paragraph"]))
+line = st.text(st.sampled_from("ab# c.,'\t\n\u3000é猫🐈1"), max_size=12).map(lambda text: text.replace("\n", ""))
+
+
+@given(st.lists(line, max_size=30), st.integers(1, 40), st.sampled_from(["file", "paragraph", "heading"]))
 def test_pieces_of_a_long_document_have_the_tokens_of_the_whole(lines: list[str], size: int, unit: str) -> None:
     wholes = [r.values[0] for r in documents(iter(lines_of(lines)), unit)]
     pieces = [r.values for r in documents(iter(lines_of(lines)), unit, size)]

@@ -93,7 +93,7 @@ class DataConfig(Settings):
     ratio: float | None = Field(default=None, ge=1, le=1000)  # of the longer to the shorter side of a translation
 
     # What the task needs
-    documents: Literal["line", "paragraph", "file"] = "file"  # what of a plain text is one document
+    documents: Literal["line", "paragraph", "heading", "file"] = "file"  # what of a plain text is one document
     boundaries: bool = False  # language model: no document sees another
     labels: Names = ()  # allowed labels, in order; empty: those of the training data
     second: bool = False  # classification and regression of two texts

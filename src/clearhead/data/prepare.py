@@ -153,7 +153,7 @@ class _Maker:
             which = "held_out is too small for it" if part == "held out" else f"left out: {why}"
             raise UserError(f"data: no samples in {', '.join(corpora[0].files) or corpora[0].format} ({which})")
         if part != "held out" and isinstance(task, MaskedLanguageModel) and not any(map(task.enough, stores)):
-            raise UserError("data.next_sentence: needs two documents or more; set data.documents to paragraph")
+            raise UserError("data.next_sentence: needs two documents or more; set data.documents to heading")
         return found
 
     def store(self, corpus: Corpus, task: Task, part: Part) -> Store:

@@ -5,6 +5,7 @@ A task turns records into rows of a store (once), and samples of the store into 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -191,11 +192,15 @@ class LanguageModel(Task):
         return found
 
 
-def documents(records: Iterator[Record], unit: str, piece: int = 1 << 16) -> Iterator[Record]:
-    """Lines of plain text as documents (a line, a paragraph up to a blank line, or a file), long ones in pieces.
+HEADING = re.compile(r"\s*(= [^=]+ =\s*$|# \S)")  # of the first level, as a wiki or Markdown writes it
 
-    A record is (text, whether a document begins with it, whether it ends). A piece ends before a line end that stands
-    between two letters, where no tokenizer joins anything, so that the pieces have the tokens of the whole.
+
+def documents(records: Iterator[Record], unit: str, piece: int = 1 << 16) -> Iterator[Record]:
+    """Lines of plain text as documents, long ones in pieces: a line, a paragraph, an article, or a file.
+
+    A paragraph ends with a blank line, an article where a heading of the first level begins the next. A record is
+    (text, whether a document begins with it, whether it ends). A piece ends before a line end that stands between two
+    letters, where no tokenizer joins anything, so that the pieces have the tokens of the whole.
     """
     if unit == "line":
         yield from (
@@ -206,7 +211,8 @@ def documents(records: Iterator[Record], unit: str, piece: int = 1 << 16) -> Ite
     place, opens, size = Place("", 0), True, 0
     for record in records:
         line: str = record.values[0]
-        if record.place.file != place.file or (unit == "paragraph" and not line.strip()):
+        ends = (unit == "paragraph" and not line.strip()) or (unit == "heading" and HEADING.match(line))
+        if record.place.file != place.file or ends:
             yield from _piece(place, lines, opens, True)
             lines, place, opens, size = [], record.place, True, 0
             if unit == "paragraph" and not line.strip():
