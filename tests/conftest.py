@@ -1,6 +1,7 @@
 """What every test shares: one thread, a fixed hypothesis profile, no torch.compile."""
 
 import os
+import signal
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -10,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would children
 # Derandomised, and every example seeds torch itself: a red run can be repeated by anyone.
 common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much]}
 settings.register_profile("fixed", derandomize=True, max_examples=50, **common)

@@ -130,7 +130,6 @@ def test_an_interrupted_demo_ends_quietly() -> None:
         [sys.executable, "-u", "-m", "clearhead", "demo"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     assert process.stdout is not None
     process.stdout.readline()
