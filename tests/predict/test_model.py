@@ -65,6 +65,18 @@ def test_a_family_that_cannot_do_it_is_named(tmp_path: Path) -> None:
         load(saved(tmp_path / "two", "tiny-gpt", task="language-model"), "cpu").translate("a man")
 
 
+def test_a_short_text_may_be_asked_for_a_long_translation(tmp_path: Path) -> None:
+    model = load(saved(tmp_path / "model", "tiny-translator", task="translation"), "cpu")
+    word, roles = model.tokenizer.encode("café"), model.tokenizer.roles
+    special = tuple((number,) for role, number in roles.items() if role != "end")  # they are no text
+    [[long]] = model.translations("a", min_new_tokens=50, banned=special)
+    [[forced]] = model.translations("a", forced=(tuple(word * 45),))
+    assert len(long.text.split()) >= 50
+    assert forced.text.count("café") >= 45
+    with pytest.raises(UserError, match="min_new_tokens: 70 is more than max_new_tokens 64"):
+        model.translations("a", min_new_tokens=70)
+
+
 def test_a_model_without_tokenizer_knows_ids_alone(tmp_path: Path) -> None:
     network = build(preset("tiny-gpt")).eval()
     save_model(tmp_path / "model", network, ())

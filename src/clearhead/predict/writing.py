@@ -79,7 +79,9 @@ def requests(
         raise ValueError(f"{len(texts)} texts, but {len(heads)} prefixes; give one for each, or none")
     targets = [[*begin, *ids] for ids in model.tokenizers[-1].encode_all(clean(model, heads))]
     check_sizes(model, "prefix", targets)
-    rooms = [room(model, source) for source in sources]
+    asked = DecodeConfig.build({**options, "max_new_tokens": most})
+    least = max(asked.min_new_tokens, sum(map(len, asked.forced))) + 1  # with the end
+    rooms = [max(room(model, source), min(least, most - 1)) for source in sources]
     configs = {new: settings(model, {"max_new_tokens": new, **options}) for new in {*rooms}}
     return [Request(row, source, configs[new]) for row, source, new in zip(targets, sources, rooms, strict=True)]
 
