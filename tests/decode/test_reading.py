@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from clearhead.config import DecodeConfig, ModelConfig, preset
 from clearhead.decode import for_reading, soft
-from clearhead.decode.light import LightTranslatorLayer
+from clearhead.decode.light import LightTranslatorLayer, Unseen
 from clearhead.decode.reading import FusedAttention, FusedFeedForward, PackedLinear
 from clearhead.decode.small import ByteLinear
 from clearhead.model import build
@@ -65,6 +65,30 @@ def test_light_steps_of_a_translator_equal_the_whole(position: str, activation: 
         steps = [light.words(light.decode(target[:, :2], memory, cache=cache))]
         steps += [light.words(light.decode(target[:, n : n + 1], None, cache=cache)) for n in range(2, 6)]
     torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-4)
+
+
+class Interrupted(Unseen):
+    """As if another worker always came in between: what is held is another's as soon as it was read or put there."""
+
+    others = (torch.tensor([9, 9]), torch.full((2, 1, 1, 9), 7.0))
+
+    @property
+    def held(self) -> Any:
+        """What this worker put there, once."""
+        found, self.__dict__["own"] = self.__dict__["own"], self.others
+        return found
+
+    @held.setter
+    def held(self, pair: Any) -> None:
+        self.__dict__["own"] = self.others if "own" in self.__dict__ else pair
+
+
+def test_workers_that_share_a_network_never_see_each_others_sources() -> None:
+    unseen, lengths = Interrupted(), torch.tensor([2, 5])
+    for _ in range(2):
+        hidden = unseen.of(lengths, 9)
+        assert hidden is not None
+        assert (hidden == 0).sum(dim=3).flatten().tolist() == [2, 5]
 
 
 @pytest.mark.parametrize("name", PRESETS)

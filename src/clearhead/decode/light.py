@@ -96,11 +96,12 @@ class Unseen:
 
     def of(self, lengths: Tensor | None, keys: int) -> Tensor | None:
         """Numbers to add to scores, (B, 1, 1, S): -inf behind the lengths (B,)."""
-        if self.held[0] is not lengths or (lengths is not None and self.held[1].shape[3] != keys):  # type: ignore[union-attr]
+        held = self.held  # read once: workers share the network, and each has a step of its own
+        if held[0] is not lengths:
             behind = None if lengths is None else torch.arange(keys) >= lengths[:, None, None, None]
             hidden = None if behind is None else torch.zeros(behind.shape).masked_fill_(behind, -math.inf)
-            self.held = (lengths, hidden)
-        return self.held[1]
+            held = self.held = (lengths, hidden)
+        return held[1]
 
 
 class LightTranslatorLayer(Layer):
