@@ -135,7 +135,7 @@ def test_killed_training_goes_on_from_the_last_state_it_saved(tmp_path: Path, wo
     for _ in range(KILLS):
         child, told = _trainer(tmp_path, words)
         lines = [told.readline() for _ in range(1 + 2 * chance.randrange(3))]  # until it begins its first save or third
-        time.sleep(chance.uniform(0, 0.05))
+        time.sleep(chance.choice([0, chance.uniform(0, 0.05)]))  # at once is inside the save it has just begun
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         with told:
@@ -155,7 +155,7 @@ def test_killed_training_goes_on_from_the_last_state_it_saved(tmp_path: Path, wo
             assert best.extra["step"] <= newest
             assert equal(best.network.state_dict(), network(best.extra["step"]).state_dict())
     assert saved > KILLS / 4, "it did get on"
-    assert inside > KILLS / 10, "moments inside a save were among them"
+    assert inside >= KILLS / 10, "moments inside a save were among them"
     with run_lock(tmp_path):
         places = {path.parent.name for path in tmp_path.rglob("*.safetensors")}
     assert len(places) <= 3, "two states and the best model are all that is left"
