@@ -8,6 +8,7 @@ import pytest
 
 from clearhead.config import ModelConfig, preset
 from clearhead.config.load import apply
+from clearhead.config.recipe import load_recipe
 from clearhead.config.settings import Settings
 from clearhead.errors import ConfigError, UserError
 
@@ -271,3 +272,8 @@ def test_overrides_leave_the_settings_they_start_from_alone() -> None:
     changed = apply(data, ["width=9", "rope_scaling.factor=4.0"])
     assert (changed["width"], changed["rope_scaling"]) == (9, {"factor": 4.0})
     assert data == {"width": 8, "rope_scaling": {"factor": 2.0}}
+
+
+@pytest.mark.parametrize("word", ["on", "off", "auto"])
+def test_compile_may_be_switched_in_yamls_words(word: str) -> None:
+    assert load_recipe("copy", [f"train.compile={word}"]).train.compile == word

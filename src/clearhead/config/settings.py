@@ -35,6 +35,11 @@ class Settings(BaseModel):
             raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
+def switch(value: Any) -> Any:
+    """`on` and `off`, which YAML reads as true and false."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
 def several(value: Any) -> Any:
     """One name or a list of names, kept as a tuple."""
     if isinstance(value, str):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from clearhead.config.settings import Settings, several
+from clearhead.config.settings import Settings, several, switch
 
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 FALLING = ("linear", "cosine", "wsd")  # the schedules that end at a floor
@@ -101,7 +101,7 @@ class TrainConfig(ScheduleConfig, OptimiserConfig):
     # The machine
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "auto"  # auto: bf16 on a GPU that has it, else fp32
-    compile: Literal["auto", "on", "off"] = "auto"  # auto: on a GPU
+    compile: Annotated[Literal["auto", "on", "off"], BeforeValidator(switch)] = "auto"  # auto: on a GPU
     recompute: bool = False  # activation checkpointing: less memory, a third more work
     parallel: Literal["ddp", "fsdp"] = "ddp"  # with several processes (torchrun)
 
