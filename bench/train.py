@@ -48,9 +48,11 @@ def ours(config: ModelConfig, data: DataConfig, settings: TrainConfig, device: t
 def rates(works: dict[str, Work], device: torch.device, warm: int, steps: int, rounds: int = 3) -> dict[str, float]:
     """Tokens a second of each, the median of some rounds taken in turn."""
     found: dict[str, list[float]] = {name: [] for name in works}
-    for work in works.values():
+    for name, work in works.items():
+        begun = time.perf_counter()
         for _ in range(warm):
             work()
+        print(f"  {name}: {warm} steps to get warm took {time.perf_counter() - begun:.0f} s", flush=True)
     for _ in range(rounds):
         for name, work in works.items():
             _wait(device)
@@ -185,7 +187,8 @@ def multi30k(device: torch.device, tokens: int) -> None:
             "nn.Transformer, shuffled": peer_work(max(1, tokens // 30)),
             "nn.Transformer, bucketed": peer_work(1 << 15),
         }
-        found = rates(works, device, warm=200, steps=100)  # all shapes were seen, and recorded where they come again
+        # Ours has seen all shapes by then, and recorded those that come again; the peer has one kernel for all of them.
+        found = rates(works, device, warm=200, steps=100)
         print(f"transformer-base, {parameters(build(config, 'meta')):,} parameters, {tokens:,} tokens a batch")
         for name, rate in found.items():
             ratio = f"{found['ours, packed'] / rate:.2f}x" if name != "ours, packed" else ""
