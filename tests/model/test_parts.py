@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.config import ModelConfig, RopeScaling, preset
 from clearhead.model import Cache, Documents, Mask, build
+from clearhead.model.feedforward import ACTIVATIONS
 from clearhead.model.measure import parameters
 from clearhead.model.norms import BatchNorm
 from clearhead.model.positions import rotate, rotations, sinusoids, stretched
@@ -86,6 +87,20 @@ def test_feed_forward_is_its_formula(activation: str, function: object) -> None:
     x = torch.randn(3, 128)
     expected = function(x @ feed.up.weight.T + feed.up.bias) @ feed.down.weight.T + feed.down.bias  # type: ignore[operator]
     torch.testing.assert_close(feed(x), expected)
+
+
+def test_gelu_that_learns_is_the_one_that_reads_and_so_is_its_gradient() -> None:
+    x = torch.cat([torch.linspace(-30, 30, 4001), torch.tensor([0.0, -0.0, 1e-30, -1e4, 1e4])])
+    learnt, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    out, expected = ACTIVATIONS["gelu_tanh"](learnt), F.gelu(exact, approximate="tanh")
+    assert "GeluBySigmoid" in type(out.grad_fn).__name__
+    grad = torch.randn_like(x)
+    out.backward(grad)
+    expected.backward(grad.double())
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(learnt.grad.double(), exact.grad, rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(ACTIVATIONS["gelu_tanh"](x), out)
 
 
 def test_swiglu_is_its_formula() -> None:

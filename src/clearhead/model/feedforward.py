@@ -1,17 +1,55 @@
 """The feed-forward sublayer: each token by itself through a wider layer and back.   D width · F feed-forward width"""
 
+import math
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from clearhead.config import ModelConfig
 
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³))), any shape: GPT's form of GELU."""
+    learns = x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if learns and x.device.type == "cpu" and x.dtype == torch.float32:
+        return GeluBySigmoid.apply(x)  # type: ignore[no-untyped-call]
+    return F.gelu(x, approximate="tanh")
+
+
+CUBIC = 0.044715
+STEEPNESS, ONE = (torch.tensor(number, device="cpu") for number in (math.sqrt(8 / math.pi), 1.0))
+
+
+class GeluBySigmoid(torch.autograd.Function):
+    """The same as x · sigmoid(√(8/π) (x + 0.044715 x³)): a CPU's sigmoid takes a sixth of the time of its tanh.
+
+    The slope is made at once and kept instead of x: no more memory, and half of torch's time for both directions.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        cubic = CUBIC * STEEPNESS.item()
+        gate = torch.addcmul(STEEPNESS, x, x, value=cubic).mul_(x).sigmoid_()
+        out = x * gate
+        slope = torch.addcmul(STEEPNESS, x, x, value=3 * cubic).mul_(out)  # of what the sigmoid takes, times out;
+        ctx.save_for_backward(slope.lerp_(ONE, gate))  # gate + (1 − gate) · that is the slope of out
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (slope,) = ctx.saved_tensors
+        return grad * slope
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_tanh": gelu_tanh,
     "silu": F.silu,
     "swiglu": F.silu,  # times a second projection, the gate's partner
 }
