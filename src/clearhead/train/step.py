@@ -99,9 +99,8 @@ class Updater:
     def seed(self, step: int, part: int = 0) -> int:
         """What this process draws by in one part of a step, dropout included."""
         seed = int(mix(self.settings.seed, step, part, self.place.rank)) >> 1
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes stack traces, for devices not in use
-        if self.place.device.type == "cuda":
-            torch.cuda.manual_seed_all(seed)
+        # torch.manual_seed asks every kind of device that there may be, which takes a while.
+        (torch.default_generator.manual_seed if self.place.device.type == "cpu" else torch.manual_seed)(seed)
         return seed
 
     def set_rate(self, step: int) -> None:
