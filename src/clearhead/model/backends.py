@@ -17,6 +17,7 @@ from torch import Tensor
 
 from clearhead.model import kernels, runs, sparse
 from clearhead.model.dense import attention, sdpa
+from clearhead.model.dropped import dropped_attention, drops
 from clearhead.model.masks import Mask
 
 log = logging.getLogger("clearhead")
@@ -116,6 +117,8 @@ def _by_runs(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Ten
     def rows(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         if runs.is_short(q, k, mask, dropout):
             return runs.short(q, k, v)
+        if drops(q, k, mask, dropout):
+            return dropped_attention(q, k, v, dropout)
         return BACKENDS[choose(q, k, mask, dropout)].run(q, k, v, mask, dropout)
 
     return runs.by_runs(q, k, v, mask, rows)
