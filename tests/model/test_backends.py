@@ -40,14 +40,45 @@ def test_backends_equal_the_reference(
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", ["runs", "padded", None])
 @given(pattern=patterns, causal=st.booleans(), lengths=st.lists(st.integers(1, 60), min_size=1, max_size=4))
 def test_packed_rows_equal_the_reference(
-    dtype: torch.dtype, pattern: Pattern, causal: bool, lengths: list[int]
+    name: str | None, dtype: torch.dtype, pattern: Pattern, causal: bool, lengths: list[int]
 ) -> None:
     documents = Documents.of(lengths)
     q, k, v = inputs(1, 4, 2, documents.total, dtype)
     real = torch.ones(1, documents.total, dtype=torch.bool)
-    check(q, k, v, Mask(causal, pattern, documents=(documents, documents)), real, None)
+    check(q, k, v, Mask(causal, pattern, documents=(documents, documents)), real, name)
+
+
+@given(
+    runs=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 140), st.integers(1, 140)), min_size=1, max_size=5),
+    heads=st.sampled_from([1, 2]),
+    causal=st.booleans(),
+)
+def test_runs_of_documents_equal_the_reference_where_nothing_is_trained(
+    runs: list[tuple[int, int, int]], heads: int, causal: bool
+) -> None:
+    """Of a source, too: short and long ones, with and without lengths in common."""
+    ours = Documents.of([tokens for count, tokens, _ in runs for _ in range(count)])
+    theirs = ours if causal else Documents.of([tokens for count, _, tokens in runs for _ in range(count)])
+    q, k, v = (
+        torch.randn(1, count, documents.total, 8) for count, documents in ((2, ours), (heads, theirs), (heads, theirs))
+    )
+    mask = Mask(causal, documents=(ours, theirs))
+    found, expected = (attend(q, k, v, mask, backend=name) for name in ("runs", "reference"))
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("tokens", [4, 12, 40, 150])
+def test_dropout_in_a_run_drops_weights_without_gradients_too(tokens: int) -> None:
+    documents = Documents.of([tokens] * (2000 // tokens))
+    q, k, v = (torch.full((1, 2, documents.total, 4), float(number == 2)) for number in range(3))
+    mask = Mask(documents=(documents, documents))
+    torch.testing.assert_close(attend(q, k, v, mask, backend="runs"), v)
+    dropped = attend(q, k, v, mask, dropout=0.5, backend="runs")
+    assert 0.9 < dropped.mean() < 1.1
+    assert dropped.std() > 0.05
 
 
 @given(pattern=patterns, start=st.integers(0, 40), tokens=st.integers(1, 9))
@@ -105,7 +136,9 @@ def test_the_choice_follows_the_mask() -> None:
     documents = Documents.of([60, 40])
     assert choose(q, k, Mask(causal=True)) == "sdpa"
     assert choose(q, k, Mask(True, Pattern("window", 9))) == "sparse"
-    assert choose(q, k, Mask(documents=(documents, documents))) == "padded"
+    assert choose(q, k, Mask(documents=(documents, documents))) == "runs"
+    single = Documents.of([1, 2] * 33 + [1])  # as many calls as documents would cost more than padding
+    assert choose(q, k, Mask(documents=(single, single))) == "padded"
     assert choose(q[:, :, :1], k, Mask(True, Pattern("window", 9), start=torch.tensor([99]))) == "sdpa"
 
 

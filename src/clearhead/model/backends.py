@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.model import kernels, sparse
+from clearhead.model import kernels, runs, sparse
 from clearhead.model.dense import attention, sdpa
+from clearhead.model.dropped import dropped_attention, drops
 from clearhead.model.masks import Mask
 
 log = logging.getLogger("clearhead")
@@ -112,6 +113,17 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tens
     return ours.unpad(BACKENDS[choose(q, k, rows, dropout)].run(q, k, v, rows, dropout))
 
 
+def _by_runs(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
+    def rows(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        if runs.is_short(q, k, mask, dropout):
+            return runs.short(q, k, v)
+        if drops(q, k, mask, dropout):
+            return dropped_attention(q, k, v, dropout)
+        return BACKENDS[choose(q, k, mask, dropout)].run(q, k, v, mask, dropout)
+
+    return runs.by_runs(q, k, v, mask, rows)
+
+
 # What each way refuses, in words for the log; None means that it can do it.
 
 
@@ -135,6 +147,7 @@ class Backend(NamedTuple):
 BACKENDS = {
     "reference": Backend(lambda *args: _reference(*args)[0], lambda *_: None),
     "varlen": Backend(kernels.varlen, kernels.varlen_refuses),
+    "runs": Backend(_by_runs, runs.runs_refuse),
     "padded": Backend(_padded, lambda q, k, mask, dropout: None if mask.documents else "the row is not packed"),
     "flex": Backend(kernels.flex, kernels.flex_refuses),
     "sparse": Backend(sparse.attend_sparse, _sparse_refuses),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 import torch
@@ -143,6 +144,13 @@ class Mask:
         if kind == "column" and size > keys:
             return replace(self, pattern=Pattern("column", max(1, keys)))
         return self
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int, int]]:
+        """Packed documents of one length that stand together: how many, and the queries and the keys of each."""
+        assert self.documents is not None
+        pairs = zip(*(documents.lengths.tolist() for documents in self.documents), strict=True)
+        return [(len(list(run)), queries, keys) for (queries, keys), run in groupby(pairs) if queries or keys]
 
     @property
     def needs_lengths(self) -> bool:
