@@ -27,7 +27,7 @@ def drops(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> bool:
 
 def dropped_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     """softmax(q kᵀ / √E), dropped with this chance, times v: q (B, H, T, E), k and v (B, H, S, E) to (B, H, T, E)."""
-    found: Tensor = _Dropped.apply(q, k, v, round(dropout * CHANCES))  # type: ignore[no-untyped-call]
+    found: Tensor = _Dropped.apply(q, k, v, min(CHANCES - 1, round(dropout * CHANCES)))  # type: ignore[no-untyped-call]
     return found
 
 
