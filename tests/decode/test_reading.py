@@ -14,7 +14,7 @@ from clearhead.decode.light import LightTranslatorLayer, Unseen
 from clearhead.decode.reading import FusedAttention, FusedFeedForward, PackedLinear
 from clearhead.decode.small import ByteLinear
 from clearhead.model import build
-from clearhead.model.cache import Cache
+from clearhead.model.cache import Cache, Tree
 from clearhead.model.quantised import QuantisedLinear
 from tests.decode.beside import gpt2, llama, marian, random_rows
 from tests.decode.plain import search
@@ -47,15 +47,19 @@ def test_fused_and_packed_equal_the_plain_network(config: ModelConfig, data: st.
     assert (scores(rounded, ids, lengths) - plain)[real].abs().max() <= 1e-5 * size
 
 
-@pytest.mark.parametrize("lengths", [None, [5, 2, 4]])
-@pytest.mark.parametrize("position", ["pre", "post"])
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_light_steps_of_a_translator_equal_the_whole(position: str, activation: str, lengths: list[int] | None) -> None:
+def translator(*changes: str) -> tuple[Any, Any]:
+    """A small one whose norms differ from each other, too, and its twin for reading."""
     torch.manual_seed(0)
-    network = build(preset("tiny-translator", [f"norm_position={position}", f"activation={activation}"])).eval()
+    network = build(preset("tiny-translator", changes)).eval()
     for parameter in network.parameters():
-        parameter.data.add_(torch.randn_like(parameter), alpha=0.1)  # norms differ from each other, too
-    light = for_reading(network)
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
+    return network, for_reading(network)
+
+
+@pytest.mark.parametrize("lengths", [None, [5, 2, 4]])
+@pytest.mark.parametrize("change", ["norm_position=pre", "norm_position=post", "activation=gelu", "position=rotary"])
+def test_light_steps_of_a_translator_equal_the_whole(change: str, lengths: list[int] | None) -> None:
+    network, light = translator(change)
     assert {type(layer) for layer in light.decoder.layers} == {LightTranslatorLayer}
     source, target = torch.randint(4000, (3, 5)), torch.randint(4000, (3, 6))
     sizes = None if lengths is None else torch.tensor(lengths)
@@ -65,6 +69,27 @@ def test_light_steps_of_a_translator_equal_the_whole(position: str, activation: 
         steps = [light.words(light.decode(target[:, :2], memory, cache=cache))]
         steps += [light.words(light.decode(target[:, n : n + 1], None, cache=cache)) for n in range(2, 6)]
     torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("lengths", [None, [5, 2, 4]])
+@pytest.mark.parametrize("change", ["norm_position=pre", "norm_position=post", "position=rotary"])
+def test_light_branches_of_a_translator_equal_the_whole(change: str, lengths: list[int] | None) -> None:
+    """Each branch is read as if it stood alone, also after a row has gone on from other branches."""
+    network, light = translator(change)
+    source, begin, steps = torch.randint(4000, (3, 5)), torch.randint(4000, (3, 1)), torch.randint(4000, (4, 3, 2))
+    sizes = None if lengths is None else torch.tensor(lengths)
+    with torch.inference_mode():
+        cache = Cache(light.config, 3, 5)
+        light.decode(begin, light.encode(source, sizes), cache=cache)
+        tree, texts = Tree(cache, branches=2, steps=4), begin[:, None].expand(-1, 2, -1)  # (B, K, tokens)
+        for ids in steps:
+            parents = torch.randint(2, (3, 2))
+            tree.graft(parents)
+            texts = torch.cat([texts.gather(1, parents[:, :, None].expand_as(texts)), ids[:, :, None]], dim=2)
+            found = light.words(light.decode(ids, None, cache=tree))
+            for branch in range(2):
+                whole = network(source, texts[:, branch], sizes)[:, -1]
+                torch.testing.assert_close(found[:, branch], whole, rtol=1e-4, atol=1e-4)
 
 
 class Interrupted(Unseen):
@@ -89,6 +114,11 @@ def test_workers_that_share_a_network_never_see_each_others_sources() -> None:
         hidden = unseen.of(lengths, 9)
         assert hidden is not None
         assert (hidden == 0).sum(dim=3).flatten().tolist() == [2, 5]
+    astray, paths = Interrupted(), torch.tensor([[[True, False], [True, True]]])
+    for _ in range(2):
+        hidden = astray.off(paths)
+        assert hidden is not None
+        assert torch.equal(hidden[:, 0] == 0, paths)
 
 
 @pytest.mark.parametrize("name", PRESETS)

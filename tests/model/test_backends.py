@@ -227,11 +227,12 @@ def test_no_kernel_is_asked_about_a_query_without_keys(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("kind", ["none", "table", "numbers"])
 @pytest.mark.parametrize("queries", [1, 4, 9])
 @pytest.mark.parametrize("groups", [8, 2])
-def test_few_queries_in_many_heads_equal_the_formula(kind: str, queries: int, groups: int) -> None:
-    """On a CPU these go another way than torch's kernel; every query sees itself at least."""
+@pytest.mark.parametrize("keys", [12, 144])
+def test_few_queries_in_many_heads_equal_the_formula(kind: str, queries: int, groups: int, keys: int) -> None:
+    """On a CPU these go another way than torch's kernel, over many keys yet another; every query sees itself."""
     q = torch.randn(16, queries, 8, 16).transpose(1, 2)
-    k, v = torch.randn(2, 16, groups, 12, 16).unbind()
-    allowed = (torch.rand(16, 1, queries, 12) < 0.5) | (torch.arange(12) == 3) if kind != "none" else None
+    k, v = torch.randn(2, 16, groups, keys, 16).unbind()
+    allowed = (torch.rand(16, 1, queries, keys) < 0.5) | (torch.arange(keys) == 3) if kind != "none" else None
     given = torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf) if kind == "numbers" else allowed
     expected, _ = attention(q, *(x.repeat_interleave(8 // groups, 1) for x in (k, v)), allowed)
     with torch.inference_mode():

@@ -233,6 +233,8 @@ class Engine:
             if len(self._groups) > 1:
                 part.select(rows)
                 own = scores[rows]
+            elif rules:
+                own = scores.clone()
             for rule in rules:
                 own = rule(own, part)
             chosen[rows] = sampler(own, self._seeds[rows], part.new)

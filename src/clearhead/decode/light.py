@@ -89,27 +89,38 @@ class LightLayer(Layer):
 
 
 class Unseen:
-    """What is hidden of the sources of one step, made by its first layer and used by all."""
+    """What is hidden in one step, made by its first layer and used by all."""
 
     def __init__(self) -> None:
         self.held: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def of(self, lengths: Tensor | None, keys: int) -> Tensor | None:
-        """Numbers to add to scores, (B, 1, 1, S): -inf behind the lengths (B,)."""
+        """Numbers to add to scores, (B, 1, 1, S): -inf behind the lengths (B,) of sources."""
         held = self.held  # read once: workers share the network, and each has a step of its own
         if held[0] is not lengths:
-            behind = None if lengths is None else torch.arange(keys) >= lengths[:, None, None, None]
-            hidden = None if behind is None else torch.zeros(behind.shape).masked_fill_(behind, -math.inf)
+            hidden = None if lengths is None else _hiding(torch.arange(keys) >= lengths[:, None, None, None])
             held = self.held = (lengths, hidden)
         return held[1]
 
+    def off(self, paths: Tensor | None) -> Tensor | None:
+        """Numbers to add to scores, (B, 1, K, S): -inf off the paths (B, K, S) of branches."""
+        held = self.held
+        if held[0] is not paths:
+            held = self.held = (paths, None if paths is None else _hiding(~paths[:, None]))
+        return held[1]
+
+
+def _hiding(hidden: Tensor) -> Tensor:
+    return torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)
+
 
 class LightTranslatorLayer(Layer):
-    """A decoder's layer beside a source, with LayerNorm: one token in each of many rows, all of them equally long."""
+    """A decoder's layer beside a source, with LayerNorm: one token in each of many rows, all of them equally long, or
+    in each branch of these rows, which share a source."""
 
-    def __init__(self, plain: Layer, unseen: Unseen):
+    def __init__(self, plain: Layer, unseen: Unseen, astray: Unseen):
         nn.Module.__init__(self)
-        self.pre, self.unseen, self.training = plain.pre, unseen, plain.training
+        self.pre, self.unseen, self.astray, self.training = plain.pre, unseen, astray, plain.training
         self.attention, self.attention_norm = plain.attention, plain.attention_norm
         self.cross_attention, self.cross_norm, self.dropout = plain.cross_attention, plain.cross_norm, plain.dropout
         self.feed_forward, self.feed_forward_norm = plain.feed_forward, plain.feed_forward_norm
@@ -130,19 +141,22 @@ class LightTranslatorLayer(Layer):
         real: Tensor | None = None,
     ) -> Tensor:
         """(B, T, D) to (B, T, D)."""
-        if cache is None or cache.source is None or x.shape[1] != 1 or not isinstance(mask.start, int):
+        paths, (rows, tokens, width) = mask.paths, x.shape
+        is_step = paths is not None or (tokens == 1 and isinstance(mask.start, int))
+        if cache is None or cache.source is None or rotation is not None or not is_step:
             return super().forward(x, mask, rotation, memory, memory_mask, cache, real)
         assert memory_mask is not None
         joined, output, ask, bring, wide, down = self.products
-        heads, flat = self.attention.heads, x[:, 0]  # (B, D)
-        q, k, v = joined(self._before(flat, 0)).view(len(x), 3, heads, -1).unbind(1)  # (B, H, E)
-        keys, values = cache.extend(k[:, :, None], v[:, :, None])
-        flat = self._after(flat, 0, output(few_queries(q[:, :, None], keys, values, None).view(len(x), -1)))
-        q, (keys, values) = ask(self._before(flat, 1)).view(len(x), heads, 1, -1), cache.source
+        heads, flat = self.attention.heads, x.view(rows * tokens, width)
+        q, k, v = joined(self._before(flat, 0)).view(rows, tokens, 3, heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, E)
+        keys, values = cache.extend(k, v)
+        astray = self.astray.off(None if paths is None else paths.allowed)
+        flat = self._after(flat, 0, output(_looked(q, keys, values, astray)))
+        q, (keys, values) = ask(self._before(flat, 1)).view(rows, tokens, heads, -1).transpose(1, 2), cache.source
         hidden = self.unseen.of(memory_mask.lengths, keys.shape[2])
-        flat = self._after(flat, 1, bring(few_queries(q, keys, values, hidden).view(len(x), -1)))
+        flat = self._after(flat, 1, bring(_looked(q, keys, values, hidden)))
         flat = self._after(flat, 2, down(self.feed_forward.activation(wide(self._before(flat, 2)))))
-        return flat[:, None]
+        return flat.view(rows, tokens, width)
 
     def _before(self, x: Tensor, sublayer: int) -> Tensor:
         return F.layer_norm(x, *self.norms[sublayer]) if self.pre else x
@@ -150,6 +164,12 @@ class LightTranslatorLayer(Layer):
     def _after(self, x: Tensor, sublayer: int, found: Tensor) -> Tensor:
         x = x + found
         return x if self.pre else F.layer_norm(x, *self.norms[sublayer])
+
+
+def _looked(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
+    """What the queries (B, H, T, E) bring home, their heads joined: (B · T, D)."""
+    found = few_queries(q, keys, values, hidden).view(q.shape)
+    return found.transpose(1, 2).reshape(len(q) * q.shape[2], -1)
 
 
 def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -167,8 +187,8 @@ def lighten(network: nn.Module) -> None:
             turns = Turns(layers[0].attention.heads, layers[0].attention.kv_heads)
             stack.layers = nn.ModuleList(LightLayer(layer, turns) for layer in layers)
         elif all(_can_translate_lightly(layer) for layer in layers):
-            unseen = Unseen()
-            stack.layers = nn.ModuleList(LightTranslatorLayer(layer, unseen) for layer in layers)
+            unseen, astray = Unseen(), Unseen()
+            stack.layers = nn.ModuleList(LightTranslatorLayer(layer, unseen, astray) for layer in layers)
 
 
 def _can_be_light(layer: Layer) -> bool:

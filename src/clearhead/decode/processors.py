@@ -1,7 +1,8 @@
 """What changes the scores before a word is chosen: penalties, bans, forced words.   R rows · V words · W tokens so far
 
-Each is a small object, called with scores (R, V) and what stands in the rows; greedy search and sampling give logits,
-beam search log-probabilities, as transformers does. None of them waits for the device.
+Each is a small object, called with scores (R, V), into which it may write, and what stands in the rows; it gives the
+scores that are left. Greedy search and sampling give logits, beam search log-probabilities, as transformers does. None
+of them waits for the device.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Banned:
         for number, words in enumerate(self.words):
             words = self.words[number] = words.to(scores.device)
             if words.shape[1] == 1:
-                scores = scores.index_fill(1, words[:, 0], -math.inf)
+                scores = scores.index_fill_(1, words[:, 0], -math.inf)
                 continue
             begun = (words[:, :-1] == written.recent(words.shape[1] - 1)[:, None]).all(dim=-1)  # (R, words)
             barred = torch.where(begun, words[:, -1], written.filler)
@@ -103,7 +104,7 @@ class Minimum:
 
     def __call__(self, scores: Tensor, written: Written) -> Tensor:
         early = (written.new < self.tokens)[:, None]
-        return scores.index_copy(1, self.ends, scores[:, self.ends].masked_fill(early, -math.inf))
+        return scores.index_copy_(1, self.ends, scores[:, self.ends].masked_fill(early, -math.inf))
 
 
 class Forced:

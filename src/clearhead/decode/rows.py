@@ -71,6 +71,7 @@ class Rows:
 
     def ruled(self, scores: Tensor) -> Tensor:
         """The model's scores (B, V) after all penalties and bans."""
+        scores = scores.clone() if self.processors else scores
         for process in self.processors:
             scores = process(scores, self.written)
         return scores

@@ -31,6 +31,7 @@ def attention(
 
 
 FEW_ON_CPU, MANY_HEADS = 8, 64  # queries, and rows times heads, for which a CPU is faster without torch's kernel
+MANY_KEYS = 1 << 18  # numbers, from which on keys do not wait in a CPU's nearest cache
 FEW = 64  # queries up to which repeating the mask is cheaper than repeating keys and values
 
 
@@ -80,7 +81,11 @@ def few_queries(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> Tens
     """`attention` where every query sees a key; `allowed` may be numbers to add."""
     (rows, heads, queries, width), keys = q.shape, k.shape[2]
     q, k, v = (x.reshape(rows * heads, -1, width) for x in (q, k, v))
-    scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=width**-0.5)  # (B · H, T, S)
+    if queries > 1 and k.numel() >= MANY_KEYS:  # one after the other, as they lie in memory
+        scores = torch.baddbmm(q.new_empty(()), k, q.transpose(1, 2), beta=0, alpha=width**-0.5)
+        scores = scores.transpose(1, 2).contiguous()  # (B · H, T, S)
+    else:
+        scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=width**-0.5)
     if allowed is not None:
         each = scores.view(rows, heads, queries, keys)
         _ = each.masked_fill_(~allowed, -math.inf) if allowed.dtype == torch.bool else each.add_(allowed)

@@ -52,7 +52,10 @@ class QuantisedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) to (…, N)."""
-        rows = x.reshape(-1, self.inputs)
+        rows = x if x.dim() == 2 else x.reshape(-1, self.inputs)
+        if self._packed is not None and self.bits == 8 and len(rows) > 1 and x.dtype == torch.float32:
+            out = self._packed_rows(rows, *self._packed)  # most steps of a search: nothing else is asked
+            return out if x.dim() == 2 else out.view(*x.shape[:-1], self.outputs)
         if self.bits == 8 and _has_integer_product(rows, self.outputs):
             out = self._integer_product(rows)
         elif self.bits == 4 and rows.dtype == torch.bfloat16 and rows.is_cpu and self.outputs % 16 == 0:
@@ -81,9 +84,9 @@ class QuantisedLinear(nn.Module):
         if rows.is_cpu and _has_packed_product():
             if self._packed is None:
                 self._packed = _pack_eight(self)
-            unsigned, largest = _unsigned_rows(rows.float(), self._packed[3])
             if len(rows) > 1:
-                return self._biased(_packed_product(unsigned, *self._packed[:3]), largest)
+                return self._packed_rows(rows.float(), *self._packed)
+            unsigned, largest = _unsigned_rows(rows.float(), self._packed[3])
             sums = torch._int_mm(unsigned.bitwise_xor_(128).view(torch.int8), self.weight.t())  # faster for one row
             return self._biased(sums.float().mul_(self.scale.t()), largest)
         numbers, scale = quantise_rows(rows.float())  # (M, K), (M, 1)
@@ -91,6 +94,10 @@ class QuantisedLinear(nn.Module):
             numbers = F.pad(numbers, (0, 0, 0, 17 - len(rows)))
         sums = torch._int_mm(numbers, self.weight.t())[: len(rows)]  # (M, N) int32, exact
         return self._biased(sums.float().mul_(self.scale.t()).mul_(scale))
+
+    def _packed_rows(self, rows: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor, shift: Tensor) -> Tensor:
+        unsigned, largest = _unsigned_rows(rows, shift)
+        return self._biased(_packed_product(unsigned, packed, scale, zeros), largest)
 
     def _half_byte_product(self, rows: Tensor) -> Tensor:
         if self._packed is None:
