@@ -147,7 +147,7 @@ class LightTranslatorLayer(Layer):
             return super().forward(x, mask, rotation, memory, memory_mask, cache, real)
         assert memory_mask is not None
         joined, output, ask, bring, wide, down = self.products
-        heads, flat = self.attention.heads, x.view(rows * tokens, width)
+        heads, flat = self.attention.heads, x.reshape(rows * tokens, width)
         q, k, v = joined(self._before(flat, 0)).view(rows, tokens, 3, heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, E)
         keys, values = cache.extend(k, v)
         astray = self.astray.off(None if paths is None else paths.allowed)
