@@ -10,19 +10,18 @@ exported from it.
 
 import argparse
 import datetime
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bench.sides import Side
 from bench.timing import machine
 from clearhead.checkpoint import load_model
 from clearhead.checkpoint.foreign import gguf_write, huggingface, pull
@@ -54,12 +53,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--gguf", type=Path, help="SmolLM2-135M-Instruct.Q4_1.gguf, where it is already here")
-    parser.add_argument("--side", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.side:
-        serve(options.side, options.folder, options.threads)
-        return
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of every side
     with tempfile.TemporaryDirectory() as place:
         compare(Path(place), options)
 
@@ -67,27 +62,11 @@ def main() -> None:
 def compare(place: Path, options: argparse.Namespace) -> None:
     """Start all sides, let them take turns, print what came of it."""
     prepare(place, options.gguf)
-    command = [sys.executable, "-m", "bench.chat", "--threads", str(options.threads), "--folder", str(place), "--side"]
-    sides: dict[str, Any] = {}
-    settings = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in SIDES}
-    try:
-        for name in SIDES:
-            pipe = subprocess.PIPE
-            sides[name] = subprocess.Popen(
-                [*command, name], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=settings, text=True
-            )
-        for number in range(options.runs + 1):
-            for name, side in sides.items():
-                side.stdin.write(json.dumps([options.read, options.write]) + "\n")
-                side.stdin.flush()
-                answer = next(line for line in side.stdout if line.startswith("{"))
-                if number:  # the first one warms up
-                    found[name].append(json.loads(answer))
-    finally:
-        for side in sides.values():
-            side.kill()
-    report(found, options)
+    with ExitStack() as stack:
+        asked = (place, options.threads, options.read, options.write)
+        sides = {name: stack.enter_context(Side(work, name, *asked)) for name in SIDES}
+        turns = [{name: side.run().result for name, side in sides.items()} for _ in range(options.runs + 1)]
+    report({name: [turn[name] for turn in turns[1:]] for name in SIDES}, options)  # the first one warms up
 
 
 def report(found: dict[str, list[dict[str, float]]], options: argparse.Namespace) -> None:
@@ -117,8 +96,9 @@ def prepare(place: Path, gguf: Path | None) -> None:
     huggingface.write(loaded, place / "hf")
 
 
-def serve(name: str, folder: Path, threads: int) -> None:
-    """One side: a line [read, write] comes in, an object with two rates and the memory goes out."""
+def work(name: str, folder: Path, threads: int, read: int, write: int) -> Callable[[], dict[str, float]]:
+    """What one side does in a turn: two rates and the memory are what comes of it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # llama.cpp tells its life there
     torch.set_num_threads(threads)
     kind, before = SIDES[name], resident()
     if name.startswith("clearhead"):
@@ -127,11 +107,13 @@ def serve(name: str, folder: Path, threads: int) -> None:
         run = llama_cpp(folder / kind, threads)
     else:
         run = peer(folder / "hf", getattr(torch, kind))
-    for line in sys.stdin:
-        read, write = json.loads(line)
-        ids = torch.randint(10, 40_000, (read,), generator=torch.Generator().manual_seed(0)).tolist()
+    ids = torch.randint(10, 40_000, (read,), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def turn() -> dict[str, float]:
         reading, writing = run(ids, write)
-        print(json.dumps({"read": read / reading, "write": write / writing, "memory": resident() - before}), flush=True)
+        return {"read": read / reading, "write": write / writing, "memory": resident() - before}
+
+    return turn
 
 
 def ours(kind: str) -> Run:
