@@ -14,6 +14,7 @@ from clearhead.decode import INT4, for_reading, small, step
 from clearhead.decode.light import LightLayer
 from clearhead.decode.small import ByteEmbedding, ByteLinear, HalfByteLinear, has_bytes, is_small
 from clearhead.model import Network, build
+from clearhead.model.cache import Cache
 from clearhead.model.quantised import QuantisedLinear, _quantise_groups, quantise_rows
 
 needs_bytes = pytest.mark.skipif(not has_bytes(), reason="this CPU has no exact FBGEMM kernel for bytes")
@@ -104,6 +105,25 @@ def test_a_light_layer_reads_a_token_as_the_plain_one_does(kv_heads: int) -> Non
         scores = [found.start([ids[0, :7].tolist()])]
         scores += [found.next(ids[:, n : n + 1])[:, 0] for n in range(7, 40)]
         assert torch.allclose(torch.cat(scores), expected[0, 6:], atol=1e-5)
+
+
+@pytest.mark.parametrize("shrinks", [True, False])
+def test_a_light_row_that_is_left_alone_sees_nothing_of_longer_ones(
+    shrinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not shrinks:  # as on a device that must not be asked for lengths
+        monkeypatch.setattr(Cache, "select", Cache._take)
+    network = llama()
+    reader = for_reading(network)
+    long, short = (torch.randint(0, 320, (count,)).tolist() for count in (25, 3))
+    more = torch.randint(0, 320, (6,)).tolist()
+    with torch.inference_mode():
+        expected = network(torch.tensor([short + more]))[0]
+        found = step.Step(reader, 2, 64)
+        assert torch.allclose(found.start([long, short])[1], expected[2], atol=1e-5)
+        found.select(torch.tensor([1]))
+        scores = torch.cat([found.next(torch.tensor([[word]]))[:, 0] for word in more])
+    assert torch.allclose(scores, expected[3:], atol=1e-5)
 
 
 @needs_bytes

@@ -68,7 +68,9 @@ class LightLayer(Layer):
         real: Tensor | None = None,
     ) -> Tensor:
         """(B, T, D) to (B, T, D)."""
-        if cache is None or rotation is None or mask.paths is not None or x.shape[0] != 1 or x.shape[1] != 1:
+        # A length that stands in a tensor is not all that the cache holds: others in the batch were longer.
+        is_step = x.shape[:2] == (1, 1) and mask.paths is None and not isinstance(mask.start, Tensor)
+        if cache is None or rotation is None or not is_step:
             return super().forward(x, mask, rotation, memory, memory_mask, cache, real)
         joined, output, wide, down = self.products
         heads = joined(_normed(x, *self.norms[0])).view(self.turns.heads + 2 * self.turns.kv_heads, -1)  # (H + 2G, E)

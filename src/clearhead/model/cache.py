@@ -124,6 +124,11 @@ class Cache:
 
     def select(self, rows: Tensor) -> None:
         """Keep, repeat, reorder or drop rows: row n becomes what row rows[n] was (samples, finished sentences)."""
+        self._take(rows)
+        if not self.even and self.lengths.is_cpu and len(self):  # what longer rows have left need not be read again
+            self.rewind(self.lengths.tolist())
+
+    def _take(self, rows: Tensor) -> None:
         self.lengths = self.lengths[rows]
         if self.source_lengths is not None:
             self.source_lengths = self.source_lengths[rows]
@@ -228,5 +233,5 @@ class Tree(Cache):
 
     def select(self, rows: Tensor) -> None:
         """Keep, reorder or drop rows with all their branches."""
-        super().select(rows)
+        self._take(rows)
         self.paths, self.positions = self.paths[rows], self.positions[rows]
