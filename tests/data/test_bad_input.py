@@ -231,6 +231,20 @@ def test_a_label_column_that_is_a_text_is_noticed(tmp_path: Path) -> None:
         prepare(config(tmp_path, "classification", train={"format": "tsv", "files": lines}), [tokenizer()])
 
 
+@pytest.mark.parametrize("format", ["tsv", "csv"])
+def test_a_missing_label_is_no_label_of_its_own(format: str, tmp_path: Path) -> None:
+    between = {"tsv": "\t", "csv": ","}[format]
+    lines = write(tmp_path / "rows", (f"text{between}{label}" for label in ("past", "", "now")))
+    with pytest.raises(UserError, match="rows, line 2: the label is missing"):
+        prepare(config(tmp_path, "classification", train={"format": format, "files": lines}), [tokenizer()])
+
+
+def test_one_label_is_nothing_to_learn(tmp_path: Path) -> None:
+    lines = write(tmp_path / "rows", ("text\tpast", "more\tpast"))
+    with pytest.raises(UserError, match=r"data\.train: 'past' is the only label; there is nothing to tell apart"):
+        prepare(config(tmp_path, "classification", train={"format": "tsv", "files": lines}), [tokenizer()])
+
+
 def test_two_segments_need_two_documents(tmp_path: Path) -> None:
     files = write(tmp_path / "text", sentences(50))
     settings = {"train": {"files": files}, "next_sentence": True, "longest": 20}

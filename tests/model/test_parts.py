@@ -103,6 +103,15 @@ def test_gelu_that_learns_is_the_one_that_reads_and_so_is_its_gradient() -> None
         torch.testing.assert_close(ACTIVATIONS["gelu_tanh"](x), out)
 
 
+def test_gelu_that_learns_has_a_second_derivative() -> None:
+    x = torch.linspace(-4, 4, 101, requires_grad=True)
+    found = []
+    for gelu in (ACTIVATIONS["gelu_tanh"], lambda x: F.gelu(x, approximate="tanh")):
+        (slope,) = torch.autograd.grad((gelu(x) + x**3).sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(slope.sum(), x)[0])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
 def test_swiglu_is_its_formula() -> None:
     feed = build(preset("tiny-llama")).decoder.layers[0].feed_forward
     x = torch.randn(3, 128)

@@ -62,6 +62,12 @@ def test_a_run_measures_what_evaluate_measures(task: str, family: str, bases: di
         assert len(validations[-1]["samples"]) == 5
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_half_precision_is_scored_on_a_cpu_too(task: str, bases: dict[str, Path], tmp_path: Path) -> None:
+    run(tmp_path / "run", tuned(bases["bert"], task, train={"precision": "bf16", "steps": 2, "validate_every": 2}))
+    assert np.isfinite(events(tmp_path / "run", "validation")[-1][METRICS[task]])
+
+
 def test_regression_and_similarity_are_measured_by_correlation(bases: dict[str, Path], tmp_path: Path) -> None:
     file = tmp_path / "pairs.csv"
     rows = [f"{'cat ' * (n % 7 + 1)},{'dog ' * (n % 3 + 1)},{n % 7 - n % 3 + 2}" for n in range(60)]

@@ -48,6 +48,8 @@ def label_number(record: Record, label: Any, labels: tuple[str, ...]) -> int:
     """The number of a label; one that is not among the allowed is an error with its place."""
     if not isinstance(label, str | int) or isinstance(label, bool):
         raise UserError(f"{record.place}: {label!r:.40} is no label; use a text or a whole number")
+    if label == "":
+        raise UserError(f"{record.place}: the label is missing")
     if str(label) not in labels:
         near = nearest(str(label), list(labels)) if labels else ", which is empty; name the labels"
         raise UserError(f"{record.place}: label {str(label)!r:.40} is not in the label set{near}")

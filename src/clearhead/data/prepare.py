@@ -223,9 +223,13 @@ class _Maker:
         found: set[str] = set()
         for record in chain.from_iterable(self.records(corpus) for corpus in self.config.train):
             value = record.values[-1]
+            if value == "" or (isinstance(value, list) and "" in value):
+                raise UserError(f"{record.place}: the label is missing")
             found.update(map(str, value if isinstance(value, list) else [value]))
             if len(found) > LABELS:
                 raise UserError(f"{record.place}: more than {LABELS:,} different labels; set columns.label")
+        if len(found) == 1 and self.config.task == "classification":
+            raise UserError(f"data.train: {found.pop()!r:.40} is the only label; there is nothing to tell apart")
         names = sorted(found, key=lambda name: (name != "O", name))
         with full_disk(file):
             write_text(file, json.dumps(names))

@@ -20,7 +20,7 @@ CHANCES = 1 << 16  # a random number of 64 bits decides about four weights
 
 def drops(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> bool:
     """Whether `dropped_attention` does what is asked: dropout, all of many keys seen, fp32 on a CPU."""
-    if not dropout or mask != Mask() or torch.compiler.is_compiling():
+    if not dropout or mask != Mask() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
     return q.is_cpu and q.dtype == torch.float32 and q.shape[1] == k.shape[1] and k.shape[2] >= WORTH
 
@@ -42,8 +42,9 @@ class _Dropped(torch.autograd.Function):
         return torch.cat(found).mul_(ctx.scale).view(q.shape)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph: what was dropped would count as a constant
+            raise RuntimeError("attention dropout on a CPU has no second derivative; set attention_dropout to 0")
         *given, keep = ctx.saved_tensors
         grads: list[list[Tensor]] = [[], [], []]
         for q, k, v, kept, out in zip(*(x.split(_at_once(keep)) for x in (*given, keep, grad)), strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, TypedDict
 
 import numpy as np
@@ -98,8 +99,10 @@ def scores(
         return {}, []
     trains = network.training
     network.eval()
+    # On a CPU, texts are read by weights that are packed in a dtype of their own.
+    halves = nullcontext() if labelled and place.device.type == "cpu" else cast(place.device, dtype)
     try:
-        with torch.no_grad(), cast(place.device, dtype), uncompiled(network):
+        with torch.no_grad(), halves, uncompiled(network):
             if isinstance(network, EncoderDecoder) and isinstance(data.task, Translation):
                 return _translations(network, data, settings.scored)
             if isinstance(network, Decoder) and isinstance(data.task, LanguageModel):
