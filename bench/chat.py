@@ -98,7 +98,8 @@ def prepare(place: Path, gguf: Path | None) -> None:
 
 def work(name: str, folder: Path, threads: int, read: int, write: int) -> Callable[[], dict[str, float]]:
     """What one side does in a turn: two rates and the memory are what comes of it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # llama.cpp tells its life there
+    if name.startswith("llama.cpp"):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # it tells its life there
     torch.set_num_threads(threads)
     kind, before = SIDES[name], resident()
     if name.startswith("clearhead"):

@@ -90,7 +90,8 @@ def scores(recipe: Recipe, folder: Path, place: Path, seeds: int) -> tuple[float
     """The rate with the best validation, and the test accuracy of every seed with it."""
     changed = recipe.model_copy(update={"model": recipe.model | {"folder": str(folder)}})
     table = several(changed, place, RATES, 1, False, quiet, quiet)
-    assert table is not None
+    if table is None:
+        raise SystemExit("stopped")
     rate = next(line["rate"] for line in table if line["best"])
     several(changed, place, [rate], seeds, True, quiet, quiet)
     models = (load(run_folder(place, rate, seed) / "best", recipe.train.device) for seed in range(seeds))

@@ -210,7 +210,7 @@ LONG = " ".join(["cat"] * 25_000)  # 100,000 characters
         (["classify", "nowhere", "a"], "", "no model 'nowhere'"),
         (["evaluate", "classify", "--data", "missing.tsv", "--format", "tsv"], "", "line 2: only 1 columns, but 2"),
         (["evaluate", "classify", "--data", "stranger.tsv", "--format", "tsv"], "", "line 1: label 'X' is not in the"),
-        (["evaluate", "classify", "--data", "none.tsv", "--format", "tsv"], "", "line 2: label '' is not in the label"),
+        (["evaluate", "classify", "--data", "none.tsv", "--format", "tsv"], "", "line 2: the label is missing"),
         (["evaluate", "classify", "--data", "empty.tsv", "--format", "tsv"], "", "line 2: empty; give some text"),
         (["evaluate", "tag", "--data", "bare.txt", "--format", "conll"], "", "line 2: 'dog' has no tag beside"),
         (["evaluate", "tag", "--data", "odd.txt", "--format", "conll"], "", "line 2: label 'B-DOG' is not in the"),

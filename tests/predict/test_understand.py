@@ -282,7 +282,7 @@ def test_a_model_without_the_head_says_what_it_is_for() -> None:
     for act in (lambda m: m.classify("a"), lambda m: m.tag("a"), lambda m: m.answer("a", "b")):
         with pytest.raises(UserError, match=r"small was made for masked-language-model, not for .*; fine-tune it"):
             act(reader("words"))
-    with pytest.raises(UserError, match="fill: small is a decoder; it can generate"):
+    with pytest.raises(UserError, match="fill: small is a decoder; it can classify and embed"):
         reader("classes", family="tiny-gpt").fill("a [MASK]")
     with pytest.raises(UserError, match=r"text 1: no mask in it; write .*mask.* where the word is missing"):
         reader("words").fill("a cat")

@@ -139,7 +139,9 @@ def stopped(here: Path) -> str:
         (["--resume", "data.tokens=99"], "(data.tokens: 240 is now 99)"),
         (["--resume", "train.steps=3"], "train.steps: 3 is the total, and run is at 4; ask for more"),
         (["--resume", "train.steps=4"], "train.steps: 4 is the total, and run is at 4; ask for more"),
-        (["--out", "mine.yaml"], "mine.yaml exists already"),
+        (["--out", "mine.yaml"], "mine.yaml exists already, and is no run; choose another --out"),
+        (["--out", "mine.yaml", "--resume"], "mine.yaml exists already, and is no run; choose another --out"),
+        (["--out", ".", "--resume"], ". exists already, and is no run; choose another --out"),
     ],
 )
 def test_a_run_that_would_become_another_is_refused(

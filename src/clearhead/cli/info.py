@@ -11,7 +11,6 @@ from clearhead.errors import UserError
 
 if TYPE_CHECKING:
     from clearhead.checkpoint import About
-    from clearhead.config import ModelConfig
 
 FORMATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16", "I8": "int8", "U8": "int4"}
 
@@ -42,6 +41,7 @@ def _facts(name: str, about: "About") -> dict[str, Any]:
     """Everything that is known without reading the weights."""
     import torch
 
+    from clearhead.config.model import abilities
     from clearhead.model import build
     from clearhead.model.measure import measure, parts
 
@@ -71,16 +71,6 @@ def _facts(name: str, about: "About") -> dict[str, Any]:
         "recipe": card.recipe,
         "licence": card.licence,
     }
-
-
-def abilities(config: "ModelConfig") -> list[str]:
-    """The verbs that a model of this kind answers to."""
-    if config.family == "encoder-decoder":
-        return ["translate", "evaluate"]
-    if config.family == "decoder" and "words" in config.outputs:
-        return ["generate", "chat", "evaluate"]
-    verbs = {"words": "fill", "classes": "classify", "tags": "tag", "span": "answer"}
-    return [*(verb for output, verb in verbs.items() if output in config.outputs), "embed", "evaluate"]
 
 
 def _lines(found: dict[str, Any]) -> dict[str, str]:
@@ -149,6 +139,7 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="For programs: a
 def _row(name: str, folder: Path, place: str) -> dict[str, Any]:
     """One model of the list; a damaged one is in it, too, with what is wrong."""
     from clearhead.checkpoint import about
+    from clearhead.config.model import abilities
     from clearhead.model import build
     from clearhead.model.measure import parameters
 

@@ -196,3 +196,13 @@ def _outputs(c: ModelConfig) -> Iterator[str]:
         yield f"labels: missing, but outputs has {labelled.pop()}; set the number of labels, like labels=2"
     if c.labels and not labelled:
         yield f"labels: {c.labels}, but outputs has neither classes nor tags; set labels to 0"
+
+
+def abilities(config: ModelConfig) -> list[str]:
+    """The verbs that a model of this kind answers to."""
+    if config.family == "encoder-decoder":
+        return ["translate", "evaluate"]
+    if config.family == "decoder" and "words" in config.outputs:
+        return ["generate", "chat", "evaluate"]
+    verbs = {"words": "fill", "classes": "classify", "tags": "tag", "span": "answer"}
+    return [*(verb for output, verb in verbs.items() if output in config.outputs), "embed", "evaluate"]

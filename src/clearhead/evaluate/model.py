@@ -111,6 +111,7 @@ def _masked(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> dict[s
 def _translation(
     model: Model, data: DataConfig, corpora: Sequence[Corpus], beam: int, lowercase: bool, moses: str, say: Say
 ) -> dict[str, Any]:
+    tokens = _moses(moses) if moses else None
     sources, references = pairs(data, corpora)
     say(f"translating {len(sources):,} texts with beam {beam} …")
     outputs = model.translate(sources, beam=beam)
@@ -121,8 +122,7 @@ def _translation(
         chrf(outputs, references, lowercase=lowercase),
     ]
     result: dict[str, Any] = {"texts": len(sources), "beam": beam}
-    if moses:
-        tokens = _moses(moses)
+    if tokens is not None:
         ours, theirs = ([tokens(text) for text in texts] for texts in (outputs, references))
         score = tokenised_bleu(ours, theirs, lowercase=lowercase)
         result |= {"tokenised_bleu": score.value, "tokenised_signature": score.signature}

@@ -15,9 +15,10 @@ from clearhead.checkpoint import load_model
 from clearhead.config import ModelConfig
 from clearhead.config.data import DataConfig
 from clearhead.config.decode import DecodeConfig
+from clearhead.config.model import abilities
 from clearhead.decode import INT4, Output, Stops, for_reading, generate, hard, stream_text, translate, use_graphs
 from clearhead.errors import UserError
-from clearhead.model import Decoder, Encoder, EncoderDecoder, Network
+from clearhead.model import Decoder, EncoderDecoder, Network
 from clearhead.model.device import choose_device
 from clearhead.predict.answer import Answer, answer
 from clearhead.predict.classify import Label, classify, values
@@ -208,10 +209,9 @@ class Model:
 
     def _as(self, family: type[Any], act: str) -> Any:
         if not isinstance(self.network, family):
-            can = {EncoderDecoder: "translate", Decoder: "generate and chat", Encoder: "fill, classify, tag and embed"}
             family_name = f"{'a' if self.config.family == 'decoder' else 'an'} {self.config.family}"
             what = f"{self.name or 'this model'} is {family_name}"
-            raise UserError(f"{act}: {what}; it can {can[type(self.network)]}")
+            raise UserError(f"{act}: {what}; it can {' and '.join(abilities(self.config)[:-1])}")
         return cast(Any, self.reader)
 
 

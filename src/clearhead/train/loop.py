@@ -23,6 +23,17 @@ class Summary:
     first: bool = True  # of several processes, the one that speaks for all
 
 
+def check_folder(out: Path, resume: bool, own: tuple[str, ...]) -> None:
+    """Refuse to write among other things; into a run, which has one of `own`, only if it shall go on."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    is_run = any(any(out.glob(name)) for name in own)
+    if not is_run:
+        raise UserError(f"{out} exists already, and is no run; choose another --out")
+    if not resume:
+        raise UserError(f"{out} exists already; go on with --resume, or choose another --out")
+
+
 def train(
     recipe: Recipe,
     out: Path,
@@ -36,8 +47,7 @@ def train(
     `say` gets lines for people, `watch` every event of the log. With `resume`, the run in `out` goes on from its
     newest whole checkpoint, or begins where there is none.
     """
-    if not resume and out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists already; go on with --resume, or choose another --out")
+    check_folder(out, resume, (".lock", "recipe.yaml", "checkpoints"))
     settings = recipe.train
     with Stopper() as stopper, place(settings.device) as here:
         try:

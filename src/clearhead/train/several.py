@@ -13,7 +13,7 @@ from clearhead.checkpoint import load_model, save_model
 from clearhead.config.recipe import Recipe
 from clearhead.errors import UserError
 from clearhead.files import read_text, write_text
-from clearhead.train.loop import train
+from clearhead.train.loop import check_folder, train
 from clearhead.train.record import number, read_log
 from clearhead.train.run import Say, Watch
 from clearhead.train.validate import better
@@ -31,8 +31,7 @@ def several(
     """
     if not (recipe.data.valid or recipe.data.held_out):
         raise UserError("--seeds, --rates: there is no validation data to compare by; add data.valid or data.held_out")
-    if not resume and out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} exists already; go on with --resume, or choose another --out")
+    check_folder(out, resume, ("rate-*",))
     metric, scores = recipe.train.metric, dict[float, list[dict[str, float]]]()
     for rate in rates:
         for seed in range(recipe.train.seed, recipe.train.seed + seeds):
