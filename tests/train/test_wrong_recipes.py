@@ -137,6 +137,7 @@ def stopped(here: Path) -> str:
             "(model.width: 16 is now 32; train.seed: 0 is now 1); give the same, or begin another run",
         ),
         (["--resume", "data.tokens=99"], "(data.tokens: 240 is now 99)"),
+        (["--resume", "data.valid=[{format: symbols, count: 7, split: valid}]"], "(data.valid.0.count: 12 is now 7"),
         (["--resume", "train.steps=3"], "train.steps: 3 is the total, and run is at 4; ask for more"),
         (["--resume", "train.steps=4"], "train.steps: 4 is the total, and run is at 4; ask for more"),
         (["--out", "mine.yaml"], "mine.yaml exists already, and is no run; choose another --out"),

@@ -43,6 +43,8 @@ def train(
     for role in wanted:
         if role not in ROLES:
             raise UserError(f"--roles: {role!r} is not allowed{nearest(role, list(ROLES))}")
+    if (out / "tokenizer.json").exists():
+        raise UserError(f"--out: {out / 'tokenizer.json'} exists already; choose another folder")
     tokenizer = train_files(
         files,
         kind,

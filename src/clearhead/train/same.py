@@ -28,6 +28,8 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         keys = dict.fromkeys([*old, *new])
         return [line for key in keys for line in differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))]
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new) and isinstance((*old, 0)[0], dict):
+        return [line for n, both in enumerate(zip(old, new, strict=True)) for line in differences(*both, f"{path}.{n}")]
     return [] if old == new else [f"{path}: {json.dumps(old)} is now {json.dumps(new)}"]
 
 
