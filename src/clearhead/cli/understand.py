@@ -2,25 +2,22 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.write import Device, Dtype, Json, ModelName, at_terminal
+from clearhead.cli.write import Device, Dtype, Json, ModelName, each_text
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
     from clearhead.predict.tag import Tagged
 
-A = TypeVar("A")
 Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Without any, lines of a file or stdin.")]
 File = Annotated[Path | None, typer.Option(help="A text a line, plain or gzip.")]
 Cut = Annotated[bool, typer.Option("--cut", help="Of a text that is too long, read the beginning.")]
 Top = Annotated[int, typer.Option(min=1, max=10_000, help="Answers at the most.")]
-CHUNK = 512  # lines that are sorted by length and read together
 COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
 NONE = "(no answer)"
 
@@ -39,7 +36,7 @@ def fill(
     Example: clearhead fill runs/mini-bert "Anna [MASK] the letter yesterday."
     """
     loaded = _load(model, device, dtype)
-    for text, gaps in _each(texts, file, lambda chunk: loaded.fill(chunk, top)):
+    for text, gaps in each_text(texts, file, lambda chunk: loaded.fill(chunk, top)):
         if as_json:
             masks = [
                 {"start": gap.first, "end": gap.behind, "words": [word._asdict() for word in gap.words]} for gap in gaps
@@ -75,7 +72,7 @@ def classify(
         firsts, seconds = _columns(chunk, second, "the two texts")
         return ask(firsts, seconds, cut=cut)
 
-    for text, found in _each(texts, file, work):
+    for text, found in each_text(texts, file, work):
         if isinstance(found, float):
             _show({"text": text, "value": found}) if as_json else typer.echo(f"{found:.4f}")
         elif as_json:
@@ -100,7 +97,7 @@ def tag(
     """
     loaded = _load(model, device, dtype)
 
-    for _, found in _each(texts, file, lambda chunk: loaded.tag(chunk, spaced=words, cut=cut)):
+    for _, found in each_text(texts, file, lambda chunk: loaded.tag(chunk, spaced=words, cut=cut)):
         if as_json:
             spans = [_placed(span) | {"label": span.label} for span in found.spans]
             _show({"text": found.text, "spans": spans, "words": [_placed(w) | {"tag": w.tag} for w in found.words]})
@@ -161,7 +158,7 @@ def answer(
         asked, contexts = _columns(chunk, given, "question and text")
         return list(zip(asked, loaded.answer(asked, contexts, top=top, must=must, cut=cut), strict=True))
 
-    for _, (question, found) in _each(questions, file, work):
+    for _, (question, found) in each_text(questions, file, work):
         if as_json:
             _show({"question": question, "answers": [_placed(each) for each in found]})
             continue
@@ -193,12 +190,12 @@ def embed(
         return list(loaded.embed(chunk, pooling=pooling, normalise=normalise, cut=cut))
 
     if out is None:
-        for text, vector in _each(texts, file, work):
+        for text, vector in each_text(texts, file, work):
             _show({"text": text, "vector": [round(float(value), 7) for value in vector]})
         return
     import numpy as np
 
-    vectors = [vector for _, vector in _each(texts, file, work)]
+    vectors = [vector for _, vector in each_text(texts, file, work)]
     try:
         with out.open("wb") as target:
             np.save(target, np.stack(vectors) if vectors else np.zeros((0, loaded.config.width), np.float32))
@@ -226,7 +223,7 @@ def similar(
 
     loaded = _load(model, device, dtype)
     texts, vectors = [], []
-    for text, vector in _each(None, among, lambda chunk: list(loaded.embed(chunk, cut=cut))):
+    for text, vector in each_text(None, among, lambda chunk: list(loaded.embed(chunk, cut=cut))):
         texts.append(text)
         vectors.append(vector)
     if not texts:
@@ -234,7 +231,7 @@ def similar(
     import numpy as np
 
     table = np.stack(vectors)
-    for query, found in _each(queries, file, lambda chunk: nearest(loaded.embed(chunk, cut=cut), table, top)):
+    for query, found in each_text(queries, file, lambda chunk: nearest(loaded.embed(chunk, cut=cut), table, top)):
         rows = [{"line": match.number + 1, "text": texts[match.number], "score": match.score} for match in found]
         if as_json:
             _show({"query": query, "matches": rows})
@@ -256,33 +253,6 @@ def _show(found: dict[str, Any]) -> None:
 def _printed(text: str) -> str:
     """A word of any vocabulary as a terminal may show it: a byte or a control character is �."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
-
-
-def _each(
-    texts: list[str] | None, file: Path | None, work: Callable[[list[str]], Sequence[A]]
-) -> Iterator[tuple[str, A]]:
-    """Every text with what `work` found: those given, or the lines of a file or of stdin, some hundreds at a time."""
-    from clearhead.files import read_lines
-    from clearhead.predict.reading import WrongText
-
-    if texts and file is not None:
-        raise UserError("--file: given together with texts; leave one of them out")
-    lines = iter(texts) if texts else read_lines(file or Path("-"))
-    where = "text " if texts else f"{'standard input' if file in (None, Path('-')) else file}, line "
-    most = 1 if not texts and file is None and at_terminal() else CHUNK
-    number = 0
-    while chunk := list(islice(lines, most)):
-        try:
-            found = work(chunk)
-        except WrongText as error:
-            raise UserError(f"{where}{number + error.number + 1}: {error.problem}{_hint(error)}") from None
-        yield from zip(chunk, found, strict=True)
-        sys.stdout.flush()
-        number += len(chunk)
-
-
-def _hint(error: Exception) -> str:
-    return " with --cut" if str(error).endswith("let it be cut") else ""
 
 
 def _columns(lines: list[str], given: str | None, what: str) -> tuple[list[str], list[str]]:
