@@ -27,7 +27,7 @@ def evaluate(
 ) -> None:
     """Score a model on its recipe's test set, or on files.
 
-    Example: clearhead evaluate runs/multi30k-en-de --moses de --lowercase
+    Example: clearhead evaluate runs/multi30k-en-de/last --moses de --lowercase
     """
     from typing import get_args
 
