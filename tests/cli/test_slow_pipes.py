@@ -41,7 +41,10 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[IO[bytes]]:
     inside, outside = os.pipe()
     with os.fdopen(outside, "wb", buffering=0) as writer, os.fdopen(inside) as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
+        watch = threading.Timer(10, writer.close)  # else one who waits for a line that never comes is waited for
+        watch.start()
         yield writer
+        watch.cancel()
         writer.close()  # so that whoever reads comes to an end, and standard input can be closed
         time.sleep(0.05)
 
@@ -79,6 +82,21 @@ def test_a_fast_pipe_fills_its_chunks(pipe: IO[bytes]) -> None:
     assert [line for chunk in found for line in chunk] == lines
     assert max(map(len, found)) == CHUNK
     assert len(found) <= 6  # 4, unless the machine is busy with something else
+
+
+def test_one_who_writes_line_by_line_without_a_pause_fills_chunks(pipe: IO[bytes]) -> None:
+    def write() -> None:
+        for number in range(100):
+            pipe.write(f"{number}\n".encode())
+            time.sleep(0.0005)
+        pipe.close()
+
+    sender = threading.Thread(target=write)
+    sender.start()
+    found = list(chunks(Path("-")))
+    sender.join()
+    assert sum(map(len, found)) == 100
+    assert len(found) < 50
 
 
 def test_a_steady_trickle_does_not_put_a_chunk_off(pipe: IO[bytes]) -> None:
