@@ -75,7 +75,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written_for_it(
     found: Any, arguments: str, stdin: bytes, says: str
 ) -> None:
     code, output, errors = found[arguments, stdin]
-    line = re.match(r"standard input, line (\d+)", says) if arguments == TRANSLATE else None
+    line = re.match(r"standard input, line (\d+)", says)
     # the lines before it are answered
     assert (code, output.count("\n")) == (2, int(line[1]) - 1 if line else 0), errors
     assert output.endswith("\n") or not output

@@ -29,6 +29,7 @@ BAD = b"\xff\xfe\n"
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("slow")
     make(folder / "tr", "tiny-translator")
+    make(folder / "gpt", "tiny-gpt")
     for name, head in {"fill": "words", "classify": "classes"}.items():
         made = reader(head)
         save_model(folder / name, made.network, made.tokenizers, made.extra)
@@ -213,8 +214,9 @@ def answered(child: "subprocess.Popen[bytes]", line: bytes) -> bytes:
     return found
 
 
-def test_a_process_can_ask_and_wait_for_the_answer_and_ctrl_c_ends_it(models: Path) -> None:
-    child = start("translate", "tr", "--beam", "1", cwd=models)
+@pytest.mark.parametrize("asked", ["translate tr --beam 1", "generate gpt --max-new-tokens 3 --temperature 0"])
+def test_a_process_can_ask_and_wait_for_the_answer_and_ctrl_c_ends_it(asked: str, models: Path) -> None:
+    child = start(*asked.split(), cwd=models)
     answers = [answered(child, b"the dog\n") for _ in range(3)]
     assert answers[0].endswith(b"\n")
     assert set(answers) == {answers[0]}

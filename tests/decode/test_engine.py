@@ -5,6 +5,7 @@ import os
 import random
 import threading
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -310,6 +311,29 @@ def test_a_stream_of_requests_is_answered_in_order_and_read_only_as_needed() -> 
     assert engine.busy
     left.close()
     assert not engine.busy, "nobody asks for the rest"
+
+
+def test_a_stream_that_pauses_or_breaks_loses_nothing() -> None:
+    network, asked = small("decoder"), some("decoder", 12, random.Random(3))
+    engine, answered = Engine(network, end=END, config=EngineConfig(rows=5)), list[Job]()
+
+    def stream() -> Iterator[Job | None]:
+        for number, each in enumerate(asked):
+            yield each.submit(engine)
+            while number == 6 and len(answered) < 7:  # nobody asks more until these are answered
+                yield None
+        raise UserError("line 13 is bad")
+
+    def take() -> None:
+        for job in in_order(engine, stream()):
+            answered.append(job)
+
+    with pytest.raises(UserError, match="line 13"):
+        take()
+    assert len(answered) == 12
+    for job, each in zip(answered, asked, strict=True):
+        assert same([[job.output]], [[each.alone(network)]])
+    assert not engine.busy
 
 
 def test_a_job_that_nobody_holds_is_forgotten() -> None:

@@ -118,9 +118,7 @@ def _until_wrong(chunk: list[str], work: Callable[[list[str]], Sequence[A]]) -> 
 
 def chunks(path: Path) -> Iterator[list[str]]:
     """Lines of a file, or of standard input for `-`: as many as are there, where it is a pipe; at least one."""
-    queue: Queue[str | Exception | None] = Queue(CHUNK)
-    Thread(target=_read, args=(path, queue, sys.stdin), daemon=True).start()
-    regular = _is_regular(path)
+    queue, regular = _queue(path), _is_regular(path)
     found: str | Exception | None = ""
     while isinstance(found, str):
         chunk: list[str] = []
@@ -137,6 +135,28 @@ def chunks(path: Path) -> Iterator[list[str]]:
             yield chunk
     if found is not None:
         raise found
+
+
+def _waiting(path: Path) -> Iterator[str | None]:
+    """The same, line by line; None where the next one is not there yet."""
+    queue, patience = _queue(path), None if _is_regular(path) else GRACE / 5
+    while True:
+        try:
+            found = queue.get(timeout=patience)
+        except Empty:
+            yield None
+            continue
+        if not isinstance(found, str):
+            break
+        yield found
+    if found is not None:
+        raise found
+
+
+def _queue(path: Path) -> "Queue[str | Exception | None]":
+    queue: Queue[str | Exception | None] = Queue(CHUNK)
+    Thread(target=_read, args=(path, queue, sys.stdin), daemon=True).start()
+    return queue
 
 
 def _read(path: Path, queue: "Queue[str | Exception | None]", stdin: object) -> None:
@@ -228,19 +248,20 @@ def generate(
 
 def _generate_lines(model: Any, as_json: bool, options: dict[str, Any]) -> None:
     """A text for each line of standard input, on a line each; in plain text a line break becomes a space."""
-    from clearhead.files import read_lines
     from clearhead.predict import generate_each
 
     line = 0
 
-    def prompts() -> Iterator[str]:
+    def prompts() -> Iterator[str | None]:
         nonlocal line
-        for line, prompt in enumerate(read_lines(Path("-")), start=1):  # noqa: B007 (told in errors)
+        for prompt in _waiting(Path("-")):
+            line += prompt is not None
             yield prompt
 
     try:
         for prompt, text in generate_each(model, prompts(), **options):
             typer.echo(_generated(prompt, text) if as_json else " ".join((prompt + text.text).splitlines()))
+            sys.stdout.flush()
     except UserError as error:
         where = f"standard input, line {line}: " if str(error).startswith("prompt") else ""
         raise UserError(f"{where}{error}") from None

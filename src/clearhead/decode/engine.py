@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -260,21 +259,30 @@ class Engine:
         self._arrange()
 
 
-def in_order(engine: Engine, jobs: Iterable[Job]) -> Iterator[Job]:
+def in_order(engine: Engine, jobs: Iterable[Job | None]) -> Iterator[Job]:
     """The jobs as they were submitted, each when it is done; asking for the next one is what submits it.
 
-    Only so many are under way that the rows are kept busy, so that a stream of any length takes little memory.
+    Only so many are under way that the rows are kept busy, so that a stream of any length takes little memory. None
+    says that no job is waiting now: the others go on. An error in the stream comes after all that was submitted before.
     """
     most = min(4 * engine.config.rows, engine.config.waiting)
     coming, under_way = iter(jobs), deque[Job]()
+    more, wrong = True, None
     try:
-        while True:
-            under_way.extend(islice(coming, most - len(under_way)))
-            if not under_way:
-                return
-            engine.step()
+        while more or under_way:
+            try:
+                while more and len(under_way) < most and (job := next(coming)) is not None:
+                    under_way.append(job)
+            except StopIteration:
+                more = False
+            except Exception as error:
+                more, wrong = False, error
+            if under_way:
+                engine.step()
             while under_way and under_way[0].done:
                 yield under_way.popleft()
+        if wrong is not None:
+            raise wrong
     finally:  # nobody asks any more
         for job in under_way:
             engine.cancel(job)

@@ -34,21 +34,33 @@ def submit(model: Model, engine: Engine, text: str, *, seed: int = 0, stop: Sequ
 
 
 def generate_each(
-    model: Model, prompts: Iterable[str], *, seed: int = 0, stop: Sequence[str] = (), samples: int = 1, **options: Any
+    model: Model,
+    prompts: Iterable[str | None],
+    *,
+    seed: int = 0,
+    stop: Sequence[str] = (),
+    samples: int = 1,
+    **options: Any,
 ) -> Iterator[tuple[str, Text]]:
     """Each prompt with what the model writes after it, `samples` times, in order: the texts that `generate` gives.
 
     Prompts are read as there is room for them and many are written at once: a stream of any length takes little memory.
+    None among them says that no other is waiting now.
     """
     engine, asked = engine_for(model), dict[Job, str]()
     stops = Stops(stop, model.tokenizers[-1]) if stop else None
 
-    def jobs() -> Iterator[Job]:
-        for number, prompt in enumerate(prompts):
+    def jobs() -> Iterator[Job | None]:
+        number = 0
+        for prompt in prompts:
+            if prompt is None:
+                yield None
+                continue
             for own in sample_seeds([seed + number], samples):
                 job = submit(model, engine, prompt, seed=own, stop=stop, **options)
                 asked[job] = prompt
                 yield job
+            number += 1
 
     for job in in_order(engine, jobs()):
         assert job.output is not None
