@@ -71,7 +71,10 @@ def main() -> None:
         _complain(str(error))
     except WrongUse as error:
         message: str = error.format_message()  # type: ignore[attr-defined]
-        _complain(f"{message.rstrip('.')}. See clearhead --help" if message else "")  # without a verb, help was shown
+        context = getattr(error, "ctx", None)
+        verb = "" if context is None else context.command_path.removeprefix(context.find_root().info_name or "")
+        end = "" if message.endswith(("?", ".")) else "."
+        _complain(f"{message}{end} See clearhead{verb} --help" if message else "")  # without a verb, help was shown
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except SystemExit as stop:
