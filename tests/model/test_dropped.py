@@ -81,3 +81,10 @@ def test_it_refuses_what_it_would_do_wrong() -> None:
     assert not drops(q, k, Mask(causal=True), 0.1)
     assert not drops(q, k, Mask(lengths=torch.tensor([3])), 0.1)
     assert not drops(q, k[:, :1], Mask(), 0.1)
+
+
+def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
+    q, k, v = (torch.randn(2, 2, 20, 8, requires_grad=True) for _ in range(3))
+    out = dropped_attention(q, k, v, 0.1).sum()
+    with pytest.raises(RuntimeError, match="no second derivative; set attention_dropout to 0"):
+        torch.autograd.grad(out, q, create_graph=True)
