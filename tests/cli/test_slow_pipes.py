@@ -14,7 +14,7 @@ from typing import IO, TypeVar
 import pytest
 
 from clearhead.checkpoint import save_model
-from clearhead.cli.write import CHUNK, chunks, each_text
+from clearhead.cli.lines import CHUNK, chunks, each_text
 from clearhead.errors import UserError
 from clearhead.predict.reading import WrongText
 from tests.cli.forked import calls

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.write import Device, Dtype, Json, ModelName, each_text
+from clearhead.cli.lines import each_text
+from clearhead.cli.write import Device, Dtype, Json, ModelName
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
