@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--limit", type=int, help="steps, and lines of every file")
     parser.add_argument("--json", type=Path, help="add every outcome to this file, a line each")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()  # changes may stand behind options
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     device = choose_device(options.device)

@@ -4,6 +4,8 @@ weights, and from a bag of words.
     python -m bench.pretrained                                     the BERT of the package, 1,000 examples
     python -m bench.pretrained runs/bert-small --device cuda
 
+    python -m bench.pretrained runs/bert-small --pooling token     read off the first token alone, not the mean of all
+
 All three learn from the same random rows of SST-2's training file and are scored on its development file. Both BERTs
 choose their learning rate and their best step on as many other rows; the bag of words has nothing to choose.
 """
@@ -45,6 +47,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--examples", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--pooling", choices=["mean", "token"], default="mean", help="what a BERT's class is read off")
     options = parser.parse_args()
     device = choose_device(options.device)
     print(f"{datetime.date.today()}  {machine(device)}  {options.model}, {options.examples:,} examples of SST-2\n")
@@ -55,7 +58,7 @@ def main() -> None:
     print("| start | rate | accuracy | spread |\n| --- | ---: | ---: | ---: |", flush=True)
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        recipe = few_shot(learn, choose, place, str(device))
+        recipe = few_shot(learn, choose, place, str(device), options.pooling)
         starts = {"pretrained": find_model(options.model), "fresh weights": fresh(options.model, place / "fresh")}
         for start, folder in starts.items():
             rate, found = scores(recipe, folder, place / f"{start} runs", options.seeds)
@@ -65,9 +68,9 @@ def main() -> None:
     print(f"| bag of words | | {right:.2%} | |")
 
 
-def few_shot(learn: Any, choose: Any, place: Path, device: str) -> Recipe:
+def few_shot(learn: Any, choose: Any, place: Path, device: str, pooling: str) -> Recipe:
     """SST-2's recipe on some rows, validated on others, tested on the development file."""
-    recipe = load_recipe("sst2", [f"train.device={device}", "train.compile=off"])
+    recipe = load_recipe("sst2", [f"train.device={device}", "train.compile=off", f"model.pooling={pooling}"])
     (whole,) = recipe.data.train
     sets: dict[str, tuple[Corpus, ...]] = {"test": recipe.data.valid}
     for part, lines in (("train", learn), ("valid", choose)):

@@ -12,7 +12,9 @@ from clearhead.config.train import TrainConfig
 from clearhead.data import Batch
 from clearhead.data.batch import arrange
 from clearhead.model import build
+from clearhead.model.heads import WordHead
 from clearhead.train.kernel import kernel_piece
+from clearhead.train.losses import word_loss
 from clearhead.train.objective import Objective
 from clearhead.train.optimiser import optimiser
 from clearhead.train.parallel import Place, precision, speed_up
@@ -41,6 +43,23 @@ def test_the_kernel_gives_the_losses_and_gradients_of_the_formula(
         if a is not None:
             torch.testing.assert_close(a, b, **loose, msg=lambda text, name=name: f"{name}: {text}")
     assert ours.count == (labels != -100).sum()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_scores_in_pieces_give_the_gradients_of_the_whole(bias: bool) -> None:
+    torch.manual_seed(0)
+    config = preset("tiny-gpt", ["vocab_size=1000", f"output_bias={str(bias).lower()}", "tie=none"])
+    head = WordHead(config).cuda()
+    hidden = torch.randn(3, 100, config.width, device="cuda", requires_grad=True)
+    labels = torch.randint(1000, (3, 100), device="cuda")
+    learnt = [hidden, *head.parameters()]
+    with torch.autocast("cuda", torch.bfloat16):
+        total = word_loss(hidden, head, labels, 0.1, limit=1000 * 2 * 128, compiled=kernel_piece).total
+    found = torch.autograd.grad(total, learnt)
+    expected = torch.autograd.grad(word_loss(hidden, head, labels, 0.1).total, learnt)
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == torch.float32
+        assert torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0) > 0.9995
 
 
 def windows(number: int) -> Batch:
@@ -74,7 +93,7 @@ def test_a_recorded_update_is_the_ordinary_one(name: str, task: str, make: Any, 
         torch.manual_seed(0)
         network = build(config).to(device)
         objective = Objective(network, data, settings).train()
-        speed_up(objective, settings, device)
+        speed_up(objective, settings, Place(device))
         updater = Updater(
             objective, objective, optimiser(network, settings), settings, Place(device), precision(settings, device)
         )

@@ -342,6 +342,16 @@ def test_an_encoder_pools_first_tokens_and_a_decoder_last_ones() -> None:
     assert torch.equal(decoder.pool(hidden), hidden[:, -1])
 
 
+@pytest.mark.parametrize("name", ["tiny-encoder", "tiny-gpt"])
+def test_either_may_pool_the_mean_of_the_real_tokens(name: str) -> None:
+    hidden = torch.randn(2, 5, 128)
+    heads = build(preset(name, ["pooling=mean", "pooler=false", "outputs=classes", "labels=3"])).heads
+    expected = torch.stack([hidden[0].mean(0), hidden[1, :2].mean(0)])
+    torch.testing.assert_close(heads.pool(hidden, torch.tensor([5, 2])), expected)
+    packed = torch.cat([hidden[0], hidden[1, :2]])[None]
+    torch.testing.assert_close(heads.pool(packed, documents=Documents.of([5, 2])), expected)
+
+
 def test_a_row_and_each_document_may_fill_max_positions() -> None:
     network = build(preset("tiny-gpt", ["max_positions=8"]))
     assert network(torch.zeros(1, 8, dtype=torch.long), cache=Cache(network.config, 1, capacity=8)).shape[1] == 8

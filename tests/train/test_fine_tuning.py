@@ -103,6 +103,16 @@ def test_the_body_is_the_folders_and_the_head_is_new(bases: dict[str, Path], tmp
     assert not torch.equal(fresh.scores.weight, head.scores.weight), "labels in another order need a new one"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("family", ["bert", "gpt"])
+def test_a_class_may_be_read_off_the_mean_of_all_tokens(family: str, bases: dict[str, Path], tmp_path: Path) -> None:
+    made = tuned(bases[family], "classification")
+    made = made.model_copy(update={"model": made.model | {"pooling": "mean"}})
+    run(tmp_path, made)
+    model = load(tmp_path / "last", "cpu")
+    assert model.network.config.pooling == "mean"
+    assert evaluate(model)["matthews"] == pytest.approx(events(tmp_path, "validation")[-1]["matthews"])
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_packed_and_padded_rows_cost_the_same(task: str, bases: dict[str, Path]) -> None:
     totals = []

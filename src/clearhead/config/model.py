@@ -85,6 +85,7 @@ class ModelConfig(Settings):
     embedding_norm: bool = False
     outputs: Annotated[tuple[Output, ...], BeforeValidator(several)] = ("words",)
     output_bias: bool = False
+    pooling: Literal["token", "mean"] = "token"  # what sums up a row: the token that has seen all of it, or all of them
     pooler: bool = False
     labels: int = Field(default=0, ge=0, le=1 << 20)
 
@@ -190,7 +191,7 @@ def _outputs(c: ModelConfig) -> Iterator[str]:
     if c.family != "encoder" and c.pooler:
         yield f"pooler: true, but family is {c.family}; only an encoder has one, set it to false"
     if "next-sentence" in c.outputs and not c.pooler:
-        yield "outputs: next-sentence reads the pooled first token; set pooler=true (family encoder)"
+        yield "outputs: next-sentence reads the pooled row; set pooler=true (family encoder)"
     labelled = {"classes", "tags"} & set(c.outputs)
     if labelled and not c.labels:
         yield f"labels: missing, but outputs has {labelled.pop()}; set the number of labels, like labels=2"

@@ -18,6 +18,7 @@ from clearhead.files import read_text
 
 RECIPES = resources.files("clearhead.config") / "recipes"
 VOCABULARY = ("vocab_size", "source_vocab_size", "target_vocab_size")
+CHANGEABLE = ("dropout", "attention_dropout", "pooling")  # of a model to go on from
 FROM_DATA = {*VOCABULARY, "outputs", "labels", "pooler"}
 # The family and the outputs that each task needs.
 NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -54,8 +55,9 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if "folder" in self.model:
-            if set(self.model) - {"folder", "dropout", "attention_dropout"}:
-                raise ValueError("model: a folder has its architecture already; only dropout can be changed beside it")
+            if set(self.model) - {"folder", *CHANGEABLE}:
+                keys = ", ".join(CHANGEABLE)
+                raise ValueError(f"model: a folder has its architecture already; only {keys} can be changed beside it")
         else:
             for key in FROM_DATA & self.model.keys():
                 raise ValueError(f"model.{key}: comes from the tokenizer, the task and the data; leave it out")

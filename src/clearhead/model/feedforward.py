@@ -13,14 +13,16 @@ from clearhead.config import ModelConfig
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³))), any shape: GPT's form of GELU."""
-    learns = x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if torch.compiler.is_compiling():  # the same by a sigmoid, which a GPU has done before its memory has answered
+        return x * torch.sigmoid(x * (SLOPE + SLOPE * CUBIC * x * x))
+    learns = x.requires_grad and torch.is_grad_enabled()
     if learns and x.device.type == "cpu" and x.dtype == torch.float32:
         return GeluBySigmoid.apply(x)  # type: ignore[no-untyped-call]
     return F.gelu(x, approximate="tanh")
 
 
-CUBIC = 0.044715
-STEEPNESS, ONE = (torch.tensor(number, dtype=torch.float32, device="cpu") for number in (math.sqrt(8 / math.pi), 1.0))
+CUBIC, SLOPE = 0.044715, math.sqrt(8 / math.pi)
+STEEPNESS, ONE = (torch.tensor(number, dtype=torch.float32, device="cpu") for number in (SLOPE, 1.0))
 
 
 class GeluBySigmoid(torch.autograd.Function):
@@ -31,7 +33,7 @@ class GeluBySigmoid(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        cubic = CUBIC * STEEPNESS.item()
+        cubic = CUBIC * SLOPE
         gate = torch.addcmul(STEEPNESS, x, x, value=cubic).mul_(x).sigmoid_()
         out = x * gate
         slope = torch.addcmul(STEEPNESS, x, x, value=3 * cubic).mul_(out)  # of what the sigmoid takes, times out;

@@ -51,14 +51,14 @@ class LabelHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """BERT's summary of a row: tanh of a layer over its first token."""
+    """BERT's summary of a row: tanh of a layer over its first token, or over the mean of all."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.linear = nn.Linear(config.width, config.width)
 
-    def forward(self, first: Tensor) -> Tensor:
-        return self.linear(first).tanh()
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).tanh()
 
 
 class Heads(nn.Module):
@@ -67,6 +67,7 @@ class Heads(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.first = config.family == "encoder"  # an encoder sums a row up in its first token, a decoder in its last
+        self.mean = config.pooling == "mean"
         outputs = config.outputs
         self.pooler = Pooler(config) if config.pooler else None
         self.words = WordHead(config) if "words" in outputs else None
@@ -77,7 +78,7 @@ class Heads(nn.Module):
 
     def pool(self, hidden: Tensor, lengths: Tensor | None = None, documents: Documents | None = None) -> Tensor:
         """One vector for each row (or document) of hidden (B, T, D): (B, D), what next_sentence and classes read."""
-        x = self.summary(hidden, lengths, documents)
+        x = (mean_pool if self.mean else self.summary)(hidden, lengths, documents)
         return x if self.pooler is None else self.pooler(x)
 
     def summary(self, hidden: Tensor, lengths: Tensor | None = None, documents: Documents | None = None) -> Tensor:

@@ -18,7 +18,7 @@ try:
 except ImportError:  # there is none for this platform; `piece` does the same
     triton = None
 
-BLOCK, WARPS = 2048, 4  # words of a row that a program looks at together; the fastest of eight on an H200
+BLOCK, WARPS = 4096, 8  # words of a row that a program looks at together; the fastest of twenty on an H200
 
 
 def kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
@@ -27,14 +27,14 @@ def kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def kernel_piece(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float) -> Piece:
-    """As `piece`: the sums of cross entropy and its gradients, x (N, D), weight (V, D), labels (N,)."""
+    """As `piece`: the sums of cross entropy and its gradient, x (N, D), weight (V, D), labels (N,)."""
     scores = F.linear(x, weight, bias)  # (N, V)
     words = scores.shape[-1]
     spread = smoothing * words / max(1, words - 1)
     log_sum, answered, best, mean = found = torch.empty(4, len(x), device=x.device)
     _to_gradient[(len(x),)](scores, labels, *found, words, spread, IGNORED, smoothing > 0, BLOCK, num_warps=WARPS)
     sums = from_rows(labels, log_sum, answered, best, mean, spread)
-    return Piece(*sums, scores @ weight, scores.T @ x, None if bias is None else scores.sum(0))
+    return Piece(*sums, scores)
 
 
 if triton is not None:
@@ -60,7 +60,8 @@ if triton is not None:
         best, total, together = -float("inf"), 0.0, 0.0
         for first in range(0, words, block):
             columns = first + tl.arange(0, block)
-            x = tl.load(at + columns, mask=columns < words, other=-float("inf")).to(tl.float32)
+            x = tl.load(at + columns, mask=columns < words, other=-float("inf"), eviction_policy="evict_last")
+            x = x.to(tl.float32)  # and stays in the cache for the second pass, if it can
             higher = tl.maximum(best, tl.max(x, 0))
             total = total * tl.exp(best - higher) + tl.sum(tl.exp(x - higher), 0)
             best = higher
@@ -74,7 +75,7 @@ if triton is not None:
         tl.store(means + row, together / words)
         for first in range(0, words, block):
             columns = first + tl.arange(0, block)
-            x = tl.load(at + columns, mask=columns < words, other=-float("inf")).to(tl.float32)
-            x = tl.exp(x - log_sum) - spread / words - tl.where(columns == label, 1.0 - spread, 0.0)
-            x = tl.where(counts, x, 0.0)
-            tl.store(at + columns, x.to(scores.dtype.element_ty), mask=columns < words)
+            x = tl.load(at + columns, mask=columns < words, other=-float("inf"), eviction_policy="evict_first")
+            x = tl.exp(x.to(tl.float32) - log_sum) - spread / words - tl.where(columns == label, 1.0 - spread, 0.0)
+            x = tl.where(counts, x, 0.0).to(scores.dtype.element_ty)
+            tl.store(at + columns, x, mask=columns < words, eviction_policy="evict_first")

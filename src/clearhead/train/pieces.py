@@ -15,19 +15,17 @@ from clearhead.data import IGNORED
 
 
 class Piece(NamedTuple):
-    """The sums of some rows, and the gradients of their total."""
+    """The sums of some rows, and the gradient of their total."""
 
     total: Tensor
     count: Tensor  # type: ignore[assignment]  # a tuple has a method of this name
     plain: Tensor
     right: Tensor
-    x: Tensor  # (N, D)
-    weight: Tensor  # (V, D)
-    bias: Tensor | None  # (V,)
+    scores: Tensor  # (N, V) the gradient by the scores
 
 
 def piece(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float) -> Piece:
-    """`cross_entropy` of x Wᵀ + b and its gradients, written out: softmax minus the answer; compiled, few passes.
+    """`cross_entropy` of x Wᵀ + b and its gradient, written out: softmax minus the answer; compiled, few passes.
 
     x (N, D), weight (V, D), labels (N,). A score that ties with the best counts as right.
     """
@@ -42,9 +40,7 @@ def piece(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smooth
     sums = from_rows(labels, log_sum[:, 0], answered[:, 0], best[:, 0], scores.mean(dim=1), spread)
     here = torch.arange(classes, device=x.device) == answers
     grad = (scores - log_sum).exp() - spread / classes - (1 - spread) * here.to(scores)
-    grad = grad.masked_fill(~counts[:, None], 0).to(x.dtype)  # (N, V)
-    found = None if bias is None else grad.sum(0)
-    return Piece(*sums, grad @ weight, grad.T @ x, found)
+    return Piece(*sums, grad.masked_fill(~counts[:, None], 0).to(x.dtype))
 
 
 def from_rows(
@@ -75,15 +71,16 @@ class InPieces(torch.autograd.Function):
         dtype = product_dtype(x)
         inputs, matrix, offset = (None if t is None else t.detach().to(dtype) for t in (x, weight, bias))
         assert inputs is not None
+        assert matrix is not None
         sums: list[Tensor] = []
         grads = [torch.empty_like(x), *(None if t is None else torch.zeros_like(wide(t)) for t in (weight, bias))]
         for at in range(0, len(x), rows):
             here = slice(at, at + rows)
             found = work(inputs[here], matrix, offset, labels[here], smoothing)
-            grads[0][here] = found.x  # type: ignore[index]
-            grads[1].add_(found.weight)  # type: ignore[union-attr]
-            if grads[2] is not None and found.bias is not None:
-                grads[2].add_(found.bias)
+            grads[0][here] = found.scores @ matrix  # type: ignore[index]
+            _add_product(grads[1], found.scores.T, inputs[here])  # type: ignore[arg-type]
+            if grads[2] is not None:
+                grads[2].add_(found.scores.sum(0))
             sums.append(torch.stack([each.double() for each in found[:4]]))
         total, count, plain, right = torch.stack(sums).sum(0)
         kind = wide(x).dtype
@@ -102,6 +99,14 @@ class InPieces(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a b, which may be narrower; a GPU adds without a narrow product in between."""
+    if total.is_cuda and total.dtype == torch.float32 and a.dtype != torch.float32:
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+    else:
+        total.add_(a @ b)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:

@@ -68,7 +68,7 @@ class Run:
         self.network.to(place.device, torch.float64 if dtype == torch.float64 else torch.float32)
         weights = class_weights(recipe, self.data)
         self.objective = Objective(self.network, recipe.data, settings, weights).to(place.device).train()
-        speed_up(self.objective, settings, place.device)
+        speed_up(self.objective, settings, place)
         wrapped = spread(self.objective, self.network, settings, place)
         scaler = Scaler() if dtype == torch.float16 else None
         adam = optimiser(self.network, settings)

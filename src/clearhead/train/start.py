@@ -7,7 +7,7 @@ from torch import Tensor
 from clearhead.checkpoint import load_model
 from clearhead.config.data import TokenizerConfig
 from clearhead.config.model import ModelConfig
-from clearhead.config.recipe import Recipe, outputs
+from clearhead.config.recipe import CHANGEABLE, Recipe, outputs
 from clearhead.config.settings import nearest
 from clearhead.data import IGNORED, Data
 from clearhead.data.chance import mix
@@ -36,7 +36,7 @@ def start_network(recipe: Recipe, data: Data) -> Network:
     if "folder" not in recipe.model:
         return build(recipe.architecture(tuple(len(each) for each in data.tokenizers), max(1, len(data.labels))))
     loaded = load_model(find_model(str(recipe.model["folder"])))
-    changes = {key: recipe.model[key] for key in ("dropout", "attention_dropout") if key in recipe.model}
+    changes = {key: recipe.model[key] for key in CHANGEABLE if key in recipe.model}
     recipe.check_model(loaded.config)
     settings = loaded.config.model_dump() | changes
     config = ModelConfig.build(settings | outputs(recipe.data, max(1, len(data.labels)), settings), where="model")

@@ -2,15 +2,18 @@
 
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any, Self
+
+ONE = 1.0  # seconds within which several signals are one: `timeout` and schedulers send it to a process and its group
 
 
 class Stopper:
     """True once somebody asked to stop; the loop looks between steps."""
 
     def __init__(self) -> None:
-        self.signal = 0
+        self.signal, self.asked = 0, 0.0
         self.patient = False  # before training there is nothing to finish: stop at once
         self._before: dict[int, Any] = {}
 
@@ -28,7 +31,9 @@ class Stopper:
             signal.signal(number, handler)
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
-        at_once = self.signal or not self.patient
-        self.signal = number
-        if at_once:
+        now = time.monotonic()
+        again = self.signal != 0 and now - self.asked > ONE
+        if not self.signal:
+            self.signal, self.asked = number, now
+        if again or not self.patient:
             raise KeyboardInterrupt

@@ -106,3 +106,8 @@ def of_encoder(network: Any, ids: torch.Tensor, lengths: torch.Tensor, segments:
 def test_sparse_patterns_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="ONNX has no place for attention: strided"):
         exported(DECODER | {"attention": "strided", "stride": 4}, tmp_path)
+
+
+def test_the_mean_of_tokens_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="ONNX has no place for pooling: mean"):
+        exported(ENCODER | {"outputs": ["classes"], "labels": 3, "pooling": "mean"}, tmp_path)

@@ -117,6 +117,7 @@ def test_a_bert_of_ours_with_any_head_or_none_goes_to_transformers(outputs: list
         ({"tie": "none"}, "an output matrix of its own"),
         ({"segments": 0}, "segments is 1 or more there, 0 here"),
         ({"outputs": ["words", "span"]}, "no class there has outputs: words, span together"),
+        ({"pooling": "mean"}, "pooling is that of the first token there, mean here"),
     ],
 )
 def test_a_bert_that_they_lack_is_refused_by_name(settings: dict[str, Any], named: str, tmp_path: Path) -> None:
