@@ -77,7 +77,9 @@ def gpt(device: torch.device, layers: int, width: int, heads: int, context: int,
     shape = [f"decoder_layers={layers}", f"width={width}", f"heads={heads}", f"ff_width={4 * width}"]
     shape += [f"max_positions={context}", f"vocab_size={vocabulary}", "dropout=0.0", "attention_dropout=0.0"]
     config = preset("gpt2", shape)
-    settings = TrainConfig(steps=10**6, rate=1e-4, warmup=10, schedule="constant")
+    # As the peer: compiled as a whole where anything is.
+    whole = "whole" if device.type == "cuda" else "off"
+    settings = TrainConfig(steps=10**6, rate=1e-4, warmup=10, schedule="constant", compile=whole)
     data = DataConfig(task="language-model", longest=context, tokens=rows * context)
     updater = ours(config, data, settings, device)
     ids = [torch.randint(vocabulary, (rows, context + 1), device=device) for _ in range(4)]
