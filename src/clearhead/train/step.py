@@ -134,10 +134,9 @@ class Updater:
 
     def counts(self, batches: tuple[Batch, ...]) -> dict[str, float]:
         """Items of each loss in the global batch."""
-        names = list(self.objective.counts(batches[0]))
-        own = [[self.objective.counts(batch)[name] for name in names] for batch in batches]
-        total = self.place.sum(torch.tensor(own, dtype=torch.float64).sum(0))
-        return {name: max(1.0, float(count)) for name, count in zip(names, total, strict=True)}
+        own = [self.objective.counts(batch) for batch in batches]
+        total = self.place.sum(torch.tensor([list(each.values()) for each in own], dtype=torch.float64).sum(0))
+        return {name: max(1.0, count) for name, count in zip(own[0], total.tolist(), strict=True)}
 
     def _last_part(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         """Processes exchange gradients after the last part only."""
