@@ -15,7 +15,7 @@ from clearhead.decode.reading import FusedAttention, FusedFeedForward, PackedLin
 from clearhead.decode.small import ByteLinear
 from clearhead.model import build
 from clearhead.model.cache import Cache, Tree
-from clearhead.model.quantised import QuantisedLinear
+from clearhead.model.quantised import Packed, QuantisedLinear
 from tests.decode.beside import gpt2, llama, marian, random_rows
 from tests.decode.plain import search
 from tests.decode.random_writers import FEW, rows_for, same, sharpened, writers
@@ -223,7 +223,7 @@ def test_int8_weights_take_a_quarter_of_float32_and_a_half_once_they_are_laid_ou
     layers = [module for module in small.modules() if isinstance(module, QuantisedLinear)]
     assert sum(layer.weight.nbytes + layer.scale.nbytes for layer in layers) < 0.26 * full
     scores(small, torch.randint(4000, (2, 9)))
-    laid = sum(layer._packed[0].numel() for layer in layers if layer._packed)
+    laid = sum(layer._packed.weights.numel() for layer in layers if isinstance(layer._packed, Packed))
     assert sum(layer.weight.nbytes for layer in layers) == laid == full / 4
 
 

@@ -127,8 +127,10 @@ class LightTranslatorLayer(Layer):
         self.cross_attention, self.cross_norm, self.dropout = plain.cross_attention, plain.cross_norm, plain.dropout
         self.feed_forward, self.feed_forward_norm = plain.feed_forward, plain.feed_forward_norm
         own, cross, forward = (cast(Any, part) for part in (self.attention, self.cross_attention, self.feed_forward))
+        # What follows is called without a module's bookkeeping.
         products = (own.joined, own.output, cross.query, cross.output, forward.joined, forward.down)
-        self.products = tuple(product.forward for product in products)  # called without a module's bookkeeping
+        self.products = tuple(product.forward for product in products)
+        self.heads, self.activation = own.heads, forward.activation
         norms = (cast(Any, norm) for norm in (self.attention_norm, self.cross_norm, self.feed_forward_norm))
         self.norms = tuple((norm.normalized_shape, norm.weight, norm.bias, norm.eps) for norm in norms)
 
@@ -149,7 +151,7 @@ class LightTranslatorLayer(Layer):
             return super().forward(x, mask, rotation, memory, memory_mask, cache, real)
         assert memory_mask is not None
         joined, output, ask, bring, wide, down = self.products
-        heads, flat = self.attention.heads, x.reshape(rows * tokens, width)
+        heads, flat = self.heads, x.reshape(rows * tokens, width)
         q, k, v = joined(self._before(flat, 0)).view(rows, tokens, 3, heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, E)
         keys, values = cache.extend(k, v)
         astray = self.astray.off(None if paths is None else paths.allowed)
@@ -157,15 +159,15 @@ class LightTranslatorLayer(Layer):
         q, (keys, values) = ask(self._before(flat, 1)).view(rows, tokens, heads, -1).transpose(1, 2), cache.source
         hidden = self.unseen.of(memory_mask.lengths, keys.shape[2])
         flat = self._after(flat, 1, bring(_looked(q, keys, values, hidden)))
-        flat = self._after(flat, 2, down(self.feed_forward.activation(wide(self._before(flat, 2)))))
+        flat = self._after(flat, 2, down(self.activation(wide(self._before(flat, 2)))))
         return flat.view(rows, tokens, width)
 
     def _before(self, x: Tensor, sublayer: int) -> Tensor:
-        return F.layer_norm(x, *self.norms[sublayer]) if self.pre else x
+        return torch.layer_norm(x, *self.norms[sublayer]) if self.pre else x
 
     def _after(self, x: Tensor, sublayer: int, found: Tensor) -> Tensor:
-        x = x + found
-        return x if self.pre else F.layer_norm(x, *self.norms[sublayer])
+        x = found.add_(x)
+        return x if self.pre else torch.layer_norm(x, *self.norms[sublayer])
 
 
 def _looked(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:

@@ -48,14 +48,13 @@ class QuantisedLinear(nn.Module):
         self.register_buffer("scale", scale)  # (N, 1), or (N, K/group)
         self.register_buffer("lowest", lowest)
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone(), requires_grad=False)
-        self._packed: tuple[Tensor, ...] | None = None  # the same weights in the order of a kernel, once it is used
+        self._packed: Packed | tuple[Tensor, Tensor] | None = None  # the same weights as a kernel wants them, once used
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) to (…, N)."""
-        rows = x if x.dim() == 2 else x.reshape(-1, self.inputs)
-        if self._packed is not None and self.bits == 8 and len(rows) > 1 and x.dtype == torch.float32:
-            out = self._packed_rows(rows, *self._packed)  # most steps of a search: nothing else is asked
-            return out if x.dim() == 2 else out.view(*x.shape[:-1], self.outputs)
+        if x.dim() == 2 and isinstance(self._packed, Packed) and len(x) > 1 and x.dtype == torch.float32:
+            return self._packed(x)  # most steps of a search: nothing else is asked
+        rows = x.reshape(-1, self.inputs)
         if self.bits == 8 and _has_integer_product(rows, self.outputs):
             out = self._integer_product(rows)
         elif self.bits == 4 and rows.dtype == torch.bfloat16 and rows.is_cpu and self.outputs % 16 == 0:
@@ -64,13 +63,8 @@ class QuantisedLinear(nn.Module):
             out = self._biased(F.linear(rows, self.spread().to(rows.dtype)))
         return out.to(x.dtype).reshape(*x.shape[:-1], self.outputs)
 
-    def _biased(self, out: Tensor, largest: Tensor | None = None) -> Tensor:
-        """out (M, N), which was rounded where it has the largest value (M, 1) of its row, plus the bias; in place."""
-        if largest is None:
-            return out if self.bias is None else out.add_(self.bias)
-        if self.bias is None:
-            return out.mul_(largest / LARGEST)
-        return torch.addcmul(self.bias, out, largest, value=1 / LARGEST, out=out)
+    def _biased(self, out: Tensor) -> Tensor:
+        return out if self.bias is None else out.add_(self.bias)
 
     def spread(self) -> Tensor:
         """The weights in fp32, as close to the original as the bits allow: (N, K)."""
@@ -82,25 +76,21 @@ class QuantisedLinear(nn.Module):
 
     def _integer_product(self, rows: Tensor) -> Tensor:
         if rows.is_cpu and _has_packed_product():
-            if self._packed is None:
-                self._packed = _pack_eight(self)
+            if not isinstance(self._packed, Packed):
+                self._packed = Packed(self)
             if len(rows) > 1:
-                return self._packed_rows(rows.float(), *self._packed)
-            unsigned, largest = _unsigned_rows(rows.float(), self._packed[3])
+                return self._packed(rows.float())
+            unsigned, largest = _unsigned_rows(rows.float(), self._packed.shift)
             sums = torch._int_mm(unsigned.bitwise_xor_(128).view(torch.int8), self.weight.t())  # faster for one row
-            return self._biased(sums.float().mul_(self.scale.t()), largest)
+            return _spread_rows(sums.float().mul_(self.scale.t()), largest, self.bias)
         numbers, scale = quantise_rows(rows.float())  # (M, K), (M, 1)
         if rows.is_cuda and len(rows) <= 16:  # CUDA's product wants more than 16 rows
             numbers = F.pad(numbers, (0, 0, 0, 17 - len(rows)))
         sums = torch._int_mm(numbers, self.weight.t())[: len(rows)]  # (M, N) int32, exact
         return self._biased(sums.float().mul_(self.scale.t()).mul_(scale))
 
-    def _packed_rows(self, rows: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor, shift: Tensor) -> Tensor:
-        unsigned, largest = _unsigned_rows(rows, shift)
-        return self._biased(_packed_product(unsigned, packed, scale, zeros), largest)
-
     def _half_byte_product(self, rows: Tensor) -> Tensor:
-        if self._packed is None:
+        if not isinstance(self._packed, tuple):
             self._packed = _pack_four(self)
         out = torch._weight_int4pack_mm_for_cpu(rows.contiguous(), self._packed[0], self.group, self._packed[1])
         return self._biased(out)
@@ -117,11 +107,20 @@ class QuantisedLinear(nn.Module):
         return f"{self.inputs}, {self.outputs}, bits={self.bits}"
 
 
-def _pack_eight(layer: QuantisedLinear) -> tuple[Tensor, ...]:
-    """Weights in oneDNN's blocks, scales (N,), zero points (N,), which are all 0, and what shifts inputs (K,)."""
-    packed = torch.ops.onednn.qlinear_prepack(layer.weight, [ROWS, layer.inputs])
-    shift = torch.full((layer.inputs,), 1.5 * 2**23 + 128)
-    return packed, layer.scale[:, 0].clone(), torch.zeros(layer.outputs, dtype=torch.int32), shift
+class Packed:
+    """Eight-bit weights in oneDNN's blocks, and what else their product needs: not in the module, whose parameters
+    take as long to find as a small product takes."""
+
+    def __init__(self, layer: QuantisedLinear):
+        self.weights = torch.ops.onednn.qlinear_prepack(layer.weight, [ROWS, layer.inputs])
+        self.scale, self.zeros = layer.scale[:, 0].clone(), torch.zeros(layer.outputs, dtype=torch.int32)  # (N,)
+        self.shift = torch.full((layer.inputs,), 1.5 * 2**23 + 128)
+        self.bias = None if layer.bias is None else layer.bias.detach()
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Rows (M, K) in fp32, each rounded by itself, to (M, N)."""
+        unsigned, largest = _unsigned_rows(rows, self.shift)
+        return _spread_rows(_packed_product(unsigned, self.weights, self.scale, self.zeros), largest, self.bias)
 
 
 def _unsigned_rows(x: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,13 +134,20 @@ def _unsigned_rows(x: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
     return whole.view(torch.int32).to(torch.uint8), largest
 
 
+def _spread_rows(out: Tensor, largest: Tensor, bias: Tensor | None) -> Tensor:
+    """out (M, N) of rows that were rounded by their largest values (M, 1), plus the bias (N,); in place."""
+    if bias is None:
+        return out.mul_(largest / LARGEST)
+    return torch.addcmul(bias, out, largest, value=1 / LARGEST, out=out)
+
+
 def _packed_product(unsigned: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
     """Bytes (M, K), 128 standing for 0, times packed weights: (M, N) in fp32, already times the weights' scales."""
     product = torch.ops.onednn.qlinear_pointwise.default
     return product(unsigned, 1.0, 128, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], "")
 
 
-def _pack_four(layer: QuantisedLinear) -> tuple[Tensor, ...]:
+def _pack_four(layer: QuantisedLinear) -> tuple[Tensor, Tensor]:
     """The kernel's order of the same numbers, from -8 up, and scale and middle of each group (K/group, N, 2)."""
     assert layer.lowest is not None
     values = torch.stack([layer.weight & 15, layer.weight >> 4], dim=-1).flatten(1).to(torch.int32)
