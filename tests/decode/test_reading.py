@@ -260,7 +260,8 @@ def test_several_workers_find_what_one_finds(config: ModelConfig, seed: int, bea
     threads = torch.get_num_threads()
     found = [
         search(network, rows, DecodeConfig(max_new_tokens=6, beam=beam, batch_rows=2, workers=workers, scores=True))
-        for workers in (1, 3)
+        for workers in (1, 3, 0)
     ]
     assert same(found[1], found[0])
+    assert same(found[2], found[0])
     assert torch.get_num_threads() == threads

@@ -1,5 +1,8 @@
 """What cannot be done is refused in words; what is cut into batches is all there, in order."""
 
+import _thread
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 
 from clearhead.config import DecodeConfig, ModelConfig
 from clearhead.decode import Stops, generate, stream, translate
-from clearhead.decode.batches import batches, in_batches
+from clearhead.decode.batches import MOST, batches, go_on, in_batches
 from clearhead.errors import ConfigError, UserError
 from clearhead.model import Cache, Tree, build
 from clearhead.text import train
@@ -110,6 +113,48 @@ def test_batches_hold_every_row_once_within_their_bounds(lengths: list[int], tok
     assert in_batches(lengths, tokens, rows, lambda batch: [-number for number in batch]) == [
         -number for number in range(len(lengths))
     ]
+
+
+def test_without_a_number_there_is_a_worker_for_each_thread_and_batch_up_to_four(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def workers(batches: int, threads: int) -> tuple[int, set[int]]:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+        together, own = threading.Barrier(min(batches, threads, MOST), timeout=10), set[int]()
+        monkeypatch.setattr(torch, "set_num_threads", lambda count: own.add(count))
+
+        def work(batch: list[int]) -> list[int]:
+            if batch[0] < together.parties:
+                together.wait()  # for all of them: none begins before the others are there
+            return [threading.get_ident()]
+
+        return len(set(in_batches([1] * batches, 1, 1, work, 0))), own
+
+    assert workers(8, threads=1) == (1, set())
+    assert workers(1, threads=8) == (1, set())
+    assert workers(2, threads=8) == (2, {4, 8})
+    assert workers(9, threads=8) == (4, {2, 8})
+
+
+def test_workers_leave_with_the_one_who_waits_for_them() -> None:
+    left = []
+
+    def work(batch: list[int]) -> list[int]:
+        if batch == [1]:
+            time.sleep(0.3)  # until everybody is at work
+            _thread.interrupt_main()
+        try:
+            while True:
+                go_on()
+                time.sleep(0.01)
+        finally:
+            left.append(batch)
+
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        in_batches([1] * 9, 1, 1, work, 2)
+    assert len(left) == 2, "nobody begins another batch"
+    assert time.monotonic() - begun < 20
 
 
 def test_a_tree_takes_one_token_a_branch_for_as_many_steps_as_said() -> None:

@@ -1,5 +1,6 @@
 """Many rows as few batches: sorted by length so that little is padding, cut by tokens, the order restored."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -7,6 +8,8 @@ from typing import TypeVar
 import torch
 
 Result = TypeVar("Result")
+MOST = 4  # workers, unless somebody asks for more: they take turns at Python
+_asked = threading.local()  # in a worker, `stop`: set once nobody waits for what it does
 
 
 def batches(lengths: Sequence[int], tokens: int, rows: int) -> Iterator[list[int]]:
@@ -29,20 +32,38 @@ def in_batches(
 ) -> list[Result]:
     """What `work` gives for each row, in the order of the rows; it is called with the numbers of each batch.
 
-    Several workers take a batch each, over the same weights and with one thread of the processor each: unlike threads
-    that share every product, they never wait for each other.
+    Several workers take a batch each, over the same weights and with a share of the processor's threads: unlike threads
+    that share every product, they never wait for each other. With 0 there are as many as have a batch and a thread.
     """
-    cut = list(batches(lengths, tokens, rows))
-    if min(workers, len(cut)) <= 1:
-        results = [work(batch) for batch in cut]
-    else:
-        threads = torch.get_num_threads()
-        try:
-            with ThreadPoolExecutor(min(workers, len(cut)), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                results = list(pool.map(work, cut))
-        finally:
-            torch.set_num_threads(threads)
+    cut, threads = list(batches(lengths, tokens, rows)), torch.get_num_threads()
+    workers = min(workers or min(threads, MOST), len(cut))
+    results = [work(batch) for batch in cut] if workers <= 1 else _side_by_side(cut, work, workers, threads)
     found: dict[int, Result] = {}
     for batch, group in zip(cut, results, strict=True):
         found.update(zip(batch, group, strict=True))
     return [found[number] for number in range(len(lengths))]
+
+
+def _side_by_side(
+    cut: list[list[int]], work: Callable[[list[int]], Sequence[Result]], workers: int, threads: int
+) -> list[Sequence[Result]]:
+    stop = threading.Event()
+
+    def begin() -> None:
+        torch.set_num_threads(max(1, threads // workers))
+        _asked.stop = stop
+
+    pool = ThreadPoolExecutor(workers, initializer=begin)
+    try:
+        return list(pool.map(work, cut))
+    finally:
+        stop.set()  # after an error or Ctrl-C: what is under way ends with its step
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)
+
+
+def go_on() -> None:
+    """To be asked at every step: raises in a worker for whose work nobody waits any more."""
+    stop = getattr(_asked, "stop", None)
+    if stop is not None and stop.is_set():
+        raise KeyboardInterrupt

@@ -96,8 +96,9 @@ def _search(
     sizes = [len(prompt) for prompt in prompts]
     if sources is not None:
         sizes = [max(size, len(source)) for size, source in zip(sizes, sources, strict=True)]
-    branches = config.beam * config.samples
-    return in_batches(sizes, max(1, config.batch_tokens // branches), config.batch_rows, work, config.workers)
+    branches, on_cpu = config.beam * config.samples, network.decoder.embedding.tokens.weight.is_cpu
+    workers = config.workers if on_cpu else max(1, config.workers)
+    return in_batches(sizes, max(1, config.batch_tokens // branches), config.batch_rows, work, workers)
 
 
 def started(

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from clearhead.decode.batches import go_on
 from clearhead.model import Cache, Decoder, EncoderDecoder, Tree
 
 Writer = Decoder | EncoderDecoder
@@ -54,6 +55,7 @@ class Step:
 
     def next(self, ids: Tensor) -> Tensor:
         """Read on: ids (B, T), or (B, K) once there are branches, to the scores (B, T, V) of what follows each."""
+        go_on()
         if isinstance(self.network, EncoderDecoder):
             return self._words(self.network.decode(ids, None, cache=self.cache))
         return self._words(self.network.decode(ids, cache=self.cache))
