@@ -1,6 +1,6 @@
 """What cannot be done is refused in words; what is cut into batches is all there, in order."""
 
-import _thread
+import signal
 import threading
 import time
 from typing import Any
@@ -142,7 +142,7 @@ def test_workers_leave_with_the_one_who_waits_for_them() -> None:
     def work(batch: list[int]) -> list[int]:
         if batch == [1]:
             time.sleep(0.3)  # until everybody is at work
-            _thread.interrupt_main()
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         try:
             while True:
                 go_on()
