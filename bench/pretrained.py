@@ -3,8 +3,7 @@ weights, and from a bag of words.
 
     python -m bench.pretrained                                     the BERT of the package, 1,000 examples
     python -m bench.pretrained runs/bert-small --device cuda
-
-    python -m bench.pretrained runs/bert-small --pooling token     read off the first token alone, not the mean of all
+    python -m bench.pretrained runs/bert-small --pooling class     read off the first token alone, not the mean of all
 
 All three learn from the same random rows of SST-2's training file and are scored on its development file. Both BERTs
 choose their learning rate and their best step on as many other rows; the bag of words has nothing to choose.
@@ -47,7 +46,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--examples", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--pooling", choices=["mean", "token"], default="mean", help="what a BERT's class is read off")
+    parser.add_argument("--pooling", choices=["mean", "class"], default="mean", help="what a BERT's class is read off")
     options = parser.parse_args()
     device = choose_device(options.device)
     print(f"{datetime.date.today()}  {machine(device)}  {options.model}, {options.examples:,} examples of SST-2\n")

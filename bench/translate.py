@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=24, help="of each source and each target")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=1, help="batches of 32 at a time; each then has one thread")
+    parser.add_argument("--workers", type=int, default=1, help="batches of 32 at a time, 1 or more, a thread each")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--beams", default="1,4", help="separated by commas; 1 is greedy search")
     options = parser.parse_args()

@@ -87,6 +87,7 @@ BAD: list[tuple[str, list[str], str, str]] = [
     ("tiny-llama", ["sinusoid=halves"], "sinusoid", "use position=sinusoidal"),
     ("tiny-gpt", ["segments=2"], "segments", "only an encoder has segments"),
     ("tiny-gpt", ["pooler=true"], "pooler", "set it to false"),
+    ("tiny-translator", ["pooling=mean"], "pooling", "leave it out"),
     ("tiny-encoder", ["pooler=false"], "outputs", "set pooler=true"),
     ("tiny-encoder", ["outputs=classes"], "labels", "like labels=2"),
     ("tiny-encoder", ["labels=3"], "labels", "set labels to 0"),

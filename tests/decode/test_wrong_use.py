@@ -115,7 +115,7 @@ def test_batches_hold_every_row_once_within_their_bounds(lengths: list[int], tok
     ]
 
 
-def test_without_a_number_there_is_a_worker_for_each_thread_and_batch_up_to_four(
+def test_without_a_number_there_is_a_worker_for_each_thread_and_batch_up_to_two(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def workers(batches: int, threads: int) -> tuple[int, set[int]]:
@@ -133,7 +133,17 @@ def test_without_a_number_there_is_a_worker_for_each_thread_and_batch_up_to_four
     assert workers(8, threads=1) == (1, set())
     assert workers(1, threads=8) == (1, set())
     assert workers(2, threads=8) == (2, {4, 8})
-    assert workers(9, threads=8) == (4, {2, 8})
+    assert workers(9, threads=8) == (2, {4, 8})
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_compute_in_the_precision_of_the_one_who_asks(workers: int) -> None:
+    def work(batch: list[int]) -> list[torch.dtype]:
+        return [(torch.ones(1, 1) @ torch.ones(1, 1)).dtype]
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert in_batches([1, 1, 1], 1, 1, work, workers) == [torch.bfloat16] * 3
+    assert in_batches([1, 1, 1], 1, 1, work, workers) == [torch.float32] * 3
 
 
 def test_workers_leave_with_the_one_who_waits_for_them() -> None:

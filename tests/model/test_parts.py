@@ -402,6 +402,25 @@ def test_learning_from_many_tokens_at_once_gives_the_same_projections_and_gradie
         torch.testing.assert_close(attention.projections(x, rotation), apart)
 
 
+def test_projections_that_are_more_than_a_product_are_called() -> None:
+    """A subclass, one that is watched, and one that reads rather than learns."""
+
+    class Twice(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    config = preset("tiny-gpt")
+    x = torch.randn(2, 2 * MANY * config.width, config.width)
+    attention = Attention(config)
+    attention.value = Twice(config.width, config.width)
+    torch.testing.assert_close(attention.projections(x)[2], attention.keys_and_values(x)[1])
+    attention, seen = Attention(config), []
+    attention.key.register_forward_hook(lambda *_: seen.append(1))
+    attention.projections(x)
+    assert seen == [1]
+    assert "Split" not in _names(Attention(config).eval().projections(x)[2])
+
+
 def _names(x: torch.Tensor) -> str:
     """What the last steps that gave x were, nearest first."""
     found, step = [], x.grad_fn

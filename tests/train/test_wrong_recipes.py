@@ -108,6 +108,8 @@ SMALL = FAMILIES["translator"] | {"train": TRAIN}
         ({"train": TRAIN | {"freeze": ["*"]}}, "freeze: nothing would be left to train; remove a pattern"),
         ({"model": {"folder": "nothing"}}, "no model 'nothing': neither a folder nor a name"),
         ({"model": {"folder": "x", "width": 8}}, "model: a folder has its architecture already"),
+        ({"model": {"folder": "x", "pooling": "max"}}, "pooling"),
+        ({"model": {"folder": "x", "dropout": 2}}, "dropout"),
     ],
 )
 def test_a_wrong_file_is_one_line_and_changes_nothing(

@@ -27,7 +27,7 @@ def translate(
     align: Annotated[bool, typer.Option(help="Show which token comes from which, as i-j.")] = False,
     prefix: Annotated[str | None, typer.Option(help="How every translation begins.")] = None,
     scores: Annotated[bool, typer.Option(help="Show log-probabilities.")] = False,
-    workers: Annotated[int, typer.Option(min=0, max=1024, help="Batches at a time. 0: one a thread, up to 4.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, max=1024, help="Batches at a time. 0: two on a CPU.")] = 0,
     as_json: Json = False,
     device: Device = "auto",
     dtype: Dtype = None,

@@ -85,7 +85,7 @@ class ModelConfig(Settings):
     embedding_norm: bool = False
     outputs: Annotated[tuple[Output, ...], BeforeValidator(several)] = ("words",)
     output_bias: bool = False
-    pooling: Literal["token", "mean"] = "token"  # what sums up a row: the token that has seen all of it, or all of them
+    pooling: Literal["class", "mean"] = "class"  # what sums up a row: the token that has seen all of it, or all of them
     pooler: bool = False
     labels: int = Field(default=0, ge=0, le=1 << 20)
 
@@ -186,6 +186,8 @@ def _outputs(c: ModelConfig) -> Iterator[str]:
         yield "outputs: a name stands twice; name each output once"
     if c.family == "encoder-decoder" and c.outputs != ("words",):
         yield "outputs: a translator gives words; use outputs=words, or another family"
+    if c.family == "encoder-decoder" and c.pooling != "class":
+        yield f"pooling: {c.pooling}, but a translator sums nothing up; leave it out"
     if c.family != "encoder" and c.segments:
         yield f"segments: {c.segments}, but family is {c.family}; only an encoder has segments, set it to 0"
     if c.family != "encoder" and c.pooler:

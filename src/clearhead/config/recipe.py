@@ -19,6 +19,7 @@ from clearhead.files import read_text
 RECIPES = resources.files("clearhead.config") / "recipes"
 VOCABULARY = ("vocab_size", "source_vocab_size", "target_vocab_size")
 CHANGEABLE = ("dropout", "attention_dropout", "pooling")  # of a model to go on from
+SMALLEST = {"family": "encoder", "encoder_layers": 1, "width": 2, "heads": 1, "vocab_size": 1}  # to check these with
 FROM_DATA = {*VOCABULARY, "outputs", "labels", "pooler"}
 # The family and the outputs that each task needs.
 NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -58,6 +59,8 @@ class Recipe(Settings):
             if set(self.model) - {"folder", *CHANGEABLE}:
                 keys = ", ".join(CHANGEABLE)
                 raise ValueError(f"model: a folder has its architecture already; only {keys} can be changed beside it")
+            changes = {key: value for key, value in self.model.items() if key in CHANGEABLE}
+            ModelConfig.build(SMALLEST | changes, where="model")
         else:
             for key in FROM_DATA & self.model.keys():
                 raise ValueError(f"model.{key}: comes from the tokenizer, the task and the data; leave it out")

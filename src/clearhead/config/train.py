@@ -101,7 +101,7 @@ class TrainConfig(ScheduleConfig, OptimiserConfig):
     # The machine
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "auto"  # auto: bf16 on a GPU that has it, else fp32
-    # auto: on, on a GPU; whole: encoder and decoder as one each, longer to compile and some per cent faster
+    # auto: on, on a GPU; whole: encoder and decoder as one each, longer to compile, a per cent or two faster
     compile: Annotated[Literal["auto", "on", "whole", "off"], BeforeValidator(switch)] = "auto"
     recompute: bool = False  # activation checkpointing: less memory, a third more work
     parallel: Literal["ddp", "fsdp"] = "ddp"  # with several processes (torchrun)

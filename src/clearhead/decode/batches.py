@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 Result = TypeVar("Result")
-MOST = 4  # workers, unless somebody asks for more: they take turns at Python
+MOST = 2  # workers, unless somebody asks for more: they take turns at Python, and each has a cache of its own
 _asked = threading.local()  # in a worker, `stop`: set once nobody waits for what it does
 
 
@@ -48,14 +48,19 @@ def _side_by_side(
     cut: list[list[int]], work: Callable[[list[int]], Sequence[Result]], workers: int, threads: int
 ) -> list[Sequence[Result]]:
     stop = threading.Event()
+    casts, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")  # which each thread has of its own
 
     def begin() -> None:
         torch.set_num_threads(max(1, threads // workers))
         _asked.stop = stop
 
+    def each(batch: list[int]) -> Sequence[Result]:
+        with torch.autocast("cpu", dtype, casts):
+            return work(batch)
+
     pool = ThreadPoolExecutor(workers, initializer=begin)
     try:
-        return list(pool.map(work, cut))
+        return list(pool.map(each, cut))
     finally:
         stop.set()  # after an error or Ctrl-C: what is under way ends with its step
         pool.shutdown(cancel_futures=True)

@@ -74,9 +74,12 @@ class Attention(nn.Module):
 
     def _learns_at_once(self, x: Tensor) -> bool:
         """Whether one product for all three saves more, in adding up three gradients of x, than joining them costs."""
-        if x.device.type != "cpu" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if not self.training or x.device.type != "cpu" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return False
-        return x.numel() >= MANY * self.query.weight.numel()
+        return x.numel() >= MANY * self.query.weight.numel() and all(
+            type(part) is nn.Linear and not part._forward_hooks and not part._forward_pre_hooks  # else it wants a call
+            for part in (self.query, self.key, self.value)
+        )
 
     def queries(self, x: Tensor, rotation: Rotation | None = None) -> Tensor:
         """(B, T, D) to (B, H, T, E)."""

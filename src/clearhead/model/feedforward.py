@@ -13,7 +13,8 @@ from clearhead.config import ModelConfig
 
 def gelu_tanh(x: Tensor) -> Tensor:
     """x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³))), any shape: GPT's form of GELU."""
-    if torch.compiler.is_compiling():  # the same by a sigmoid, which a GPU has done before its memory has answered
+    # The same by a sigmoid, which a GPU has done before its memory has answered; fp16 ends before x³ may.
+    if torch.compiler.is_compiling() and x.dtype != torch.float16:
         return x * torch.sigmoid(x * (SLOPE + SLOPE * CUBIC * x * x))
     learns = x.requires_grad and torch.is_grad_enabled()
     if learns and x.device.type == "cpu" and x.dtype == torch.float32:

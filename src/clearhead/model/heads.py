@@ -97,8 +97,8 @@ def mean_pool(hidden: Tensor, lengths: Tensor | None = None, documents: Document
     """The mean of each row's (or document's) real tokens: (B, T, D) to (B, D)."""
     if documents is not None:
         sums = hidden.new_zeros(len(documents.lengths), hidden.shape[-1]).index_add(0, documents.index, hidden[0])
-        return sums / documents.lengths[:, None]
+        return sums / documents.lengths[:, None].clamp(min=1)
     if lengths is None:
         return hidden.mean(1)
     real = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
-    return (hidden * real[..., None]).sum(1) / lengths[:, None]
+    return (hidden * real[..., None]).sum(1) / lengths[:, None].clamp(min=1)

@@ -1,4 +1,4 @@
-"""Stopping when asked: SIGTERM and Ctrl-C let the step finish, save and leave; a second time, they end it at once."""
+"""Stopping when asked: SIGTERM and Ctrl-C let the step finish, save and leave; a second later, they end it at once."""
 
 import signal
 import threading

@@ -108,6 +108,7 @@ def test_sparse_patterns_are_refused_by_name(tmp_path: Path) -> None:
         exported(DECODER | {"attention": "strided", "stride": 4}, tmp_path)
 
 
-def test_the_mean_of_tokens_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [{"outputs": ["classes"], "labels": 3}, {"outputs": ["words"], "pooler": True}])
+def test_the_mean_of_tokens_is_refused_by_name(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="ONNX has no place for pooling: mean"):
-        exported(ENCODER | {"outputs": ["classes"], "labels": 3, "pooling": "mean"}, tmp_path)
+        exported(ENCODER | settings | {"pooling": "mean"}, tmp_path)

@@ -117,7 +117,7 @@ def theirs(config: ModelConfig) -> dict[str, Any]:
         raise UserError(f"no class there has outputs: {', '.join(config.outputs)} together")
     if not config.segments:
         raise UserError("segments is 1 or more there, 0 here")
-    if config.pooling != "token" and config.pooler:
+    if config.pooling != "class" and config.pooler:
         raise UserError(f"pooling is that of the first token there, {config.pooling} here")
     labels = {str(number): f"LABEL_{number}" for number in range(config.labels)}
     return {

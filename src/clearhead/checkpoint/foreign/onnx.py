@@ -269,7 +269,7 @@ def _heads(graph: Graph, hidden: str, tokens: str) -> None:
     rowwise = {"next-sentence", "classes"} & set(config.outputs)
     if rowwise and config.family != "encoder":
         raise UserError(f"export: ONNX has no place for outputs: {', '.join(sorted(rowwise))} of a decoder")
-    if rowwise and config.pooling != "token":
+    if (rowwise or config.pooler) and config.pooling != "class":
         raise UserError(f"export: ONNX has no place for pooling: {config.pooling}; only for that of the first token")
     pooled = ""
     if config.family == "encoder":
