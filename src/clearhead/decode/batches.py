@@ -33,7 +33,7 @@ def in_batches(
     """What `work` gives for each row, in the order of the rows; it is called with the numbers of each batch.
 
     Several workers take a batch each, over the same weights and with a share of the processor's threads: unlike threads
-    that share every product, they never wait for each other. With 0 there are as many as have a batch and a thread.
+    that share every product, they never wait for each other. With 0 there are two, or as many as have a thread.
     """
     cut, threads = list(batches(lengths, tokens, rows)), torch.get_num_threads()
     workers = min(workers or min(threads, MOST), len(cut))
