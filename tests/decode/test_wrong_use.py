@@ -10,9 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.config import DecodeConfig, ModelConfig
+from clearhead.config import DecodeConfig, ModelConfig, preset
 from clearhead.decode import Stops, generate, stream, translate
 from clearhead.decode.batches import MOST, batches, go_on, in_batches
+from clearhead.decode.search import ROWS, rows_that_fit
 from clearhead.errors import ConfigError, UserError
 from clearhead.model import Cache, Tree, build
 from clearhead.text import train
@@ -134,6 +135,17 @@ def test_without_a_number_there_is_a_worker_for_each_thread_and_batch_up_to_two(
     assert workers(1, threads=8) == (1, set())
     assert workers(2, threads=8) == (2, {4, 8})
     assert workers(9, threads=8) == (2, {4, 8})
+
+
+def test_a_batch_has_as_many_rows_as_fit_into_the_cache_but_no_more_than_are_of_use() -> None:
+    network = preset("transformer-base", ["vocab_size=100", "max_positions=512"])
+    token = 6 * 2 * 512 * 4  # layers, keys and values, width, bytes
+    config = DecodeConfig(beam=4, max_new_tokens=100)
+    assert rows_that_fit(network, config, 20, 420 * token * 7) == 7
+    assert rows_that_fit(network, config, 20, 1) == 1
+    assert rows_that_fit(network, config, 20, 1 << 60) == ROWS
+    endless = DecodeConfig(max_new_tokens=1 << 20)
+    assert rows_that_fit(network, endless, 8, 520 * token * 3) == 3, "no text is longer than the model's positions"
 
 
 @pytest.mark.parametrize("workers", [1, 2])

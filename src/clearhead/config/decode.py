@@ -53,7 +53,7 @@ class DecodeConfig(Settings):
 
     # How the work is cut up
     batch_tokens: int = Field(default=8192, ge=1, le=1 << 24)  # rows × beams × longest prompt or source
-    batch_rows: int = Field(default=64, ge=1, le=1 << 16)  # prompts or sources
+    batch_rows: int | None = Field(default=None, ge=1, le=1 << 16)  # prompts or sources; None: what the caches allow
     workers: int = Field(default=0, ge=0, le=1024)  # batches at a time on a CPU; 0: two where there are threads
 
     @model_validator(mode="after")

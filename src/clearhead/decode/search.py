@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from clearhead.config import DecodeConfig
+from clearhead.config import DecodeConfig, ModelConfig
 from clearhead.decode.alignment import with_alignments
 from clearhead.decode.batches import in_batches
 from clearhead.decode.beam import Beams
@@ -23,6 +23,8 @@ from clearhead.model import Decoder, EncoderDecoder
 
 Ends = int | Sequence[int]
 LARGEST = 1 << 63
+ROWS = 128  # of a batch; more are no faster
+CACHE, CACHE_ON_GPU = 1 << 30, 1 << 34  # bytes that the cache of a batch may take if all of its texts are long
 
 
 def generate(
@@ -97,8 +99,17 @@ def _search(
     if sources is not None:
         sizes = [max(size, len(source)) for size, source in zip(sizes, sources, strict=True)]
     branches, on_cpu = config.beam * config.samples, network.decoder.embedding.tokens.weight.is_cpu
+    memory = CACHE if on_cpu else CACHE_ON_GPU
+    rows = config.batch_rows or rows_that_fit(network.config, config, max(sizes, default=1), memory)
     workers = config.workers if on_cpu else max(1, config.workers)
-    return in_batches(sizes, max(1, config.batch_tokens // branches), config.batch_rows, work, workers)
+    return in_batches(sizes, max(1, config.batch_tokens // branches), rows, work, workers)
+
+
+def rows_that_fit(network: ModelConfig, config: DecodeConfig, longest: int, memory: int) -> int:
+    """Rows of a batch whose cache takes at most so many bytes in fp32, but no more than are of use."""
+    token = 2 * 4 * network.decoder_layers * network.kv_heads * network.head_width  # bytes of its keys and values
+    new = config.beam * config.samples * min(config.max_new_tokens, network.max_positions)
+    return max(1, min(ROWS, memory // (token * (longest + new))))
 
 
 def started(
