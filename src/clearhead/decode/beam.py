@@ -76,7 +76,8 @@ class Beams:
 
     def _candidates(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The C best continuations of each row, best first: totals, own log-probabilities, beams and tokens (B, C)."""
-        scores = self.scores.log_softmax(dim=-1).flatten(0, 1)  # (B·K, V)
+        scores = self.scores.flatten(0, 1).contiguous()  # (B·K, V), which nobody else reads
+        scores = torch.log_softmax(scores, -1, out=scores if scores.is_cpu else None)
         for process in self.processors:
             scores = process(scores, self.written)
         gains, words = (x.unflatten(0, self.totals.shape) for x in best(scores, self.kept))  # (B, K, C)
