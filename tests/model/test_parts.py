@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.config import ModelConfig, RopeScaling, preset
 from clearhead.model import Cache, Documents, Mask, build
-from clearhead.model.attention import MANY, Attention
 from clearhead.model.feedforward import ACTIVATIONS
 from clearhead.model.measure import parameters
 from clearhead.model.norms import BatchNorm
@@ -380,51 +379,3 @@ def test_scaled_weights_count_decoder_layers_and_cross_attention() -> None:
     for name in ("attention", "cross_attention"):
         weight = network.decoder.layers[0].get_submodule(name).output.weight
         assert weight.std().item() == pytest.approx(0.02 / math.sqrt(16), rel=0.03)
-
-
-@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-llama"])  # with biases, and with fewer key-value heads and rotation
-def test_learning_from_many_tokens_at_once_gives_the_same_projections_and_gradients(name: str) -> None:
-    config = preset(name)
-    attention = Attention(config).double()
-    x = torch.randn(2, 2 * MANY * config.width, config.width, dtype=torch.float64, requires_grad=True)
-    rotation = rotations(config, torch.arange(x.shape[1])[None]) if config.position == "rotary" else None
-    given = [x, *(p for part in (attention.query, attention.key, attention.value) for p in part.parameters())]
-    apart = attention.queries(x, rotation), *attention.keys_and_values(x, rotation)
-    joint = attention.projections(x, rotation)
-    assert "Split" in _names(joint[2])
-    assert "Split" not in _names(apart[2])
-    torch.testing.assert_close(joint, apart)
-    grads = [torch.randn_like(each) for each in apart]
-    torch.testing.assert_close(torch.autograd.grad(joint, given, grads), torch.autograd.grad(apart, given, grads))
-    few = attention.projections(x[:, :1], rotation and (rotation[0][:, :1], rotation[1][:, :1]))
-    assert "Split" not in _names(few[2])
-    with torch.no_grad():
-        torch.testing.assert_close(attention.projections(x, rotation), apart)
-
-
-def test_projections_that_are_more_than_a_product_are_called() -> None:
-    """A subclass, one that is watched, and one that reads rather than learns."""
-
-    class Twice(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return 2 * super().forward(x)
-
-    config = preset("tiny-gpt")
-    x = torch.randn(2, 2 * MANY * config.width, config.width)
-    attention = Attention(config)
-    attention.value = Twice(config.width, config.width)
-    torch.testing.assert_close(attention.projections(x)[2], attention.keys_and_values(x)[1])
-    attention, seen = Attention(config), []
-    attention.key.register_forward_hook(lambda *_: seen.append(1))
-    attention.projections(x)
-    assert seen == [1]
-    assert "Split" not in _names(Attention(config).eval().projections(x)[2])
-
-
-def _names(x: torch.Tensor) -> str:
-    """What the last steps that gave x were, nearest first."""
-    found, step = [], x.grad_fn
-    while step is not None and len(found) < 3:
-        found.append(type(step).__name__)
-        step = step.next_functions[0][0]
-    return " ".join(found)

@@ -20,6 +20,7 @@ from clearhead.decode.step import Ids, Step, Writer
 from clearhead.decode.stops import Stops
 from clearhead.errors import UserError
 from clearhead.model import Decoder, EncoderDecoder
+from clearhead.model.measure import cache_bytes
 
 Ends = int | Sequence[int]
 LARGEST = 1 << 63
@@ -107,9 +108,8 @@ def _search(
 
 def rows_that_fit(network: ModelConfig, config: DecodeConfig, longest: int, memory: int) -> int:
     """Rows of a batch whose cache takes at most so many bytes in fp32, but no more than are of use."""
-    token = 2 * 4 * network.decoder_layers * network.kv_heads * network.head_width  # bytes of its keys and values
     new = config.beam * config.samples * min(config.max_new_tokens, network.max_positions)
-    return max(1, min(ROWS, memory // (token * (longest + new))))
+    return max(1, min(ROWS, memory // cache_bytes(network, longest + new)))
 
 
 def started(

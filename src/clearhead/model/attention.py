@@ -5,9 +5,7 @@ B rows · T queries · S keys · D width · H heads · G key-value heads · E he
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from clearhead.config import ModelConfig
 from clearhead.model.backends import attend
@@ -16,7 +14,6 @@ from clearhead.model.masks import FULL, Mask, Pattern
 from clearhead.model.positions import rotate
 
 Rotation = tuple[Tensor, Tensor]
-MANY = 4  # tokens to learn from at once on a CPU, as a multiple of the width
 
 
 class Attention(nn.Module):
@@ -64,22 +61,7 @@ class Attention(nn.Module):
 
     def projections(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, T, E), keys and values (B, G, T, E) of the same tokens."""
-        parts = self.query, self.key, self.value
-        if not self._learns_at_once(x):
-            return self.queries(x, rotation), *self.keys_and_values(x, rotation)
-        bias = None if self.query.bias is None else torch.cat([part.bias for part in parts])
-        joint = F.linear(x, torch.cat([part.weight for part in parts]), bias)  # (B, T, (H + 2 G) · E)
-        q, k, v = joint.split([part.out_features for part in parts], -1)
-        return _split(q, self.heads, rotation), _split(k, self.kv_heads, rotation), _split(v, self.kv_heads)
-
-    def _learns_at_once(self, x: Tensor) -> bool:
-        """Whether one product for all three saves more, in adding up three gradients of x, than joining them costs."""
-        if not self.training or x.device.type != "cpu" or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return False
-        return x.numel() >= MANY * self.query.weight.numel() and all(
-            type(part) is nn.Linear and not part._forward_hooks and not part._forward_pre_hooks  # else it wants a call
-            for part in (self.query, self.key, self.value)
-        )
+        return self.queries(x, rotation), *self.keys_and_values(x, rotation)
 
     def queries(self, x: Tensor, rotation: Rotation | None = None) -> Tensor:
         """(B, T, D) to (B, H, T, E)."""

@@ -32,10 +32,15 @@ def measure(config: ModelConfig, context: int | None = None, dtype: torch.dtype 
     count = parameters(network)
     context = min(context or config.max_positions, config.max_positions)
     size = dtype.itemsize
-    cache = 2 * config.decoder_layers * config.kv_heads * config.head_width * context * size
+    cache = cache_bytes(config, context, dtype)
     if config.family == "encoder-decoder":
         cache *= 2  # the keys and values of a source as long as the target
     return Cost(count, count * size, count * ADAM_BYTES, cache, flops_per_token(network, context))
+
+
+def cache_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype = torch.float32) -> int:
+    """Memory of the keys and values of so many tokens, in all layers of a decoder."""
+    return 2 * config.decoder_layers * config.kv_heads * config.head_width * tokens * dtype.itemsize
 
 
 def parameters(network: nn.Module) -> int:
