@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--model", default="minilm", help="a model folder, or a name")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="the first of the seeds: ten can be run five by five")
     parser.add_argument("--limit", type=int, help="steps, and lines of every file")
     parser.add_argument("--json", type=Path, help="add every outcome to this file, a line each")
     options = parser.parse_intermixed_args()  # changes may stand behind options
@@ -82,6 +83,7 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     device = choose_device(options.device)
     changes = [each for each in options.recipes if "=" in each]
+    seeds = range(options.first, options.first + options.seeds)
     print(f"{datetime.date.today()}  {machine(device)}  transformers {transformers.__version__}\n")
     print("| recipe | metric | ours | spread | theirs | spread | ours − theirs | seconds | theirs | import |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
@@ -91,11 +93,11 @@ def main() -> None:
             recipe = load_recipe(name, given)
             if options.limit:
                 recipe = rehearsal(recipe, options.limit, Path(place))
-            both = [run(recipe, seed, device, Path(place)) for seed in range(options.seeds)]
+            both = [run(recipe, seed, device, Path(place)) for seed in seeds]
         show(name, recipe.train.metric, both)
         if options.json:
             with options.json.open("a", encoding="utf-8") as file:
-                for seed, (ours, theirs) in enumerate(both):
+                for seed, (ours, theirs) in zip(seeds, both, strict=True):
                     row = {"recipe": name, "seed": seed, "ours": ours._asdict(), "theirs": theirs._asdict()}
                     file.write(json.dumps(row) + "\n")
 
