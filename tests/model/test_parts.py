@@ -230,6 +230,12 @@ def test_weights_begin_as_each_family_publishes(name: str, part: str, deviation:
         assert module.weight.abs().max() <= 0.04
 
 
+@pytest.mark.parametrize(("pooler", "deviation"), [(True, 64**-0.5), (False, 0.02 * 0.8796)])
+def test_classes_behind_a_pooler_begin_wide_enough_to_learn_through(pooler: bool, deviation: float) -> None:
+    network = build(preset("tiny-encoder", [f"pooler={pooler}", "width=64", "outputs=classes", "labels=500"]))
+    assert network.heads.classes.scores.weight.std().item() == pytest.approx(deviation, rel=0.03)
+
+
 def test_the_same_seed_builds_the_same_weights() -> None:
     states = []
     for _ in range(2):

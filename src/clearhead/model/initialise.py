@@ -5,7 +5,8 @@ truncated   BERT: normal with deviation 0.02, cut at two deviations
 normal      GPT and Llama: normal with deviation 0.02
 scaled      GPT-2: as normal, positions 0.01, and what writes into the residual stream smaller by √(2 · layers)
 
-Biases begin at 0, norms at 1.
+Biases begin at 0, norms at 1. Classes that are read off a pooler begin with deviation 1/√width: a pooler that was never
+trained gives tiny numbers, and through tiny scores the layers below would learn nothing in the first steps.
 """
 
 import math
@@ -16,6 +17,7 @@ from clearhead.config import ModelConfig
 
 DEVIATION = 0.02
 RESIDUAL = ("attention.output", "feed_forward.down")  # the projections that write into the residual stream
+POOLED = "heads.classes.scores"  # reads the pooler where there is one
 
 
 def initialise(network: nn.Module, config: ModelConfig) -> None:
@@ -35,7 +37,9 @@ def initialise(network: nn.Module, config: ModelConfig) -> None:
 
 def _draw(module: nn.Linear | nn.Embedding, name: str, config: ModelConfig, layers: int) -> None:
     weight = module.weight
-    if config.init == "xavier" and isinstance(module, nn.Linear):
+    if config.pooler and name == POOLED:
+        nn.init.normal_(weight, std=config.width**-0.5)
+    elif config.init == "xavier" and isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(weight)
     elif config.init == "xavier":
         nn.init.normal_(weight, std=config.width**-0.5)
