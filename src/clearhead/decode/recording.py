@@ -92,6 +92,7 @@ class Recording:
             self.lengths = torch.zeros(rows, dtype=torch.long)  # tokens that each row holds
             self.prompts = torch.zeros(rows, dtype=torch.long)  # how many of them were not written here
             self.seeds = torch.zeros(rows, dtype=torch.long)
+            self.words = torch.arange(config.target_vocab)
             exact = torch.promote_types(weight.dtype, torch.float32)
             self.scores = torch.zeros(rows, config.target_vocab, dtype=exact)
             self.chances = torch.zeros(rows, dtype=exact)
@@ -119,7 +120,7 @@ class Recording:
             return None
         drawn = scores
         if sampler.temperature:
-            noise = self.parts.gumbel(self.seeds, self.lengths - self.prompts, scores.shape[-1])
+            noise = self.parts.gumbel(self.seeds, self.lengths - self.prompts, self.words)
             drawn = sampler.narrowed(scores) + noise
         self.ids.copy_(drawn.argmax(dim=-1, keepdim=True))
         if chances:

@@ -44,7 +44,8 @@ class Sampler:
         """scores (R, V), the seed of each row (R,) and the number of its new token (R,) to ids (R,)."""
         if self.temperature == 0:
             return highest(scores)
-        return (self.narrowed(scores) + gumbel(seeds, numbers, scores.shape[-1])).argmax(dim=-1)
+        words = torch.arange(scores.shape[-1], device=scores.device)
+        return (self.narrowed(scores) + gumbel(seeds, numbers, words)).argmax(dim=-1)
 
     def narrowed(self, scores: Tensor) -> Tensor:
         """Scores at this temperature, -inf where a word is left out."""
@@ -96,10 +97,13 @@ def _even_blocks(words: int) -> int | None:
     return next((size for size in range(BLOCK, 2 * BLOCK) if words % size == 0 and words > 4 * size), None)
 
 
-def gumbel(seeds: Tensor, numbers: Tensor, words: int) -> Tensor:
-    """Gumbel noise (R, words) for the token of that number (R,) in rows with these seeds (R,)."""
+def gumbel(seeds: Tensor, numbers: Tensor, words: Tensor) -> Tensor:
+    """Gumbel noise (R, V) of the words (V,) for the token of that number (R,) in rows with these seeds (R,).
+
+    The words are given: where this is compiled, a range made here would be multiplied in 32 bits, which STEP is beyond.
+    """
     keys = mix(mix(seeds) + numbers * STEP)
-    bits = mix(keys[:, None] + torch.arange(1, words + 1, device=seeds.device) * STEP)
+    bits = mix(keys[:, None] + (words + 1) * STEP)
     chance = ((bits >> 32) & 0xFFFFFFFF).float().add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
     return chance.neg_().log1p_().neg_().log_().neg_()  # -log(-log(1 - chance)), exact where the noise is largest
 
