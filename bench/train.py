@@ -4,6 +4,10 @@ python -m bench.train gpt2           GPT-2 124M, 32 rows of 1,024 tokens, beside
 python -m bench.train multi30k       transformer-base on Multi30k's real lengths, beside torch.nn.Transformer; real
                                      tokens count; ours are packed, its batches padded, once shuffled, once bucketed
 python -m bench.train shakespeare    4 layers of width 128, context 64, batch 12, beside transformers; for a CPU
+
+There each has processes of its own, in which the peer's memory stays as it comes (ours holds what it frees, as in
+`clearhead train`); they take turns, and a ratio is the median of the ratios of each turn. With
+MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=1073741824 before the command, all hold it.
 """
 
 import argparse
@@ -12,13 +16,16 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from bench.sides import Side
 from bench.timing import machine, matrix_ceiling
+from bench.transformer import Peer
 from clearhead.config import ModelConfig, preset
 from clearhead.config.data import Corpus, DataConfig, TokenizerConfig
 from clearhead.config.train import TrainConfig
@@ -32,6 +39,7 @@ from clearhead.train.recorded import recorded
 from clearhead.train.step import Progress, Updater
 
 Work = Callable[[], int]  # one step; gives its real tokens
+OURS, COMPILED, EAGER = "ours", "transformers, compiled", "transformers, eager"
 AHEAD = 200  # batches of Multi30k made beforehand
 ROOT = Path(os.environ.get("CLEARHEAD_DATA", "../shared/data"))
 
@@ -70,71 +78,124 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def gpt(device: torch.device, layers: int, width: int, heads: int, context: int, rows: int, vocabulary: int) -> None:
-    """A GPT on random tokens: ours, and transformers' eager and compiled."""
-    from transformers import GPT2Config, GPT2LMHeadModel
+class GPT(NamedTuple):
+    """The shape of a GPT and of its batches."""
 
-    shape = [f"decoder_layers={layers}", f"width={width}", f"heads={heads}", f"ff_width={4 * width}"]
-    shape += [f"max_positions={context}", f"vocab_size={vocabulary}", "dropout=0.0", "attention_dropout=0.0"]
-    config = preset("gpt2", shape)
-    # As the peer: compiled as a whole where anything is.
+    layers: int
+    width: int
+    heads: int
+    context: int
+    rows: int
+    vocabulary: int
+
+    @property
+    def config(self) -> ModelConfig:
+        """As ours."""
+        shape = [f"decoder_layers={self.layers}", f"width={self.width}", f"heads={self.heads}"]
+        shape += [f"ff_width={4 * self.width}", f"max_positions={self.context}", f"vocab_size={self.vocabulary}"]
+        return preset("gpt2", [*shape, "dropout=0.0", "attention_dropout=0.0"])
+
+    def batches(self) -> list[Tensor]:
+        """Four batches of random tokens, (rows, context + 1)."""
+        torch.manual_seed(1)
+        return [torch.randint(self.vocabulary, (self.rows, self.context + 1)) for _ in range(4)]
+
+
+def gpt(shape: GPT, device: torch.device) -> None:
+    """A GPT on random tokens: ours, and transformers' compiled and, on a CPU, eager."""
+    if device.type == "cuda":
+        found = rates({name: gpt_step(name, shape, device) for name in (OURS, COMPILED)}, device, warm=5, steps=20)
+        ratios = {name: found[OURS] / rate for name, rate in found.items()}
+    else:
+        found, ratios = in_turn(shape)
+    dtype = precision(TrainConfig(steps=1), device)
+    ceiling, count = matrix_ceiling(device, dtype), parameters(build(shape.config, "meta"))
+    flops = 6 * count + 12 * shape.layers * shape.width * shape.context
+    size = f"{count:,} parameters, {shape.rows} rows of {shape.context:,} tokens, {dtype}"
+    print(f"{size}, matrix ceiling {ceiling / 1e12:.2f} TFLOP/s")
+    for name, rate in found.items():
+        ratio = f"{ratios[name]:.2f}x" if name != OURS else ""
+        print(f"{name:26} {rate:12,.0f} tokens/s   {rate * flops / ceiling:6.1%} of the ceiling   {ratio}")
+
+
+def in_turn(shape: GPT, lives: int = 3, rounds: int = 6) -> tuple[dict[str, float], dict[str, float]]:
+    """Tokens a second of each on a CPU, and how many times as fast ours is.
+
+    A CPU is shared and has good and bad minutes: many short turns, so that each side has its part of both. A process
+    has good and bad luck with its memory: several lives.
+    """
+    turns = []
+    for _ in range(lives):
+        with ExitStack() as stack:
+            sides = {name: stack.enter_context(Side(gpt_turn, name, shape)) for name in (OURS, COMPILED, EAGER)}
+            for side in (*sides.values(), *sides.values()):
+                side.run()  # to get warm
+            turns += [{name: side.run() for name, side in sides.items()} for _ in range(rounds)]
+    found = {name: statistics.median(turn[name].result / turn[name].clock for turn in turns) for name in sides}
+    return found, {name: statistics.median(turn[name].clock / turn[OURS].clock for turn in turns) for name in sides}
+
+
+def gpt_turn(name: str, shape: GPT) -> Work:
+    """Twelve steps of one side on a CPU."""
+    step = gpt_step(name, shape, torch.device("cpu"))
+    return lambda: sum(step() for _ in range(12))
+
+
+def gpt_step(name: str, shape: GPT, device: torch.device) -> Work:
+    """A step of one side."""
+    return our_gpt(shape, device) if name == OURS else peer_gpt(shape, device, name == COMPILED)
+
+
+def our_gpt(shape: GPT, device: torch.device) -> Work:
+    """As `clearhead train`; compiled as a whole on a GPU, as the peer."""
     whole = "whole" if device.type == "cuda" else "off"
     settings = TrainConfig(steps=10**6, rate=1e-4, warmup=10, schedule="constant", compile=whole)
-    data = DataConfig(task="language-model", longest=context, tokens=rows * context)
-    updater = ours(config, data, settings, device)
-    ids = [torch.randint(vocabulary, (rows, context + 1), device=device) for _ in range(4)]
+    size = shape.rows * shape.context
+    data = DataConfig(task="language-model", longest=shape.context, tokens=size)
+    update = recorded(ours(shape.config, data, settings, device)).update
     batches = [
-        Batch({"ids": x[:, :-1].cpu().contiguous(), "labels": x[:, 1:].cpu().contiguous()}, rows * context) for x in ids
+        Batch({"ids": x[:, :-1].contiguous(), "labels": x[:, 1:].contiguous()}, size) for x in shape.batches()
     ]  # as the loader gives them
     batches = [batch.pin() for batch in batches] if device.type == "cuda" else batches
     step = iter(range(1, 10**9))
-    update = recorded(updater).update
 
-    def our_step() -> int:
+    def work() -> int:
         number = next(step)
         update((batches[number % 4],), number, Progress())
-        return rows * context
+        return size
 
-    theirs = GPT2Config(
-        vocab_size=vocabulary, n_positions=context, n_embd=width, n_layer=layers, n_head=heads,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False, attn_implementation="sdpa",
+    return work
+
+
+def peer_gpt(shape: GPT, device: torch.device, compiled: bool) -> Work:
+    """transformers' GPT-2 with torch's AdamW."""
+    from transformers import GPT2Config, GPT2LMHeadModel, logging
+
+    logging.set_verbosity_error()
+    config = GPT2Config(
+        vocab_size=shape.vocabulary, n_positions=shape.context, n_embd=shape.width, n_layer=shape.layers,
+        n_head=shape.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+        attn_implementation="sdpa",
     )  # fmt: skip
-    dtype = precision(settings, device)
+    dtype = precision(TrainConfig(steps=1), device)
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config).to(device).train()
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    run = torch.compile(model) if compiled else model
+    ids = [x[:, :-1].to(device) for x in shape.batches()]
+    turn = iter(range(10**9))
 
-    def peer(compiled: bool) -> Work:
-        torch.manual_seed(0)
-        model = GPT2LMHeadModel(theirs).to(device).train()
-        adam = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-        run = torch.compile(model) if compiled else model
-        turn = iter(range(10**9))
+    def work() -> int:
+        x = ids[next(turn) % 4]
+        with cast(device, dtype):
+            loss = run(input_ids=x, labels=x).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adam.step()
+        adam.zero_grad(set_to_none=True)
+        return shape.rows * shape.context
 
-        def work() -> int:
-            x = ids[next(turn) % 4][:, :-1]
-            with cast(device, dtype):
-                loss = run(input_ids=x, labels=x).loss
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            adam.step()
-            adam.zero_grad(set_to_none=True)
-            return rows * context
-
-        return work
-
-    works: dict[str, Work] = {"ours": our_step, "transformers, compiled": peer(True)}
-    if device.type == "cpu":
-        works["transformers, eager"] = peer(False)
-    # A CPU is shared and has good and bad minutes: many short rounds, so that each side has its part of both.
-    often = {"warm": 5, "steps": 20} if device.type == "cuda" else {"warm": 20, "steps": 12, "rounds": 15}
-    found = rates(works, device, **often)
-    ceiling = matrix_ceiling(device, dtype)
-    count = parameters(updater.objective.network)
-    flops = 6 * count + 12 * layers * width * context
-    print(
-        f"{count:,} parameters, {rows} rows of {context:,} tokens, {dtype}, matrix ceiling {ceiling / 1e12:.2f} TFLOP/s"
-    )
-    for name, rate in found.items():
-        ratio = f"{found['ours'] / rate:.2f}x" if name != "ours" else ""
-        print(f"{name:26} {rate:12,.0f} tokens/s   {rate * flops / ceiling:6.1%} of the ceiling   {ratio}")
+    return work
 
 
 def multi30k(device: torch.device, tokens: int) -> None:
@@ -209,44 +270,6 @@ def _ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
         yield from ready
 
 
-class Peer(nn.Module):
-    """torch.nn.Transformer with embeddings, sinusoids and one shared matrix: the same model by torch's own parts."""
-
-    def __init__(self, vocabulary: int, config: ModelConfig):
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, config.width)
-        self.transformer = nn.Transformer(
-            config.width, config.heads, config.encoder_layers, config.decoder_layers, config.ff_width,
-            dropout=config.dropout, batch_first=True,
-        )  # fmt: skip
-        for module in self.transformer.modules():
-            if isinstance(module, nn.MultiheadAttention):
-                module.dropout = 0.0  # as the paper, and as ours: attention itself drops nothing
-        rates = torch.exp(torch.arange(0, config.width, 2) * (-torch.log(torch.tensor(10000.0)) / config.width))
-        angles = torch.arange(config.max_positions)[:, None] * rates
-        self.register_buffer("positions", torch.stack([angles.sin(), angles.cos()], -1).flatten(1))
-        self.dropout, self.scale = nn.Dropout(config.dropout), config.width**0.5
-
-    def embed(self, ids: Tensor) -> Tensor:
-        """Ids to vectors."""
-        return self.dropout(self.embedding(ids) * self.scale + self.positions[: ids.shape[1]])
-
-    def forward(self, source: Tensor, target: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
-        """The mean loss of a batch."""
-        padding = torch.arange(source.shape[1], device=source.device) >= lengths[:, None]
-        future = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=source.device, dtype=torch.bool)
-        hidden = self.transformer(
-            self.embed(source), self.embed(target), tgt_mask=future, src_key_padding_mask=padding,
-            memory_key_padding_mask=padding, tgt_is_causal=True,
-        )  # fmt: skip
-        return self.score(hidden, labels)
-
-    def score(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        """The loss of what the decoder gave."""
-        scores = F.linear(hidden, self.embedding.weight)
-        return F.cross_entropy(scores.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, label_smoothing=0.1)
-
-
 def main() -> None:
     """Run one of the benches."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -257,9 +280,9 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     print(machine(device), time.strftime("%Y-%m-%d"))
     if options.bench == "gpt2":
-        gpt(device, 12, 768, 12, 1024, options.rows, 50304)
+        gpt(GPT(12, 768, 12, 1024, options.rows, 50304), device)
     elif options.bench == "shakespeare":
-        gpt(torch.device("cpu"), 4, 128, 4, 64, 12, 65)
+        gpt(GPT(4, 128, 4, 64, 12, 65), torch.device("cpu"))
     else:
         multi30k(device, options.tokens)
 

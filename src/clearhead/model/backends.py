@@ -17,8 +17,8 @@ from torch import Tensor
 
 from clearhead.model import kernels, runs, sparse
 from clearhead.model.dense import attention, sdpa
-from clearhead.model.dropped import dropped_attention, drops
 from clearhead.model.masks import Mask
+from clearhead.model.products import by_products, products_refuse
 
 log = logging.getLogger("clearhead")
 
@@ -49,8 +49,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, ba
 
 def choose(q: Tensor, k: Tensor, mask: Mask, dropout: float = 0.0) -> str:
     """The name of the backend that `attend` would take; the log tells, at level INFO, why not an earlier one."""
-    if mask.documents is None and mask.pattern.kind == "full":  # the common case asks nobody
-        return "sdpa"
+    if mask.documents is None and mask.pattern.kind == "full":  # the common case does not ask everybody
+        return "sdpa" if products_refuse(q, k, mask, dropout) else "products"
     reasons = []
     for name, way in BACKENDS.items():
         reason = "it is for comparison" if name == "reference" else way.refuses(q, k, mask, dropout)
@@ -117,8 +117,6 @@ def _by_runs(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Ten
     def rows(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         if runs.is_short(q, k, mask, dropout):
             return runs.short(q, k, v)
-        if drops(q, k, mask, dropout):
-            return dropped_attention(q, k, v, dropout)
         return BACKENDS[choose(q, k, mask, dropout)].run(q, k, v, mask, dropout)
 
     return runs.by_runs(q, k, v, mask, rows)
@@ -151,5 +149,6 @@ BACKENDS = {
     "padded": Backend(_padded, lambda q, k, mask, dropout: None if mask.documents else "the row is not packed"),
     "flex": Backend(kernels.flex, kernels.flex_refuses),
     "sparse": Backend(sparse.attend_sparse, _sparse_refuses),
+    "products": Backend(by_products, products_refuse),
     "sdpa": Backend(_sdpa, lambda *_: None),
 }

@@ -19,6 +19,7 @@ from clearhead.config.train import TrainConfig
 from clearhead.model import Network
 from clearhead.model.device import choose_device
 from clearhead.train.kernel import kernel_piece, kernel_works
+from clearhead.train.memory import hold_freed_memory
 from clearhead.train.objective import Objective
 from clearhead.train.pieces import piece
 
@@ -88,8 +89,10 @@ def cast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContext
 
 
 def speed_up(objective: Objective, settings: TrainConfig, place: Place) -> None:
-    """Recompute activations and compile, part by part; both leave the names of parameters as they are."""
+    """Hold memory, recompute activations and compile, part by part; the names of parameters stay as they are."""
     stacks, device = stacks_of(objective.network), place.device
+    if device.type == "cpu":
+        hold_freed_memory()
     # Windows of a text are all of one shape. Elsewhere nearly every batch has its own: one kernel for all of them.
     varied = None if same_shapes(objective.data) else True
     if settings.recompute:

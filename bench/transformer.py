@@ -1,0 +1,45 @@
+"""torch.nn.Transformer with what it lacks to learn translation: our peer in bench.train."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead.config import ModelConfig
+
+
+class Peer(nn.Module):
+    """torch.nn.Transformer with embeddings, sinusoids and one shared matrix: the same model by torch's own parts."""
+
+    def __init__(self, vocabulary: int, config: ModelConfig):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, config.width)
+        self.transformer = nn.Transformer(
+            config.width, config.heads, config.encoder_layers, config.decoder_layers, config.ff_width,
+            dropout=config.dropout, batch_first=True,
+        )  # fmt: skip
+        for module in self.transformer.modules():
+            if isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0  # as the paper, and as ours: attention itself drops nothing
+        rates = torch.exp(torch.arange(0, config.width, 2) * (-torch.log(torch.tensor(10000.0)) / config.width))
+        angles = torch.arange(config.max_positions)[:, None] * rates
+        self.register_buffer("positions", torch.stack([angles.sin(), angles.cos()], -1).flatten(1))
+        self.dropout, self.scale = nn.Dropout(config.dropout), config.width**0.5
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Ids to vectors."""
+        return self.dropout(self.embedding(ids) * self.scale + self.positions[: ids.shape[1]])
+
+    def forward(self, source: Tensor, target: Tensor, labels: Tensor, lengths: Tensor) -> Tensor:
+        """The mean loss of a batch."""
+        padding = torch.arange(source.shape[1], device=source.device) >= lengths[:, None]
+        future = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=source.device, dtype=torch.bool)
+        hidden = self.transformer(
+            self.embed(source), self.embed(target), tgt_mask=future, src_key_padding_mask=padding,
+            memory_key_padding_mask=padding, tgt_is_causal=True,
+        )  # fmt: skip
+        return self.score(hidden, labels)
+
+    def score(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """The loss of what the decoder gave."""
+        scores = F.linear(hidden, self.embedding.weight)
+        return F.cross_entropy(scores.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, label_smoothing=0.1)
