@@ -1,6 +1,9 @@
 """Attention by plain products on a CPU: the formula and its gradients, and with dropout, how many weights are at 0."""
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -122,7 +125,28 @@ def test_it_refuses_what_it_would_do_wrong_or_slowly(monkeypatch: pytest.MonkeyP
     many = torch.zeros(300, 1, 128, 1, requires_grad=True)
     assert products_refuse(many, many, Mask(), 0.0)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert products_refuse(q, k, Mask(), 0.0)
+    assert products_refuse(q, k, Mask(), 0.1)
+    assert products_refuse(q, k, Mask(), 0.0) is None
+
+
+def test_it_compiles_in_one_piece() -> None:
+    code = """
+import torch
+from clearhead.model import Mask, attend
+torch.manual_seed(0)
+ours = [torch.randn(8, 2, 64, 8, requires_grad=True) for _ in range(3)]
+theirs = [x.detach().requires_grad_() for x in ours]
+found = torch.compile(attend, fullgraph=True, backend="aot_eager")(*ours, Mask(causal=True))
+expected = attend(*theirs, Mask(causal=True), backend="reference")
+for x in (found, expected):
+    x.square().sum().backward()
+torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
+for a, b in zip(ours, theirs):
+    torch.testing.assert_close(a.grad, b.grad, rtol=2e-5, atol=2e-5)
+"""
+    env = os.environ | {"TORCHDYNAMO_DISABLE": "0", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("causal", [True, False])

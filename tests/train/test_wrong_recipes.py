@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from torch._inductor import config as inductor
 
 from clearhead import cli
 from clearhead.config.recipe import Recipe, dump_recipe, load_recipe, recipe_names, recipe_text
@@ -80,6 +81,15 @@ def test_a_wrong_command_is_one_line_and_changes_nothing(
     arguments: list[str], says: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert says in complaint(capsys, *arguments)
+    assert not list(here.iterdir())
+
+
+def test_compiling_without_a_compiler_is_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inductor.cpp, "cxx", (None, "no-such-compiler"))
+    says = "train.compile: there is no C++ compiler (no-such-compiler); install one, or use train.compile=off"
+    assert complaint(capsys, "copy", "train.compile=on", "--device", "cpu") == says
     assert not list(here.iterdir())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clearhead.config.data import DataConfig
 from clearhead.config.train import TrainConfig
+from clearhead.errors import UserError
 from clearhead.model import Network
 from clearhead.model.device import choose_device
 from clearhead.train.kernel import kernel_piece, kernel_works
@@ -100,6 +102,8 @@ def speed_up(objective: Objective, settings: TrainConfig, place: Place) -> None:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     dtype = precision(settings, device)
     if compiles(settings, device):
+        if device.type == "cpu":
+            _check_compiler()
         for part in _to_compile(objective, settings, place):
             part.compile(dynamic=varied)
         objective.piece = kernel_piece if kernel_works(device, dtype) else torch.compile(piece, dynamic=varied)
@@ -109,6 +113,16 @@ def speed_up(objective: Objective, settings: TrainConfig, place: Place) -> None:
             part.register_forward_hook(
                 lambda module, inputs, output: output.to(dtype) if torch.is_autocast_enabled("cuda") else output
             )
+
+
+def _check_compiler() -> None:
+    """A CPU's kernels are written in C++, which something must compile."""
+    from torch._inductor import config  # a second to import
+
+    wanted = [name for name in config.cpp.cxx if name]
+    if not any(shutil.which(name) for name in wanted):
+        names = " or ".join(wanted)
+        raise UserError(f"train.compile: there is no C++ compiler ({names}); install one, or use train.compile=off")
 
 
 def _to_compile(objective: Objective, settings: TrainConfig, place: Place) -> list[nn.Module]:
