@@ -236,6 +236,22 @@ def test_one_row_and_many_take_different_kernels_and_give_the_same() -> None:
         assert torch.equal(together, torch.cat([layer(row[None]) for row in x]))
 
 
+@pytest.mark.parametrize("name", ["tiny-translator", "tiny-encoder"])
+def test_only_what_reads_a_relu_is_known_to_be_never_below_zero(name: str) -> None:
+    """And is rounded as ever."""
+    network = for_reading(build(preset(name)).eval(), torch.int8)
+    known = [part for part, module in network.named_modules() if getattr(module, "nonnegative", False)]
+    relu = name == "tiny-translator"
+    assert all(part.endswith("feed_forward.down") for part in known)
+    assert len(known) == (sum(".down" in part for part, _ in network.named_modules()) if relu else 0)
+    layer = QuantisedLinear(nn.Linear(64, 32))
+    x = torch.randn(9, 64).relu()
+    expected = layer(x), layer(x[:1])
+    layer.nonnegative, layer._packed = True, None
+    for found, wanted in zip((layer(x), layer(x[:1])), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
 def test_weights_that_are_loaded_or_moved_are_laid_out_anew() -> None:
     first, second = (QuantisedLinear(nn.Linear(64, 32)) for _ in range(2))
     x = torch.randn(3, 64)

@@ -71,6 +71,8 @@ def _replace(module: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
             child = make(child)
         else:
             _replace(child, make)
+        if isinstance(child, FusedFeedForward) and isinstance(child.down, QuantisedLinear):
+            child.down.nonnegative = child.activation is torch.relu_ and not child.is_gated
         setattr(module, name, child)
 
 
