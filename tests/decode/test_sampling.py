@@ -49,6 +49,20 @@ def test_noise_is_that_of_gumbel() -> None:
         assert (noise < point).double().mean() == pytest.approx(math.exp(-math.exp(-point)), abs=0.004)
 
 
+def test_noise_is_the_hash_of_seed_number_and_word() -> None:
+    def mixed(x: int) -> int:
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            x = (x ^ (x >> shift)) * factor % 2**64
+        return x ^ (x >> 31)
+
+    step, seed, number = 0x9E3779B97F4A7C15, 12345, 7
+    key = mixed((mixed(seed) + number * step) % 2**64)
+    noise = gumbel(torch.tensor([seed]), torch.tensor([number]), torch.arange(50_000))[0]
+    for word in (0, 1, 49_999):
+        chance = ((mixed((key + (word + 1) * step) % 2**64) >> 32) + 0.5) / 2**32
+        assert noise[word].item() == pytest.approx(-math.log(-math.log(1 - chance)), abs=1e-3)
+
+
 @given(st.integers(0, 2**63 - 1), st.integers(0, 10_000), st.integers(1, 40), st.integers(0, 8))
 def test_noise_of_a_row_depends_on_nothing_else(seed: int, number: int, words: int, others: int) -> None:
     seeds, numbers = torch.tensor([seed] + [1] * others), torch.tensor([number] + [2] * others)

@@ -4,15 +4,18 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from clearhead.model import Documents, Mask, Pattern, attend, products
 from clearhead.model.backends import BACKENDS, Backend, choose
+from clearhead.model.masks import Paths
 from clearhead.model.products import CHANCES, by_products, products_refuse
 from tests.equality import check, inputs
 
@@ -108,17 +111,18 @@ def test_it_refuses_what_it_would_do_wrong_or_slowly(monkeypatch: pytest.MonkeyP
             Mask(True, start=torch.tensor([0] * 16)),
             Mask(True, Pattern("window", 3)),
             Mask(documents=(Documents.of([64]),) * 2),
+            Mask(paths=Paths(torch.ones(16, 64, 64, dtype=torch.bool), torch.zeros(16, 1), torch.zeros(16, 64))),
         ):
             assert products_refuse(q, k, mask, dropout)
         assert products_refuse(q, k[:, :, :60], Mask(causal=True), dropout)
         assert products_refuse(q, k[:, :1], Mask(), dropout)
         assert products_refuse(q.double(), k.double(), Mask(), dropout)
-        assert products_refuse(q.detach(), k, Mask(), dropout)
         assert products_refuse(q[:2], k[:2], Mask(), dropout)
         with torch.no_grad():
-            assert products_refuse(q, k, Mask(), dropout)
+            assert bool(products_refuse(q, k, Mask(), dropout)) == (dropout == 0)
         with torch.autocast("cpu"):
             assert products_refuse(q, k, Mask(), dropout)
+    assert products_refuse(q.detach(), k, Mask(), 0.0)
     long, _, _ = _inputs(16, 2, 130, 130)
     assert products_refuse(long, long, Mask(), 0.0)
     assert products_refuse(long, long, Mask(), 0.1) is None
@@ -129,37 +133,78 @@ def test_it_refuses_what_it_would_do_wrong_or_slowly(monkeypatch: pytest.MonkeyP
     assert products_refuse(q, k, Mask(), 0.0) is None
 
 
-def test_it_compiles_in_one_piece() -> None:
+def test_it_is_compiled_for_one_shape_and_not_for_many() -> None:
     code = """
 import torch
 from clearhead.model import Mask, attend
-torch.manual_seed(0)
-ours = [torch.randn(8, 2, 64, 8, requires_grad=True) for _ in range(3)]
-theirs = [x.detach().requires_grad_() for x in ours]
-found = torch.compile(attend, fullgraph=True, backend="aot_eager")(*ours, Mask(causal=True))
-expected = attend(*theirs, Mask(causal=True), backend="reference")
-for x in (found, expected):
-    x.square().sum().backward()
-torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
-for a, b in zip(ours, theirs):
-    torch.testing.assert_close(a.grad, b.grad, rtol=2e-5, atol=2e-5)
+graphs = []
+def backend(graph, inputs):
+    graphs.append("bmm" in graph.code)
+    return graph.forward
+for dynamic, shapes, wanted in ((False, [(8, 64)], {True}), (True, [(8, 64), (3, 9), (40, 30), (9, 200)], {False})):
+    torch._dynamo.reset()
+    graphs.clear()
+    compiled = torch.compile(attend, fullgraph=True, backend=backend)
+    for rows, tokens in shapes:
+        ours = [torch.randn(rows, 2, tokens, 8, requires_grad=True) for _ in range(3)]
+        theirs = [x.detach().requires_grad_() for x in ours]
+        for x in ours if dynamic else ():
+            torch._dynamo.mark_dynamic(x, (0, 2))
+        found = compiled(*ours, Mask(causal=True))
+        expected = attend(*theirs, Mask(causal=True), backend="reference")
+        for x in (found, expected):
+            x.square().sum().backward()
+        torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
+        for a, b in zip(ours, theirs):
+            torch.testing.assert_close(a.grad, b.grad, rtol=2e-5, atol=2e-5)
+    assert set(graphs) == wanted and len(graphs) <= 2, graphs
 """
     env = os.environ | {"TORCHDYNAMO_DISABLE": "0", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
+def test_what_is_computed_again_is_dropped_again() -> None:
+    given = [x.detach() for x in _inputs(16, 2, 64, 64)]
+    found = []
+    for again in (False, True):
+        torch.manual_seed(1)
+        q, k, v = (x.clone().requires_grad_() for x in given)
+        way = partial(checkpoint, attend, use_reentrant=True) if again else attend
+        out = way(q, k, v, Mask(), 0.2)
+        out.square().sum().backward()
+        found.append((out, q.grad, k.grad, v.grad))
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_it_is_left_alone_by_transforms_of_functions() -> None:
+    q, k, v = (x.detach() for x in _inputs(16, 2, 64, 64))
+    found = torch.func.grad(lambda q: attend(q, k, v, Mask(causal=True)).square().sum())(q)
+    q.requires_grad_()
+    attend(q, k, v, Mask(causal=True)).square().sum().backward()
+    torch.testing.assert_close(found, q.grad, rtol=2e-5, atol=2e-5)
+
+
+def test_hidden_keys_stay_hidden_however_large_their_scores() -> None:
+    q, k, v = _inputs(16, 2, 64, 64)
+    found = by_products(q * 1000, k * 1000, v, Mask(causal=True), 0.0)
+    expected = attend(q * 1000, k * 1000, v, Mask(causal=True), backend="reference")
+    torch.testing.assert_close(found[:, :, :2], expected[:, :, :2], rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_nan_that_came_in_still_shows(causal: bool) -> None:
     for broken in range(3):
         given = [x.detach().clone() for x in _inputs(16, 2, 64, 64)]
-        given[broken][3, 1, 0, 0] = math.nan
+        given[broken][3, 1, 20, 0] = math.nan
         q, k, v = (x.requires_grad_() for x in given)
         assert choose(q, k, Mask(causal)) == "products"
         found = attend(q, k, v, Mask(causal))
         expected = attend(q, k, v, Mask(causal), backend="reference")
         assert expected.isnan().any()
-        assert torch.equal(found.isnan(), expected.isnan())
+        assert (found.isnan() >= expected.isnan()).all()  # earlier queries may show it, too
+        assert torch.equal(found.isnan().any(dim=(2, 3)), expected.isnan().any(dim=(2, 3)))
         found.sum().backward()
         assert k.grad is not None
         assert k.grad[3, 1].isnan().any()

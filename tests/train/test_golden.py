@@ -231,14 +231,14 @@ from pathlib import Path
 from tests.train.tiny import recipe, run
 torch.set_num_threads(1)
 still = ("model.dropout=0", "model.attention_dropout=0")
-run(Path(sys.argv[1]), recipe("gpt", *still, compile=sys.argv[2], steps=3, scored=0))
+run(Path(sys.argv[1]), recipe("gpt", *still, compile=sys.argv[2], recompute=bool(sys.argv[3:]), steps=3, scored=0))
 """
 
 
 @pytest.mark.skipif("CLEARHEAD_COMPILE" not in os.environ, reason="compiling takes a minute; `make torture` runs it")
-@pytest.mark.parametrize("parts", ["on", "whole"])
-def test_compiled_blocks_learn_the_same(parts: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [["on"], ["whole"], ["on", "recomputed"]])
+def test_compiled_blocks_learn_the_same(how: list[str], tmp_path: Path) -> None:
     environment = os.environ | {"TORCHDYNAMO_DISABLE": "0"}
-    subprocess.run([sys.executable, "-c", COMPILED, str(tmp_path / "compiled"), parts], check=True, env=environment)
+    subprocess.run([sys.executable, "-c", COMPILED, str(tmp_path / "compiled"), *how], check=True, env=environment)
     run(tmp_path / "eager", recipe("gpt", *STILL, steps=3, scored=0))
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), rel=1e-4)

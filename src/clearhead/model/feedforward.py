@@ -16,7 +16,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
     # The same by a sigmoid, which a GPU has done before its memory has answered; fp16 ends before x³ may.
     if torch.compiler.is_compiling() and x.dtype != torch.float16:
         return x * torch.sigmoid(x * (SLOPE + SLOPE * CUBIC * x * x))
-    learns = x.requires_grad and torch.is_grad_enabled()
+    learns = x.requires_grad and torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
     if learns and x.device.type == "cpu" and x.dtype == torch.float32:
         return GeluBySigmoid.apply(x)  # type: ignore[no-untyped-call]
     return F.gelu(x, approximate="tanh")

@@ -28,15 +28,21 @@ def products_refuse(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | N
         return "it is for fp32 on a CPU"
     if torch.is_autocast_enabled("cpu"):
         return "it is not cast"
-    if torch.compiler.is_compiling() and (dropout or not isinstance(q.shape[2], int)):
-        return "it is compiled for one shape, without dropout"
+    if torch.compiler.is_compiling():
+        from torch.fx.experimental.symbolic_shapes import statically_known_true  # slow to import
+
+        if dropout or not statically_known_true(q.shape[:3].numel() * k.shape[2] <= KEPT):
+            return "it is compiled for one shape, without dropout"
+    elif torch._C._are_functorch_transforms_active():
+        return "it is not for torch.func"
     if mask.documents is not None or mask.pattern.kind != "full" or mask.start is not None or mask.paths is not None:
         return "it is for rows as they are"
     if q.shape[2] != k.shape[2] if mask.causal else mask.lengths is not None:  # causal: no real query sees padding
         return "some keys are hidden"
     if q.shape[1] != k.shape[1]:
         return "heads share keys"
-    if not (q.requires_grad and torch.is_grad_enabled()):
+    # Where something is dropped, always, or what is computed again for the gradient would be dropped otherwise.
+    if not dropout and not (q.requires_grad and torch.is_grad_enabled()):
         return "nothing is learnt"
     queries, keys = q.shape[:3].numel(), k.shape[2]
     fast = keys >= WORTH if dropout else FEWEST <= keys <= MOST and queries * keys <= KEPT
@@ -107,7 +113,7 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of q, k and v, from that of the output; the weights are used up where some are dropped."""
     if torch.is_grad_enabled():  # create_graph: the weights would count as constants
-        raise RuntimeError('attention on a CPU has no second derivative; take it inside `with backend("reference"):`')
+        raise RuntimeError('attention on a CPU has no second derivative; run all of it `with backend("reference"):`')
     of_weights = torch.bmm(of_out, v.transpose(1, 2))
     if kept is not None:
         of_weights.mul_(kept)

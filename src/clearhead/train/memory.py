@@ -5,7 +5,7 @@ import os
 import sys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's names and numbers, see mallopt(3)
-HELD = 1 << 30  # bytes of freed memory that a process holds at the most
+HELD = 1 << 30  # bytes that may lie free at the end of the heap; those between others stay in any case
 LARGEST = 1 << 25  # bytes of a block that is taken from what is held; glibc allows no more
 OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")  # by which users decide themselves
 

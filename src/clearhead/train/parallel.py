@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -99,7 +98,7 @@ def speed_up(objective: Objective, settings: TrainConfig, place: Place) -> None:
     varied = None if same_shapes(objective.data) else True
     if settings.recompute:
         for layer in (layer for stack in stacks for layer in stack.layers):
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+            layer.forward = _recomputed(layer.forward)
     dtype = precision(settings, device)
     if compiles(settings, device):
         if device.type == "cpu":
@@ -115,13 +114,22 @@ def speed_up(objective: Objective, settings: TrainConfig, place: Place) -> None:
             )
 
 
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps what goes in; for the gradient, what came out of it is computed again."""
+
+    def run(*inputs: Any, **named: Any) -> Any:  # torch.compile enters it, and not a partial of `checkpoint`
+        return checkpoint(forward, *inputs, use_reentrant=False, **named)
+
+    return run
+
+
 def _check_compiler() -> None:
     """A CPU's kernels are written in C++, which something must compile."""
     from torch._inductor import config  # a second to import
 
     wanted = [name for name in config.cpp.cxx if name]
     if not any(shutil.which(name) for name in wanted):
-        names = " or ".join(wanted)
+        names = " or ".join(wanted) or "g++"
         raise UserError(f"train.compile: there is no C++ compiler ({names}); install one, or use train.compile=off")
 
 
