@@ -9,8 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from clearhead.config import preset
+from clearhead.config.data import DataConfig
+from clearhead.config.train import TrainConfig
+from clearhead.model import build
 from clearhead.train import parallel
 from clearhead.train.memory import OWN, hold_freed_memory
+from clearhead.train.objective import Objective
 from tests.train.tiny import recipe, run
 
 FAULTS = """
@@ -75,3 +80,13 @@ def test_training_on_a_cpu_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(parallel, "hold_freed_memory", lambda: called.append(True))
     run(tmp_path, recipe("gpt", steps=1))
     assert called == [True]
+
+
+def test_other_devices_want_neither_that_nor_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "hold_freed_memory", lambda: pytest.fail("on another device"))
+    monkeypatch.setattr(parallel, "_check_compiler", lambda: pytest.fail("on another device"))
+    settings, data = TrainConfig(steps=1, compile="on"), DataConfig(task="language-model")
+    objective = Objective(build(preset("tiny-gpt")), data, settings)
+    parallel.speed_up(objective, settings, parallel.Place(torch.device("meta")))
+    with pytest.raises(pytest.fail.Exception):
+        parallel.speed_up(objective, settings, parallel.Place(torch.device("cpu")))
