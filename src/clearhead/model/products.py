@@ -51,8 +51,6 @@ def products_refuse(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | N
 
 def by_products(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
     """softmax(q kᵀ / √E) v: q (B, H, T, E), k and v (B, H, S, E) to (B, H, T, E); weights dropped with this chance."""
-    if torch.compiler.is_compiling():  # whose gradient the compiler writes
-        return torch.bmm(_weights(_flat(q), _flat(k), mask.causal), _flat(v)).view(q.shape)
     if dropout:
         chances = min(CHANCES - 1, round(dropout * CHANCES))
         return _Dropped.apply(q, k, v, mask.causal, chances)  # type: ignore[no-untyped-call]
