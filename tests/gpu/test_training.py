@@ -77,19 +77,23 @@ def pairs(number: int) -> Batch:
 
 
 @pytest.mark.parametrize(
-    ("name", "task", "make", "precision_"),
+    ("name", "task", "make", "precision_", "compile_"),
     [
-        ("tiny-gpt", "language-model", windows, "fp32"),
-        ("tiny-translator", "translation", pairs, "fp32"),
-        ("tiny-translator", "translation", pairs, "bf16"),
+        ("tiny-gpt", "language-model", windows, "fp32", "auto"),
+        ("tiny-gpt", "language-model", windows, "bf16", "auto"),
+        ("tiny-gpt", "language-model", windows, "bf16", "whole"),
+        ("tiny-llama", "language-model", windows, "bf16", "whole"),
+        ("tiny-translator", "translation", pairs, "fp32", "auto"),
+        ("tiny-translator", "translation", pairs, "bf16", "auto"),
     ],
 )
-def test_a_recorded_update_is_the_ordinary_one(name: str, task: str, make: Any, precision_: str) -> None:
-    config = preset(name, ["vocab_size=50", "max_positions=32", "dropout=0.0"])
+def test_a_recorded_update_is_the_ordinary_one(name: str, task: str, make: Any, precision_: str, compile_: str) -> None:
+    config = preset(name, ["vocab_size=50", "max_positions=32", "dropout=0.0", "attention_dropout=0.0"])
     data = DataConfig(task=task, longest=32, tokens=128, packed=task == "translation")
-    settings = TrainConfig(steps=100, rate=1e-2, warmup=5, precision=precision_)
     device, batches, found = torch.device("cuda"), [make(number) for number in range(12)], []
     for wrap in (lambda updater: updater, recorded):
+        how = compile_ if wrap is recorded else "off"
+        settings = TrainConfig(steps=100, rate=1e-2, warmup=5, precision=precision_, compile=how)
         torch.manual_seed(0)
         network = build(config).to(device)
         objective = Objective(network, data, settings).train()

@@ -1,55 +1,12 @@
 """The feed-forward sublayer: each token by itself through a wider layer and back.   D width · F feed-forward width"""
 
-import math
 from collections.abc import Callable
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.config import ModelConfig
-
-
-def gelu_tanh(x: Tensor) -> Tensor:
-    """x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³))), any shape: GPT's form of GELU."""
-    # The same by a sigmoid, which a GPU has done before its memory has answered; fp16 ends before x³ may.
-    if torch.compiler.is_compiling() and x.dtype != torch.float16:
-        return x * torch.sigmoid(x * (SLOPE + SLOPE * CUBIC * x * x))
-    learns = x.requires_grad and torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
-    if learns and x.device.type == "cpu" and x.dtype == torch.float32:
-        return GeluBySigmoid.apply(x)  # type: ignore[no-untyped-call]
-    return F.gelu(x, approximate="tanh")
-
-
-CUBIC, SLOPE = 0.044715, math.sqrt(8 / math.pi)
-STEEPNESS, ONE = (torch.tensor(number, dtype=torch.float32, device="cpu") for number in (SLOPE, 1.0))
-
-
-class GeluBySigmoid(torch.autograd.Function):
-    """The same as x · sigmoid(√(8/π) (x + 0.044715 x³)): a CPU's sigmoid takes a sixth of the time of its tanh.
-
-    The slope is made at once: half of torch's time for both directions.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        cubic = CUBIC * SLOPE
-        gate = torch.addcmul(STEEPNESS, x, x, value=cubic).mul_(x).sigmoid_()
-        out = x * gate
-        slope = torch.addcmul(STEEPNESS, x, x, value=3 * cubic).mul_(out)  # of what the sigmoid takes, times out;
-        ctx.save_for_backward(x, slope.lerp_(ONE, gate))  # gate + (1 − gate) · that is the slope of out
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        x, slope = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return grad * slope
-        # Somebody asks for the slope of the slope, which was made as a number.
-        (found,) = torch.autograd.grad(F.gelu(x, approximate="tanh"), x, grad, create_graph=True)
-        return found
-
+from clearhead.model.gelu import gelu_of_biased, gelu_of_biased_works, gelu_tanh
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -73,8 +30,11 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) to (B, T, D)."""
-        if self.gate is None:
-            hidden = self.activation(self.up(x))
-        else:
+        if self.gate is not None:
             hidden = self.activation(self.gate(x)) * self.up(x)  # (B, T, F)
+        elif self.activation in (F.gelu, gelu_tanh) and gelu_of_biased_works(x, self.up):
+            biased = F.linear(x, self.up.weight, self.up.bias.detach())
+            hidden = gelu_of_biased(biased, self.up.bias, self.activation is F.gelu)
+        else:
+            hidden = self.activation(self.up(x))
         return self.down(hidden)

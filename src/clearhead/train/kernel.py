@@ -18,7 +18,7 @@ try:
 except ImportError:  # there is none for this platform; `piece` does the same
     triton = None
 
-BLOCK, WARPS = 4096, 8  # words of a row that a program looks at together, as an H200 likes it
+BLOCK, WARPS = 8192, 16  # words of a row that a program looks at together, as an H200 likes it
 
 
 def kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
@@ -38,6 +38,7 @@ def kernel_piece(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor,
 
 
 if triton is not None:
+    LOG2 = tl.constexpr(1.4426950408889634)  # of e: a GPU has powers of two
 
     @triton.jit
     def _to_gradient(
@@ -53,29 +54,52 @@ if triton is not None:
         smooth: tl.constexpr,
         block: tl.constexpr,
     ):
-        """A program for each row: one pass for its log sum, answer, best and mean, one to write softmax − answer."""
+        """A program for each row: one pass for its log sum, answer, best and mean, one to write softmax − answer.
+
+        Arithmetic takes as long as memory here: whole blocks go without a mask, and the answer is put in at the end.
+        """
         row = tl.program_id(0)
         at = scores + row.to(tl.int64) * words
         label = tl.load(labels + row)
-        best, total, together = -float("inf"), 0.0, 0.0
-        for first in range(0, words, block):
-            columns = first + tl.arange(0, block)
-            x = tl.load(at + columns, mask=columns < words, other=-float("inf"), eviction_policy="evict_last")
-            x = x.to(tl.float32)  # and stays in the cache for the second pass, if it can
-            higher = tl.maximum(best, tl.max(x, 0))
-            total = total * tl.exp(best - higher) + tl.sum(tl.exp(x - higher), 0)
-            best = higher
-            if smooth:  # only then is the mean asked for
-                together += tl.sum(tl.where(columns < words, x, 0.0), 0)
-        log_sum = best + tl.log(total)
         counts = label != ignored
+        answer = tl.load(at + tl.where(counts, label, 0)).to(tl.float32)
+        best, total, together = -float("inf"), 0.0, 0.0
+        whole, inside = words // block * block, tl.arange(0, block)
+        for first in range(0, whole, block):
+            x = tl.load(at + first + inside, eviction_policy="evict_last").to(tl.float32)  # for the second pass
+            best, total = _seen(x, best, total)
+            if smooth:  # only then is the mean asked for
+                together += tl.sum(x, 0)
+        if whole < words:
+            there = whole + inside < words
+            x = tl.load(at + whole + inside, mask=there, other=-float("inf")).to(tl.float32)
+            best, total = _seen(x, best, total)
+            if smooth:
+                together += tl.sum(tl.where(there, x, 0.0), 0)
+        log_sum = best + tl.log(total)
         tl.store(log_sums + row, log_sum)
-        tl.store(answers + row, tl.load(at + tl.where(counts, label, 0)).to(tl.float32))
+        tl.store(answers + row, answer)
         tl.store(bests + row, best)
         tl.store(means + row, together / words)
-        for first in range(0, words, block):
-            columns = first + tl.arange(0, block)
-            x = tl.load(at + columns, mask=columns < words, other=-float("inf"), eviction_policy="evict_first")
-            x = tl.exp(x.to(tl.float32) - log_sum) - spread / words - tl.where(columns == label, 1.0 - spread, 0.0)
-            x = tl.where(counts, x, 0.0).to(scores.dtype.element_ty)
-            tl.store(at + columns, x, mask=columns < words, eviction_policy="evict_first")
+        share = tl.where(counts, spread / words, 0.0)
+        base = tl.where(counts, log_sum, float("inf")) * LOG2  # a row that does not count has no gradient
+        for first in range(0, whole, block):
+            x = tl.load(at + first + inside, eviction_policy="evict_first").to(tl.float32)
+            x = tl.exp2(x * LOG2 - base)
+            if smooth:
+                x -= share
+            tl.store(at + first + inside, x.to(scores.dtype.element_ty), eviction_policy="evict_first")
+        if whole < words:
+            there = whole + inside < words
+            x = tl.load(at + whole + inside, mask=there, other=-float("inf")).to(tl.float32)
+            x = tl.exp2(x * LOG2 - base) - share
+            tl.store(at + whole + inside, x.to(scores.dtype.element_ty), mask=there)
+        tl.debug_barrier()  # all of the row is written
+        x = tl.exp2(answer * LOG2 - base) - share - (1.0 - spread)
+        tl.store(at + label, x.to(scores.dtype.element_ty), mask=counts)
+
+    @triton.jit
+    def _seen(x, best, total):
+        """The best and the sum of powers so far, of which the best is one."""
+        higher = tl.maximum(best, tl.max(x, 0))
+        return higher, total * tl.exp2((best - higher) * LOG2) + tl.sum(tl.exp2(x * LOG2 - higher * LOG2), 0)

@@ -108,10 +108,11 @@ def speed_up(objective: Objective, settings: TrainConfig, place: Place) -> None:
         objective.piece = kernel_piece if kernel_works(device, dtype) else torch.compile(piece, dynamic=varied)
     if device.type == "cuda" and dtype == torch.bfloat16:
         # What passes between blocks is half as large; norms and sums inside them are fp32 all the same.
-        for part in (part for stack in stacks for part in (stack.embedding, *stack.layers)):
-            part.register_forward_hook(
-                lambda module, inputs, output: output.to(dtype) if torch.is_autocast_enabled("cuda") else output
-            )
+        for part in (part for stack in stacks for part in (stack.embedding, *stack.layers, stack.norm)):
+            if part is not None:
+                part.register_forward_hook(
+                    lambda module, inputs, output: output.to(dtype) if torch.is_autocast_enabled("cuda") else output
+                )
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -73,14 +73,15 @@ class InPieces(torch.autograd.Function):
         assert inputs is not None
         assert matrix is not None
         sums: list[Tensor] = []
-        grads = [torch.empty_like(x), *(None if t is None else torch.zeros_like(wide(t)) for t in (weight, bias))]
+        grads: list[Tensor | None] = [torch.empty_like(x), None, None]
         for at in range(0, len(x), rows):
             here = slice(at, at + rows)
             found = work(inputs[here], matrix, offset, labels[here], smoothing)
-            grads[0][here] = found.scores @ matrix  # type: ignore[index]
-            _add_product(grads[1], found.scores.T, inputs[here])  # type: ignore[arg-type]
-            if grads[2] is not None:
-                grads[2].add_(found.scores.sum(0))
+            _product(found.scores, matrix, grads[0][here])  # type: ignore[index]
+            grads[1] = _add_product(grads[1], found.scores.T, inputs[here])
+            if bias is not None:
+                more = found.scores.sum(0, dtype=wide_dtype(found.scores))
+                grads[2] = more if grads[2] is None else grads[2].add_(more)
             sums.append(torch.stack([each.double() for each in found[:4]]))
         total, count, plain, right = torch.stack(sums).sum(0)
         kind = wide(x).dtype
@@ -92,21 +93,28 @@ class InPieces(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        return (
-            *(None if found is None else found * grad.to(found.dtype) for found in ctx.saved_tensors),
-            None,
-            None,
-            None,
-            None,
-        )
+        def scaled(found: Tensor | None) -> Tensor | None:  # as a list: on a GPU nearly twice as fast as found * grad
+            return None if found is None else torch._foreach_mul([found], grad.to(found.dtype))[0]
+
+        return *map(scaled, ctx.saved_tensors), None, None, None, None
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a b, which may be narrower; a GPU adds without a narrow product in between."""
-    if total.is_cuda and total.dtype == torch.float32 and a.dtype != torch.float32:
-        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """out = a b, which may be narrower."""
+    if out.dtype == a.dtype:
+        torch.mm(a, b, out=out)
     else:
-        total.add_(a @ b)
+        out.copy_(a @ b)
+
+
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """total + a b in fp32 or wider, for a and b that may be narrower; a GPU has no narrow product in between."""
+    if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
+        if total is None:
+            return torch.mm(a, b, out_dtype=torch.float32)
+        return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+    product = a @ b
+    return wide(product) if total is None else total.add_(product)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:

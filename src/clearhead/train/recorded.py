@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.data import Batch
-from clearhead.train.losses import Loss
-from clearhead.train.parallel import same_shapes
-from clearhead.train.step import Progress, Updater
+from clearhead.train.adam import Adam, adam_works
+from clearhead.train.objective import Objective
+from clearhead.train.parallel import same_shapes, stacks_of
+from clearhead.train.step import Progress, Updater, sums_of
 
 log = logging.getLogger("clearhead")
-WARM = 3  # ordinary updates before a recording: kernels are compiled, the optimiser has its moments
+WARM = 3  # updates before a recording: kernels are compiled
 MOST = 64  # recordings; batches of other shapes go the ordinary way
+
+Found = tuple[dict[str, Tensor], Tensor]  # sums of the losses, and the length of the gradient
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,9 @@ class Recording:
     graph: torch.cuda.CUDAGraph
     batch: Batch
     counts: dict[str, Tensor]
-    found: dict[str, Loss]
+    found: dict[str, Tensor]
     norm: Tensor
+    places: Tensor | None  # of gradients, which the graph reads
 
     def fill(self, batch: Batch, counts: dict[str, float]) -> None:
         """Put a batch of the same shape into place."""
@@ -52,24 +57,62 @@ class Recorded:
         self.seen: Counter[tuple[object, ...]] = Counter()
         self.recordings: dict[tuple[object, ...], Recording] = {}
         self.pool: Any = None  # memory that all recordings use, one after the other
+        self.adam: Adam | None = None
+        self.fresh = False  # whether the copies are those of the weights
 
     def update(self, batches: tuple[Batch, ...], step: int, progress: Progress) -> Tensor:
         """As `Updater.update`."""
         if len(batches) != 1:
+            self.fresh = False
             return self.updater.update(batches, step, progress)
         batch = batches[0]
         if batch.documents:
             batch = batch.rounded(self.updater.objective.network.config.max_positions)
+        self._prepare()
         recording = self._recording(batch)
-        if recording is None:
-            return self.updater.update((batch,), step, progress)
-        recording.fill(batch, self.updater.counts(batches))
+        counts = self.updater.counts(batches)
         self.updater.set_rate(step)
         self.updater.seed(step)
-        recording.graph.replay()
-        progress.add(recording.found)
+        if recording is None:
+            try:
+                found, norm = self._run(batch.to(self.updater.place.device), counts, self._places())
+            except torch.OutOfMemoryError:
+                self._forget()
+                raise
+        else:
+            recording.fill(batch, counts)
+            recording.graph.replay()
+            found, norm = recording.found, recording.norm.clone()
+        progress.add_sums(found)
         progress.tokens += batch.tokens
-        return recording.norm.clone()
+        return norm
+
+    def _prepare(self) -> None:
+        """Copies of the weights for the products, once the optimiser has the state that it goes on from."""
+        updater = self.updater
+        if self.adam is None and adam_works(updater.place.device, updater.dtype):
+            assert isinstance(updater.optimiser, torch.optim.AdamW)
+            self.adam = Adam(updater.optimiser, of_products(updater.objective), updater.dtype)
+        elif self.adam is not None and not self.fresh:
+            self.adam.refresh()
+        self.fresh = True
+
+    def _run(self, batch: Batch, counts: Mapping[str, float | Tensor], places: Tensor | None) -> Found:
+        """What is recorded: gradients and a step."""
+        if self.adam is None or places is None:
+            found = sums_of(self.updater.gradients(batch, counts, None))
+            return found, self.updater.step()
+        found = sums_of(self.updater.gradients(batch, counts, None, self.adam.copies))
+        return found, self.adam.step(self.updater.settings.clip, places)
+
+    def _places(self) -> Tensor | None:
+        return None if self.adam is None else self.adam.places()
+
+    def _forget(self) -> None:
+        """Gradients of a step that found no memory."""
+        self.updater.optimiser.zero_grad(set_to_none=True)
+        if self.adam is not None:
+            self.adam.zero_grad()
 
     def _recording(self, batch: Batch) -> Recording | None:
         """The recording for a batch of this shape; a shape that comes again and again gets one."""
@@ -80,7 +123,7 @@ class Recorded:
                 self.recordings[shape] = self._record(batch)
             except torch.OutOfMemoryError:
                 log.info("there is no memory to record a step; going on without")
-                self.updater.optimiser.zero_grad(set_to_none=True)
+                self._forget()
                 torch.cuda.empty_cache()
         return self.recordings.get(shape)
 
@@ -91,12 +134,18 @@ class Recorded:
         if self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
             torch.cuda.empty_cache()  # recordings keep memory of their own
-        graph = torch.cuda.CUDAGraph()
+        graph, places = torch.cuda.CUDAGraph(), self._places()
         # Thread-local: meanwhile the loader's thread may pin memory, which is none of this recording's business.
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            found = self.updater.gradients(there, counts, None)
-            norm = self.updater.step()
-        return Recording(graph, there, counts, found, norm)
+            found, norm = self._run(there, counts, places)
+        return Recording(graph, there, counts, found, norm, places)
+
+
+def of_products(objective: Objective) -> dict[str, nn.Parameter]:
+    """The weights of the linear layers of all blocks, by their names."""
+    parts = [part for stack in stacks_of(objective.network) for part in stack.layers.modules()]
+    inside = {p for part in parts if isinstance(part, nn.Linear) for p in part.parameters()}
+    return {name: p for name, p in objective.named_parameters() if p in inside}
 
 
 def recorded(updater: Updater) -> Updater | Recorded:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from clearhead.config.train import TrainConfig
 from clearhead.data import Batch
@@ -38,6 +39,14 @@ class Scaler:
             self.scale, self.steps = min(2.0**24, self.scale * 2), 0
 
 
+def sums_of(found: dict[str, Loss]) -> dict[str, Tensor]:
+    """Of every loss (plain, count, right), float64."""
+    return {
+        name: torch.stack([loss.plain.detach().double(), loss.count.double(), loss.right.double()])
+        for name, loss in found.items()
+    }
+
+
 @dataclass
 class Progress:
     """What is added up between two lines of the log; sums stay on the device until they are read."""
@@ -47,9 +56,12 @@ class Progress:
 
     def add(self, found: dict[str, Loss]) -> None:
         """Take in the losses of one part."""
-        for name, loss in found.items():
-            now = torch.stack([loss.plain.detach().double(), loss.count.double(), loss.right.double()])
-            self.sums[name] = self.sums[name] + now if name in self.sums else now
+        self.add_sums(sums_of(found))
+
+    def add_sums(self, found: dict[str, Tensor]) -> None:
+        """Take in sums of losses as `sums_of` makes them."""
+        for name, now in found.items():
+            self.sums[name] = self.sums[name] + now if name in self.sums else now.clone()
 
     def totals(self, place: Place) -> dict[str, list[float]]:
         """The sums over all processes."""
@@ -100,17 +112,28 @@ class Updater:
         """What this process draws by in one part of a step, dropout included."""
         seed = int(mix(self.settings.seed, step, part, self.place.rank)) >> 1
         # torch.manual_seed asks every kind of device that there may be, which takes a while.
-        (torch.default_generator.manual_seed if self.place.device.type == "cpu" else torch.manual_seed)(seed)
+        torch.default_generator.manual_seed(seed)
+        if self.place.device.type != "cpu":
+            (torch.cuda.manual_seed if self.place.device.type == "cuda" else torch.manual_seed)(seed)
         return seed
 
     def set_rate(self, step: int) -> None:
         """The learning rate of a step, to the optimiser."""
         set_rate(self.optimiser, rate(self.settings, step, self.settings.steps))
 
-    def gradients(self, batch: Batch, counts: Mapping[str, float | Tensor], draws: Draws | None) -> dict[str, Loss]:
-        """Add the gradients of one part, which is on the device, to those of the others; its losses."""
+    def gradients(
+        self,
+        batch: Batch,
+        counts: Mapping[str, float | Tensor],
+        draws: Draws | None,
+        weights: dict[str, Tensor] | None = None,
+    ) -> dict[str, Loss]:
+        """Add the gradients of one part, which is on the device, to those of the others; its losses.
+
+        `weights` by their names stand in for the network's own, and get the gradients.
+        """
         with cast(self.place.device, self.dtype):
-            found = self.spread(batch, draws)
+            found = functional_call(self.spread, weights, (batch, draws)) if weights else self.spread(batch, draws)
         share = sum(loss.total / counts[name] for name, loss in found.items())
         assert isinstance(share, Tensor)
         # Several processes average their gradients; what is wanted is the sum.

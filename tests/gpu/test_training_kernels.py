@@ -1,0 +1,79 @@
+"""The kernels of training equal the formulas. With TRITON_INTERPRET=1 they run, slowly, on a CPU that has Triton."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from clearhead.model.gelu import gelu_of_biased
+from clearhead.train import adam
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(DEVICE == "cpu" and not os.environ.get("TRITON_INTERPRET"), reason="needs a CUDA device"),
+]
+
+
+def gradients(run: Callable[..., tuple[Tensor, ...]], *leaves: Tensor) -> list[Tensor]:
+    """What comes out of a function, and the gradients by all leaves."""
+    inputs = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+    out = run(*inputs)
+    draw = torch.Generator().manual_seed(5)
+    torch.autograd.backward(out, [torch.randn(each.shape, generator=draw).to(each) for each in out])
+    return [*(each.detach() for each in out), *(leaf.grad for leaf in inputs if leaf.grad is not None)]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("shape", [(3, 100, 70), (2, 5, 256), (700, 33)])
+def test_gelu_gives_the_bias_before_it_its_gradient(exact: bool, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    x, bias = torch.randn(shape, device=DEVICE), torch.randn(shape[-1], device=DEVICE)
+    form = "none" if exact else "tanh"
+    ours = gradients(lambda x, b: (gelu_of_biased(x + b.detach(), b, exact),), x, bias)
+    theirs = gradients(lambda x, b: (F.gelu(x + b, approximate=form),), x, bias)
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("even", [False, True])
+def test_adam_in_one_kernel_is_torchs(even: bool) -> None:
+    torch.manual_seed(0)
+    shapes = [(64, 96), (4096,), (16, 16), (32,)] if even else [(70, 90), (5000,), (3, 3), (1,)]
+    first = [nn.Parameter(torch.randn(shape, device=DEVICE)) for shape in shapes]
+    second = [nn.Parameter(p.detach().clone()) for p in first]
+
+    def torchs(parameters: list[nn.Parameter]) -> torch.optim.AdamW:
+        groups = [{"params": parameters[::2], "weight_decay": 0.1}, {"params": parameters[1::2], "weight_decay": 0.0}]
+        rate = torch.tensor(0.01, device=DEVICE)
+        return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=True, capturable=DEVICE == "cuda")
+
+    ours, theirs = torchs(first), torchs(second)
+    one = adam.Adam(ours, {"a": first[0], "b": first[2]}, torch.bfloat16)
+    for step in range(5):
+        grads = [torch.randn_like(p).bfloat16() for p in first]
+        if step == 3:
+            grads[2][0, 0] = torch.nan  # nothing is learnt from this one
+        one.copies["a"].grad, one.copies["b"].grad = grads[0], grads[2]
+        first[1].grad, first[3].grad = grads[1].float(), None if step == 4 else grads[3].float()
+        for p, grad in zip(second, grads, strict=True):
+            p.grad = grad.float()
+        if step == 4:
+            second[3].grad = None
+        norm = nn.utils.clip_grad_norm_(second, 1.0)
+        if step != 3:
+            theirs.step()
+        torch.testing.assert_close(one.step(1.0, one.places()), norm, equal_nan=True, atol=1e-3, rtol=1e-5)
+        assert all(p.grad is None for p in (*first, *one.copies.values()))
+    torch.testing.assert_close(first, second, atol=2e-6, rtol=1e-5)
+    for p, q in zip(first, second, strict=True):
+        for key, value in theirs.state[q].items():
+            torch.testing.assert_close(ours.state[p][key], value.to(ours.state[p][key].device), atol=1e-6, rtol=1e-4)
+    narrow = first[0].detach().bfloat16()
+    torch.testing.assert_close(one.copies["a"].detach(), narrow, atol=0 if DEVICE == "cuda" else 0.04, rtol=0)
+    with torch.no_grad():
+        first[0].add_(1)
+    one.refresh()
+    torch.testing.assert_close(one.copies["a"].detach(), first[0].detach().bfloat16(), atol=0, rtol=0)

@@ -1,0 +1,54 @@
+"""Copies of weights that stand in for a network's own, as recorded steps on a GPU use them."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from clearhead.config import preset
+from clearhead.config.data import DataConfig
+from clearhead.config.train import TrainConfig
+from clearhead.data import Batch
+from clearhead.model import build
+from clearhead.train.objective import Objective
+from clearhead.train.optimiser import optimiser
+from clearhead.train.parallel import Place
+from clearhead.train.recorded import of_products
+from clearhead.train.step import Updater
+
+SMALL = ["vocab_size=20", "width=8", "heads=2", "ff_width=12", "max_positions=16"]
+SMALL += ["dropout=0.0", "attention_dropout=0.0"]
+IDS = torch.arange(24).reshape(2, 12) % 19 + 1
+SOURCE = {"source": IDS, "source_lengths": torch.tensor([12, 7]), "target_lengths": torch.tensor([9, 12])}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tiny-gpt": ("language-model", {"ids": IDS, "labels": IDS.roll(-1, 1)}),
+    "tiny-llama": ("language-model", {"ids": IDS, "labels": IDS.roll(-1, 1)}),
+    "tiny-translator": ("translation", SOURCE | {"target": IDS, "labels": IDS.roll(-1, 1)}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_copies_get_the_gradients_of_the_weights_they_stand_for(name: str) -> None:
+    task, tensors = CASES[name]
+    torch.manual_seed(0)
+    network = build(preset(name, SMALL)).double()
+    settings = TrainConfig(steps=5, rate=0.1)
+    objective = Objective(network, DataConfig(task=task, longest=16, tokens=64), settings).train()
+    here = Place(torch.device("cpu"))
+    updater = Updater(objective, objective, optimiser(network, settings), settings, here, torch.float64)
+    batch, weights = Batch(tensors, 24), dict(objective.named_parameters())
+    losses = updater.gradients(batch, {"words": 24.0}, None)
+    expected = {key: weight.grad.clone() for key, weight in weights.items() if weight.grad is not None}
+    network.zero_grad()
+
+    products = of_products(objective)
+    layers = sum(len(stack.layers) for stack in (getattr(network, "encoder", None), network.decoder) if stack)
+    assert len(products) >= 6 * layers
+    assert not any("norm" in key or "embedding" in key or "heads" in key for key in products)
+    copies = {key: weight.detach().clone().requires_grad_() for key, weight in products.items()}
+    again = updater.gradients(batch, {"words": 24.0}, None, copies)
+    torch.testing.assert_close(again["words"].total, losses["words"].total, atol=0, rtol=0)
+    for key, weight in weights.items():
+        assert key not in copies or weight.grad is None
+        torch.testing.assert_close(copies.get(key, weight).grad, expected.get(key), atol=0, rtol=0)
+    assert all(weights[key] is weight for key, weight in objective.named_parameters())
