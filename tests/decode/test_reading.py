@@ -116,9 +116,10 @@ def test_workers_that_share_a_network_never_see_each_others_sources() -> None:
         assert (hidden == 0).sum(dim=3).flatten().tolist() == [2, 5]
     astray, paths = Interrupted(), torch.tensor([[[True, False], [True, True]]])
     for _ in range(2):
-        hidden = astray.off(paths)
+        hidden = astray.off(paths, 3)
         assert hidden is not None
-        assert torch.equal(hidden[:, 0] == 0, paths)
+        assert torch.equal(hidden[:, 0, :, :2] == 0, paths)
+        assert hidden[:, 0, :, 2].isneginf().all()
 
 
 @pytest.mark.parametrize("name", PRESETS)

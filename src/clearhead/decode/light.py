@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from clearhead.decode.fused import FusedAttention, FusedFeedForward
 from clearhead.model.attention import Rotation
 from clearhead.model.cache import LayerCache
-from clearhead.model.dense import few_queries
+from clearhead.model.dense import few_queries, half_queries
 from clearhead.model.layer import Layer
 from clearhead.model.masks import Mask
 from clearhead.model.norms import LayerNorm, RMSNorm
@@ -104,11 +104,12 @@ class Unseen:
             held = self.held = (lengths, hidden)
         return held[1]
 
-    def off(self, paths: Tensor | None) -> Tensor | None:
-        """Numbers to add to scores, (B, 1, K, S): -inf off the paths (B, K, S) of branches."""
+    def off(self, paths: Tensor | None, keys: int) -> Tensor | None:
+        """Numbers to add to scores, (B, 1, K, S): -inf off the paths (B, K, up to S) of branches."""
         held = self.held
         if held[0] is not paths:
-            held = self.held = (paths, None if paths is None else _hiding(~paths[:, None]))
+            hidden = None if paths is None else _hiding(F.pad(~paths[:, None], (0, keys - paths.shape[2]), value=True))
+            held = self.held = (paths, hidden)
         return held[1]
 
 
@@ -154,7 +155,7 @@ class LightTranslatorLayer(Layer):
         heads, flat = self.heads, x.reshape(rows * tokens, width)
         q, k, v = joined(self._before(flat, 0)).view(rows, tokens, 3, heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, E)
         keys, values = cache.extend(k, v)
-        astray = self.astray.off(None if paths is None else paths.allowed)
+        astray = self.astray.off(None if paths is None else paths.allowed, keys.shape[2])
         flat = self._after(flat, 0, output(_looked(q, keys, values, astray)))
         q, (keys, values) = ask(self._before(flat, 1)).view(rows, tokens, heads, -1).transpose(1, 2), cache.source
         hidden = self.unseen.of(memory_mask.lengths, keys.shape[2])
@@ -172,8 +173,9 @@ class LightTranslatorLayer(Layer):
 
 def _looked(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
     """What the queries (B, H, T, E) bring home, their heads joined: (B · T, D)."""
-    found = few_queries(q, keys, values, hidden).view(q.shape)
-    return found.transpose(1, 2).reshape(len(q) * q.shape[2], -1)
+    look = half_queries if keys.dtype == torch.bfloat16 else few_queries
+    found = look(q, keys, values, hidden).view(q.shape).transpose(1, 2)
+    return found.to(q.dtype, memory_format=torch.contiguous_format).reshape(len(q) * q.shape[2], -1)
 
 
 def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:

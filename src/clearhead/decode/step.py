@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from clearhead.decode.batches import go_on
+from clearhead.decode.halves import HalfCache, can_halve
 from clearhead.model import Cache, Decoder, EncoderDecoder, Tree
 
 Writer = Decoder | EncoderDecoder
@@ -83,6 +84,8 @@ class Step:
     def branch(self, branches: int, steps: int) -> None:
         """From here on each row has so many branches, for at most so many steps."""
         self.cache = Tree(self.cache, branches, steps)
+        if can_halve(self.network, len(self.cache)):
+            self.cache.layers = [HalfCache.of(layer) for layer in self.cache.layers]
 
     def graft(self, parents: Tensor) -> None:
         """Branch k of row b goes on from branch parents[b, k]."""

@@ -90,3 +90,14 @@ def few_queries(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> Tens
         each = scores.view(rows, heads, queries, keys)
         _ = each.masked_fill_(~allowed, -math.inf) if allowed.dtype == torch.bool else each.add_(allowed)
     return torch.bmm(scores.softmax(dim=-1), v)
+
+
+def half_queries(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
+    """The same for keys and values in bf16, without gaps between the heads; `hidden` is added to the scores."""
+    (rows, heads, queries, width), keys = q.shape, k.shape[2]
+    q = q.to(k.dtype, memory_format=torch.contiguous_format)
+    q, k, v = (x.reshape(rows * heads, -1, width) for x in (q, k, v))
+    scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=width**-0.5).float()
+    if hidden is not None:
+        scores.view(rows, heads, queries, keys).add_(hidden)
+    return torch.bmm(scores.softmax(dim=-1).to(k.dtype), v)
