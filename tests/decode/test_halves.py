@@ -22,10 +22,10 @@ def _any_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(halves, "_has_halves", lambda: True)
 
 
-def translator(dtype: torch.dtype = torch.int8) -> Any:
+def translator(dtype: torch.dtype = torch.int8, *changes: str) -> Any:
     """A small one that says different things of different texts."""
     torch.manual_seed(0)
-    network = build(preset("tiny-translator")).eval()
+    network = build(preset("tiny-translator", changes)).eval()
     for parameter in network.parameters():
         parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
     return for_reading(network, dtype)
@@ -65,8 +65,9 @@ def test_a_tree_in_halves_reads_what_the_whole_one_reads(sizes: list[int], monke
         assert (ours - theirs).square().mean() <= 1e-3 * theirs.var()
 
 
-def test_a_search_of_halves_finds_nearly_the_same_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    network, config = translator(), DecodeConfig(beam=3, max_new_tokens=15)
+@pytest.mark.parametrize("position", ["sinusoidal", "learned", "rotary", "none"])
+def test_a_search_of_halves_finds_nearly_the_same_texts(position: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, config = translator(torch.int8, f"position={position}"), DecodeConfig(beam=3, max_new_tokens=15)
     sources = [torch.randint(4000, (3 + n % 5,)).tolist() for n in range(ROWS)]
     rounded = translate(network, sources, config, begin=1, end=2)
     monkeypatch.setattr(halves, "_has_halves", lambda: False)

@@ -118,8 +118,8 @@ def _hiding(hidden: Tensor) -> Tensor:
 
 
 class LightTranslatorLayer(Layer):
-    """A decoder's layer beside a source, with LayerNorm: one token in each of many rows, all of them equally long, or
-    in each branch of these rows, which share a source."""
+    """A decoder's layer beside a source, with LayerNorm and nothing that turns: one token in each of many rows, all of
+    them equally long, or in each branch of these rows, which share a source."""
 
     def __init__(self, plain: Layer, unseen: Unseen, astray: Unseen):
         nn.Module.__init__(self)
@@ -148,7 +148,7 @@ class LightTranslatorLayer(Layer):
         """(B, T, D) to (B, T, D)."""
         paths, (rows, tokens, width) = mask.paths, x.shape
         is_step = paths is not None or (tokens == 1 and isinstance(mask.start, int))
-        if cache is None or cache.source is None or rotation is not None or not is_step:
+        if cache is None or cache.source is None or not is_step:
             return super().forward(x, mask, rotation, memory, memory_mask, cache, real)
         assert memory_mask is not None
         joined, output, ask, bring, wide, down = self.products
@@ -192,7 +192,7 @@ def lighten(network: nn.Module) -> None:
         if all(_can_be_light(layer) for layer in layers):
             turns = Turns(layers[0].attention.heads, layers[0].attention.kv_heads)
             stack.layers = nn.ModuleList(LightLayer(layer, turns) for layer in layers)
-        elif all(_can_translate_lightly(layer) for layer in layers):
+        elif stack.config.position != "rotary" and all(_can_translate_lightly(layer) for layer in layers):
             unseen, astray = Unseen(), Unseen()
             stack.layers = nn.ModuleList(LightTranslatorLayer(layer, unseen, astray) for layer in layers)
 
