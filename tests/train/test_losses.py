@@ -4,6 +4,8 @@ import math
 import os
 import subprocess
 import sys
+import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -127,6 +129,20 @@ def test_pieces_are_made_only_above_the_limit_and_stay_below_it(monkeypatch: pyt
     monkeypatch.setattr(losses, "piece", lambda x, *rest: seen.append(len(x)) or whole_piece(x, *rest))
     word_loss(hidden, head, labels, limit=5 * row - 1)
     assert seen[1:] == [4, 4, 2]
+
+
+def test_the_scores_of_one_piece_are_gone_when_the_next_are_made() -> None:
+    alive: list[weakref.ref[Tensor]] = []
+
+    def work(*inputs: Any) -> losses.Piece:
+        assert all(scores() is None for scores in alive)
+        found = losses.piece(*inputs)
+        alive.append(weakref.ref(found.scores))
+        return found
+
+    hidden = torch.randn(384, WIDTH).double().requires_grad_()
+    word_loss(hidden, head_of(), some_labels(384), limit=0, compiled=work)
+    assert len(alive) == 3
 
 
 @pytest.mark.parametrize("limit", [0, 4 * WORDS * 4, 1 << 30])

@@ -83,6 +83,7 @@ class InPieces(torch.autograd.Function):
                 more = found.scores.sum(0, dtype=wide_dtype(found.scores))
                 grads[2] = more if grads[2] is None else grads[2].add_(more)
             sums.append(torch.stack([each.double() for each in found[:4]]))
+            del found  # its scores go before the next ones come
         total, count, plain, right = torch.stack(sums).sum(0)
         kind = wide(x).dtype
         ctx.save_for_backward(*grads)
