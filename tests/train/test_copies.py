@@ -1,4 +1,4 @@
-"""Copies of weights that stand in for a network's own, as recorded steps on a GPU use them."""
+"""Copies of weights that stand in for a network's own, as recorded steps on a GPU use them, and on which GPU."""
 
 from typing import Any
 
@@ -10,9 +10,10 @@ from clearhead.config.data import DataConfig
 from clearhead.config.train import TrainConfig
 from clearhead.data import Batch
 from clearhead.model import build
+from clearhead.train.adam import Adam
 from clearhead.train.objective import Objective
-from clearhead.train.optimiser import optimiser
-from clearhead.train.parallel import Place
+from clearhead.train.optimiser import freeze, optimiser
+from clearhead.train.parallel import Place, place
 from clearhead.train.recorded import of_products
 from clearhead.train.step import Updater
 
@@ -52,3 +53,30 @@ def test_copies_get_the_gradients_of_the_weights_they_stand_for(name: str) -> No
         assert key not in copies or weight.grad is None
         torch.testing.assert_close(copies.get(key, weight).grad, expected.get(key), atol=0, rtol=0)
     assert all(weights[key] is weight for key, weight in objective.named_parameters())
+
+
+@pytest.mark.parametrize("frozen", [(), ("decoder.layers.*",)])
+def test_copies_follow_weights_that_something_else_has_changed(frozen: tuple[str, ...]) -> None:
+    network = build(preset("tiny-gpt", SMALL))
+    freeze(network, frozen)
+    settings = TrainConfig(steps=5, rate=0.1)
+    objective = Objective(network, DataConfig(task="language-model", longest=16, tokens=64), settings)
+    adam = Adam(optimiser(network, settings), of_products(objective), torch.bfloat16)
+    assert bool(adam.copies) != bool(frozen)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(1)
+    adam.refresh()
+    weights = dict(objective.named_parameters())
+    assert all(torch.equal(copy, weights[name].bfloat16()) for name, copy in adam.copies.items())
+
+
+def test_a_run_alone_makes_the_gpu_it_was_given_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds, recordings and our own kernels go to that one."""
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with place("cuda:1") as here:
+        assert chosen == [here.device] == [torch.device("cuda:1")]

@@ -29,7 +29,8 @@ def adam_works(device: torch.device, dtype: torch.dtype) -> bool:
 class Adam:
     """Steps an optimiser of torch's, whose state it uses, and holds `copies`, the narrow weights by their names.
 
-    All groups of the optimiser learn at one rate; their decay may differ.
+    All groups of the optimiser learn at one rate; their decay may differ. A parameter gets a gradient at every step or
+    at none: all those that learn are at the same step.
     """
 
     def __init__(self, optimiser: torch.optim.AdamW, products: Mapping[str, nn.Parameter], dtype: torch.dtype):
@@ -57,8 +58,9 @@ class Adam:
     def refresh(self) -> None:
         """Make the copies anew, after something else has changed the weights."""
         both = [(copy, p) for copy, p in zip(self.narrow, self.learning, strict=True) if copy is not None]
-        with torch.no_grad():
-            torch._foreach_copy_([copy for copy, _ in both], [p for _, p in both])
+        if both:  # torch takes no empty lists; where all layers are frozen, there is nothing to copy
+            with torch.no_grad():
+                torch._foreach_copy_([copy for copy, _ in both], [p for _, p in both])
 
     def zero_grad(self) -> None:
         """Let go of all gradients."""
@@ -101,9 +103,9 @@ def _place(tensor: Tensor | None) -> int:
 
 def _state(optimiser: torch.optim.AdamW, parameter: nn.Parameter) -> dict[str, Tensor]:
     state: dict[str, Tensor] = optimiser.state[parameter]
-    if not state:  # as torch does before its first step
-        state["step"] = torch.zeros((), device=parameter.device)
-        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+    if not state:  # as torch does before its first step; all of it or, where there is no memory, nothing
+        step, mean, square = torch.zeros((), device=parameter.device), *map(torch.zeros_like, (parameter, parameter))
+        state.update(step=step, exp_avg=mean, exp_avg_sq=square)
     return state
 
 

@@ -63,11 +63,11 @@ def place(device: str) -> Iterator[Place]:
     processes, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     local = int(os.environ.get("LOCAL_RANK", 0))
     chosen = choose_device(device, local)
+    if chosen.type == "cuda":  # the one that seeds, recordings and kernels of our own are for
+        torch.cuda.set_device(chosen)
     if processes == 1:
         yield Place(chosen)
         return
-    if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     try:
         yield Place(chosen, rank, processes)
