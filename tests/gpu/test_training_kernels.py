@@ -38,6 +38,14 @@ def test_gelu_gives_the_bias_before_it_its_gradient(exact: bool, shape: tuple[in
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
+def test_gelu_takes_rows_and_gradients_as_they_lie() -> None:
+    torch.manual_seed(0)
+    x, bias = torch.randn(3, 5, 70, device=DEVICE), torch.randn(70, device=DEVICE)
+    ours = gradients(lambda x, b: (gelu_of_biased(x.mT + b.detach(), b, True).mT,), x.mT.contiguous(), bias)
+    theirs = gradients(lambda x, b: (F.gelu(x.mT + b).mT,), x.mT.contiguous(), bias)
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("even", [False, True])
 def test_adam_in_one_kernel_is_torchs(even: bool) -> None:
     torch.manual_seed(0)

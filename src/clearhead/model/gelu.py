@@ -82,7 +82,7 @@ class GeluOfBiased(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         (x,) = ctx.saved_tensors
-        grad, width = grad.contiguous(), x.shape[-1]
+        grad, x, width = grad.contiguous(), x.contiguous(), x.shape[-1]
         rows = x.numel() // width
         found, parts = torch.empty_like(x), -(-rows // ROWS)
         sums = torch.empty(parts, width, device=x.device, dtype=torch.float32)
