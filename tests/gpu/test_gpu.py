@@ -7,6 +7,7 @@ from torch import nn
 from clearhead.config import preset
 from clearhead.model import Cache, Documents, Mask, Pattern, attend, backend, build
 from clearhead.model.backends import BACKENDS, choose
+from clearhead.model.heads import mean_pool
 from clearhead.model.kernels import varlen_options
 from clearhead.model.quantised import QuantisedLinear, quantise, quantise_rows
 from tests.equality import check, inputs
@@ -182,3 +183,9 @@ def test_windows_compile_with_the_layer_around_them() -> None:
         for layer in network.decoder.layers:
             layer.compile()
         torch.testing.assert_close(network(ids), expected, rtol=1e-4, atol=1e-4)
+
+
+@every_dtype
+def test_the_mean_of_a_long_document_is_added_up_in_fp32(dtype: torch.dtype) -> None:
+    hidden, documents = torch.ones(1, 4000, 8, device="cuda", dtype=dtype), Documents.of([3000, 1000], "cuda")
+    torch.testing.assert_close(mean_pool(hidden, documents=documents), torch.ones_like(hidden[0, :2]))

@@ -96,8 +96,9 @@ class Heads(nn.Module):
 def mean_pool(hidden: Tensor, lengths: Tensor | None = None, documents: Documents | None = None) -> Tensor:
     """The mean of each row's (or document's) real tokens: (B, T, D) to (B, D)."""
     if documents is not None:
-        sums = hidden.new_zeros(len(documents.lengths), hidden.shape[-1]).index_add(0, documents.index, hidden[0])
-        return sums / documents.lengths[:, None].clamp(min=1)
+        wide = hidden[0].to(torch.promote_types(hidden.dtype, torch.float32))  # a GPU adds up in the dtype it is given
+        sums = wide.new_zeros(len(documents.lengths), wide.shape[-1]).index_add(0, documents.index, wide)
+        return (sums / documents.lengths[:, None].clamp(min=1)).to(hidden.dtype)
     if lengths is None:
         return hidden.mean(1)
     real = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
