@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from clearhead.model.gelu import gelu_of_biased
 from clearhead.train import adam
+from clearhead.train.kernel import kernel_piece
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [
@@ -85,3 +86,14 @@ def test_adam_in_one_kernel_is_torchs(even: bool) -> None:
         first[0].add_(1)
     one.refresh()
     torch.testing.assert_close(one.copies["a"].detach(), first[0].detach().bfloat16(), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("words", [7, 8192, 9000])
+def test_what_is_in_a_row_that_does_not_count_makes_no_gradient(words: int) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 16, device=DEVICE), torch.randn(words, 16, device=DEVICE)
+    x[1] = torch.tensor(torch.inf)
+    found = kernel_piece(x, weight, None, torch.tensor([2, -100, 5], device=DEVICE), 0.1)
+    assert not found.scores[1].any()
+    assert found.scores[[0, 2]].isfinite().all()
+    assert found.total.isfinite()

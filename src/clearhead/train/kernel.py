@@ -81,22 +81,26 @@ if triton is not None:
         tl.store(answers + row, answer)
         tl.store(bests + row, best)
         tl.store(means + row, together / words)
-        share = tl.where(counts, spread / words, 0.0)
-        base = tl.where(counts, log_sum, float("inf")) * LOG2  # a row that does not count has no gradient
-        for first in range(0, whole, block):
-            x = tl.load(at + first + inside, eviction_policy="evict_first").to(tl.float32)
-            x = tl.exp2(x * LOG2 - base)
-            if smooth:
-                x -= share
-            tl.store(at + first + inside, x.to(scores.dtype.element_ty), eviction_policy="evict_first")
-        if whole < words:
-            there = whole + inside < words
-            x = tl.load(at + whole + inside, mask=there, other=-float("inf")).to(tl.float32)
-            x = tl.exp2(x * LOG2 - base) - share
-            tl.store(at + whole + inside, x.to(scores.dtype.element_ty), mask=there)
-        tl.debug_barrier()  # all of the row is written
-        x = tl.exp2(answer * LOG2 - base) - share - (1.0 - spread)
-        tl.store(at + label, x.to(scores.dtype.element_ty), mask=counts)
+        share, base = spread / words, log_sum * LOG2
+        if counts:
+            for first in range(0, whole, block):
+                x = tl.load(at + first + inside, eviction_policy="evict_first").to(tl.float32)
+                x = tl.exp2(x * LOG2 - base)
+                if smooth:
+                    x -= share
+                tl.store(at + first + inside, x.to(scores.dtype.element_ty), eviction_policy="evict_first")
+            if whole < words:
+                there = whole + inside < words
+                x = tl.load(at + whole + inside, mask=there, other=-float("inf")).to(tl.float32)
+                x = tl.exp2(x * LOG2 - base) - share
+                tl.store(at + whole + inside, x.to(scores.dtype.element_ty), mask=there)
+            tl.debug_barrier()  # all of the row is written
+            x = tl.exp2(answer * LOG2 - base) - share - (1.0 - spread)
+            tl.store(at + label, x.to(scores.dtype.element_ty))
+        else:
+            for first in range(0, words, block):
+                nothing = tl.zeros((block,), scores.dtype.element_ty)
+                tl.store(at + first + inside, nothing, mask=first + inside < words)
 
     @triton.jit
     def _seen(x, best, total):
