@@ -7,7 +7,7 @@ shortens them on the way, and leaves the narrow copy of what it made.
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def, unused-ignore"
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,11 @@ except ImportError:  # there is none for this platform; torch's own optimiser do
 BLOCK, WARPS = 1024, 4  # numbers that a program updates, as an H200 likes it
 
 
-def adam_works(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this machine can use it, and narrow copies are of use."""
-    return triton is not None and device.type == "cuda" and dtype == torch.bfloat16
+def adam_works(device: torch.device, dtype: torch.dtype, learning: Iterable[Tensor]) -> bool:
+    """Whether this machine can use it, narrow copies are of use, and the weights lie as the kernel reads them."""
+    if triton is None or device.type != "cuda" or dtype != torch.bfloat16:
+        return False
+    return all(p.dtype == torch.float32 and p.is_contiguous() and p.data_ptr() % 16 == 0 for p in learning)
 
 
 class Adam:

@@ -90,7 +90,8 @@ class Recorded:
     def _prepare(self) -> None:
         """Copies of the weights for the products, once the optimiser has the state that it goes on from."""
         updater = self.updater
-        if self.adam is None and adam_works(updater.place.device, updater.dtype):
+        learning = (p for group in updater.optimiser.param_groups for p in group["params"])
+        if self.adam is None and adam_works(updater.place.device, updater.dtype, learning):
             assert isinstance(updater.optimiser, torch.optim.AdamW)
             self.adam = Adam(updater.optimiser, of_products(updater.objective), updater.dtype)
         elif self.adam is not None and not self.fresh:
@@ -142,7 +143,7 @@ class Recorded:
 
 
 def of_products(objective: Objective) -> dict[str, nn.Parameter]:
-    """The weights of the linear layers of all blocks, by their names."""
+    """The matrices and biases of the linear layers of all blocks, by their names."""
     parts = [part for stack in stacks_of(objective.network) for part in stack.layers.modules()]
     inside = {p for part in parts if isinstance(part, nn.Linear) for p in part.parameters()}
     return {name: p for name, p in objective.named_parameters() if p in inside}
