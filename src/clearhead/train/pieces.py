@@ -94,7 +94,7 @@ class InPieces(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        def scaled(found: Tensor | None) -> Tensor | None:  # as a list: on a GPU nearly twice as fast as found * grad
+        def scaled(found: Tensor | None) -> Tensor | None:  # on a GPU a list is scaled faster than found * grad
             return None if found is None else torch._foreach_mul([found], grad.to(found.dtype))[0]
 
         return *map(scaled, ctx.saved_tensors), None, None, None, None

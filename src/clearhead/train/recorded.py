@@ -23,7 +23,7 @@ from clearhead.train.step import Progress, Updater, sums_of
 
 log = logging.getLogger("clearhead")
 WARM = 3  # updates before a recording: kernels are compiled
-MOST = 64  # recordings; batches of other shapes go the ordinary way
+MOST = 64  # recordings; batches of other shapes are run as they come
 
 Found = tuple[dict[str, Tensor], Tensor]  # sums of the losses, and the length of the gradient
 
