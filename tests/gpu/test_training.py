@@ -38,11 +38,10 @@ def test_the_kernel_gives_the_losses_and_gradients_of_the_formula(
     labels = torch.randint(words, (200,), device="cuda")
     labels[::7] = -100
     ours, theirs = (work(x, weight, offset, labels, smoothing) for work in (kernel_piece, piece))
-    loose = {"atol": 1e-3, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.3, "rtol": 2e-2}
-    for name, a, b in zip(ours._fields, ours, theirs, strict=True):
-        if a is not None:
-            torch.testing.assert_close(a, b, **loose, msg=lambda text, name=name: f"{name}: {text}")
-    assert ours.count == (labels != -100).sum()
+    loose = {"atol": 1e-3, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 1e-2, "rtol": 2e-2}
+    made = 4 if smoothing else 3  # the mean only where it is asked for
+    torch.testing.assert_close(ours.rows[:made], theirs.rows[:made], **loose)
+    torch.testing.assert_close(ours.scores, theirs.scores, **loose)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -96,4 +96,4 @@ def test_what_is_in_a_row_that_does_not_count_makes_no_gradient(words: int) -> N
     found = kernel_piece(x, weight, None, torch.tensor([2, -100, 5], device=DEVICE), 0.1)
     assert not found.scores[1].any()
     assert found.scores[[0, 2]].isfinite().all()
-    assert found.total.isfinite()
+    assert found.rows[:, [0, 2]].isfinite().all()

@@ -19,6 +19,7 @@ except ImportError:  # there is none for this platform; torch's own optimiser do
     triton = None
 
 BLOCK, WARPS = 1024, 4  # numbers that a program updates, as an H200 likes it
+TOGETHER = 8  # so many times as many are squared by one
 
 
 def adam_works(device: torch.device, dtype: torch.dtype, learning: Iterable[Tensor]) -> bool:
@@ -53,6 +54,8 @@ class Adam:
         decays = [group["weight_decay"] for group in optimiser.param_groups for _ in group["params"]]
         self.decays = torch.tensor(decays, device=device)
         pieces = [(number, at) for number, row in enumerate(rows) for at in range(0, row[-1], BLOCK)]
+        nothing = (0, -(-rows[0][-1] // BLOCK) * BLOCK)  # behind the end of the first
+        pieces += [nothing] * (-len(pieces) % TOGETHER)
         self.pieces = torch.tensor(pieces, device=device, dtype=torch.int32)
         self.even = all(row[-1] % 16 == 0 for row in rows)  # then memory is read and written in wide words
         self.betas = torch.tensor(self.settings["betas"], device=device, dtype=torch.float64)
@@ -79,8 +82,8 @@ class Adam:
         grads = [None if grad is None else _aligned(grad.contiguous()) for grad in found]
         places.copy_(torch.tensor([_place(grad) for grad in grads]))
         there = places.to(self.table.device, non_blocking=True)
-        squares, grid = torch.empty(len(self.pieces), device=there.device), (len(self.pieces),)
-        _square[grid](self.table, there, self.pieces, squares, BLOCK, self.even, num_warps=WARPS)
+        squares, grid = torch.empty(len(self.pieces) // TOGETHER, device=there.device), (len(self.pieces),)
+        _square[squares.shape](self.table, there, self.pieces, squares, TOGETHER, BLOCK, self.even, num_warps=WARPS)
         norm = squares.sum().sqrt()
         finite = norm.isfinite().float()
         steps = [step for step, grad in zip(self.steps, grads, strict=True) if grad is not None]
@@ -119,9 +122,8 @@ if triton is not None:
         return tl.multiple_of(place.to(tl.pointer_type(dtype)), 16)
 
     @triton.jit
-    def _piece(table, gradients, pieces, block: tl.constexpr, even: tl.constexpr):
+    def _piece(piece, table, gradients, pieces, block: tl.constexpr, even: tl.constexpr):
         """What a program works on: which row of the table, where, how far, and the gradient in fp32."""
-        piece = tl.program_id(0)
         number, first = tl.load(pieces + 2 * piece), tl.load(pieces + 2 * piece + 1)
         row, place = table + 5 * number, tl.load(gradients + number)
         at, size = tl.multiple_of(first, block) + tl.arange(0, block), tl.where(place == 0, 0, tl.load(row + 4))
@@ -133,10 +135,15 @@ if triton is not None:
         return number, at, inside, g
 
     @triton.jit
-    def _square(table, gradients, pieces, squares, block: tl.constexpr, even: tl.constexpr):
-        """A program for each piece of a gradient: the sum of its squares."""
-        _, _, _, g = _piece(table, gradients, pieces, block, even)
-        tl.store(squares + tl.program_id(0), tl.sum(g * g, 0))
+    def _square(
+        table, gradients, pieces, squares, together: tl.constexpr, block: tl.constexpr, even: tl.constexpr
+    ):
+        """A program for some pieces of gradients: the sum of their squares."""
+        total = tl.zeros((block,), tl.float32)
+        for piece in tl.static_range(together):
+            _, _, _, g = _piece(tl.program_id(0) * together + piece, table, gradients, pieces, block, even)
+            total += g * g
+        tl.store(squares + tl.program_id(0), tl.sum(total, 0))
 
     @triton.jit
     def _update(
@@ -145,7 +152,7 @@ if triton is not None:
     ):  # fmt: skip
         """A program for each piece of a parameter."""
         if tl.load(finite) == 1.0:
-            number, at, inside, g = _piece(table, gradients, pieces, block, even)
+            number, at, inside, g = _piece(tl.program_id(0), table, gradients, pieces, block, even)
             row, step = table + 5 * number, tl.load(rate)
             weights = _at(tl.load(row), tl.float32) + at
             means = _at(tl.load(row + 1), tl.float32) + at

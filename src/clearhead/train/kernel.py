@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.data import IGNORED
-from clearhead.train.pieces import Piece, from_rows
+from clearhead.train.pieces import Piece, share
 
 try:
     import triton
@@ -27,14 +27,12 @@ def kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def kernel_piece(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float) -> Piece:
-    """As `piece`: the sums of cross entropy and its gradient, x (N, D), weight (V, D), labels (N,)."""
+    """As `piece`: what cross entropy is made of, and its gradient; x (N, D), weight (V, D), labels (N,)."""
     scores = F.linear(x, weight, bias)  # (N, V)
-    words = scores.shape[-1]
-    spread = smoothing * words / max(1, words - 1)
-    log_sum, answered, best, mean = found = torch.empty(4, len(x), device=x.device)
-    _to_gradient[(len(x),)](scores, labels, *found, words, spread, IGNORED, smoothing > 0, BLOCK, num_warps=WARPS)
-    sums = from_rows(labels, log_sum, answered, best, mean, spread)
-    return Piece(*sums, scores)
+    words, rows = scores.shape[-1], torch.empty(4, len(x), device=x.device)
+    spread = share(smoothing, words)
+    _to_gradient[(len(x),)](scores, labels, *rows, words, spread, IGNORED, smoothing > 0, BLOCK, num_warps=WARPS)
+    return Piece(rows, scores)
 
 
 if triton is not None:

@@ -15,41 +15,42 @@ from clearhead.data import IGNORED
 
 
 class Piece(NamedTuple):
-    """The sums of some rows, and the gradient of their total."""
+    """Of some rows what their losses are made of, and the gradient of their total."""
 
-    total: Tensor
-    count: Tensor  # type: ignore[assignment]  # a tuple has a method of this name
-    plain: Tensor
-    right: Tensor
+    rows: Tensor  # (4, N) of each row's scores: the logarithm of the sum of their powers, the answer's, the best, the mean
     scores: Tensor  # (N, V) the gradient by the scores
 
 
 def piece(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float) -> Piece:
     """`cross_entropy` of x Wᵀ + b and its gradient, written out: softmax minus the answer; compiled, few passes.
 
-    x (N, D), weight (V, D), labels (N,). A score that ties with the best counts as right.
+    x (N, D), weight (V, D), labels (N,).
     """
     scores = wide(F.linear(x, weight, bias))  # (N, V)
-    classes = scores.shape[-1]
-    spread = smoothing * classes / max(1, classes - 1)  # torch's share, which the right class gets a part of, too
-    counts = labels != IGNORED
-    answers = labels.clamp(min=0)[:, None]
+    classes, answers = scores.shape[-1], labels.clamp(min=0)[:, None]
+    spread = share(smoothing, classes)
     best = scores.amax(dim=1, keepdim=True)
     log_sum = best + (scores - best).exp().sum(dim=1, keepdim=True).log()
-    answered = scores.gather(1, answers)
-    sums = from_rows(labels, log_sum[:, 0], answered[:, 0], best[:, 0], scores.mean(dim=1), spread)
+    rows = torch.cat([log_sum, scores.gather(1, answers), best, scores.mean(dim=1, keepdim=True)], 1)
     here = torch.arange(classes, device=x.device) == answers
     grad = (scores - log_sum).exp() - spread / classes - (1 - spread) * here.to(scores)
-    return Piece(*sums, grad.masked_fill(~counts[:, None], 0).to(x.dtype))
+    return Piece(rows.T, grad.masked_fill((labels == IGNORED)[:, None], 0).to(x.dtype))
 
 
-def from_rows(
-    labels: Tensor, log_sum: Tensor, answered: Tensor, best: Tensor, mean: Tensor, spread: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Total, count, plain and right of a Piece from four numbers of each row's scores, (N,) each."""
+def share(smoothing: float, classes: int) -> float:
+    """What torch calls smoothing: a share for all classes, which the right one gets a part of, too."""
+    return smoothing * classes / max(1, classes - 1)
+
+
+def from_rows(labels: Tensor, rows: Tensor, spread: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Total, count, plain and right from four numbers of each row's scores, (4, N), summed in float64.
+
+    A score that ties with the best counts as right.
+    """
     counts = labels != IGNORED
-    plain = (log_sum - answered).masked_fill(~counts, 0).sum()
-    total = plain + spread * (answered - mean).masked_fill(~counts, 0).sum() if spread else plain
+    log_sum, answered, best, mean = rows.double().masked_fill(~counts, 0)
+    plain = (log_sum - answered).sum()
+    total = plain + spread * (answered - mean).sum() if spread else plain
     return total, counts.sum(), plain, ((answered == best) & counts).sum()
 
 
@@ -72,7 +73,7 @@ class InPieces(torch.autograd.Function):
         inputs, matrix, offset = (None if t is None else t.detach().to(dtype) for t in (x, weight, bias))
         assert inputs is not None
         assert matrix is not None
-        sums: list[Tensor] = []
+        seen: list[Tensor] = []
         grads: list[Tensor | None] = [torch.empty_like(x), None, None]
         for at in range(0, len(x), rows):
             here = slice(at, at + rows)
@@ -82,14 +83,14 @@ class InPieces(torch.autograd.Function):
             if bias is not None:
                 more = found.scores.sum(0, dtype=wide_dtype(found.scores))
                 grads[2] = more if grads[2] is None else grads[2].add_(more)
-            sums.append(torch.stack([each.double() for each in found[:4]]))
+            seen.append(found.rows)
             del found  # its scores go before the next ones come
-        total, count, plain, right = torch.stack(sums).sum(0)
-        kind = wide(x).dtype
         ctx.save_for_backward(*grads)
-        found_sums = total.to(kind), count.long(), plain.to(kind), right.long()
-        ctx.mark_non_differentiable(*found_sums[1:])
-        return found_sums
+        total, count, plain, right = from_rows(labels, torch.cat(seen, 1), share(smoothing, len(weight)))
+        kind = wide_dtype(x)
+        rest = count, plain.to(kind, copy=True), right
+        ctx.mark_non_differentiable(*rest)
+        return total.to(kind), *rest
 
     @staticmethod
     @once_differentiable
