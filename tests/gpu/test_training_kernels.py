@@ -8,7 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.model.gelu import gelu_of_biased
+from clearhead.config import preset
+from clearhead.model import build, cublas
+from clearhead.model.gelu import GeluBetween, gelu_of_biased
+from clearhead.model.projections import together
+from clearhead.model.residual import NormBeside
 from clearhead.train import adam
 from clearhead.train.kernel import kernel_piece
 
@@ -97,3 +101,74 @@ def test_what_is_in_a_row_that_does_not_count_makes_no_gradient(words: int) -> N
     assert not found.scores[1].any()
     assert found.scores[[0, 2]].isfinite().all()
     assert found.rows[:, [0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(3, 50, 70), (2, 5, 768), (100, 33)])
+def test_a_norm_beside_its_residual_has_the_gradients_of_both(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    norm = nn.LayerNorm(shape[-1], device=DEVICE)
+    leaves = torch.randn(shape, device=DEVICE), *torch.randn(2, shape[-1], device=DEVICE)
+
+    def ours(x: Tensor, *learnt: Tensor) -> tuple[Tensor, ...]:
+        return NormBeside.apply(x * 1, *learnt, norm.eps)  # type: ignore[no-untyped-call, no-any-return]
+
+    def theirs(x: Tensor, *learnt: Tensor) -> tuple[Tensor, ...]:
+        return x, F.layer_norm(x, shape[-1:], *learnt, norm.eps)
+
+    torch.testing.assert_close(gradients(ours, *leaves), gradients(theirs, *leaves), atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "width"), [((3, 50), 70), ((700,), 33), ((2, 4), 256)])
+def test_projections_together_are_the_projections(rows: tuple[int, ...], width: int) -> None:
+    torch.manual_seed(0)
+    parts = [nn.Linear(width, out, device=DEVICE) for out in (40, 256, 300)]
+    x = torch.randn(*rows, width, device=DEVICE)
+
+    def run(form: Callable[..., tuple[Tensor, ...]]) -> list[Tensor]:
+        found = gradients(lambda x: form(x, *parts), x)
+        found += [p.grad for part in parts for p in part.parameters() if p.grad is not None]
+        for part in parts:
+            part.zero_grad()
+        return found
+
+    ours, theirs = run(together), run(lambda x, *parts: tuple(part(x) for part in parts))
+    assert len(ours) == len(theirs) == 10
+    torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=1e-4)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 100, 1003])
+def test_gelu_inside_the_products_is_gelu_between_them(dtype: torch.dtype, rows: int) -> None:
+    torch.manual_seed(0)
+    x, up, bias, down = (torch.randn(size, device=DEVICE) for size in ((rows, 64), (256, 64), (256,), (64, 256)))
+    leaves = x, up / 8, bias, down / 16
+    assert cublas.works(dtype, 64, 256)
+    for transposed, epilogue in ((True, cublas.GELU_AUX_BIAS), (False, cublas.DGELU)):
+        assert cublas._plan(x.to(dtype), 256, transposed, epilogue) is not None, "cuBLAS must do it, and not torch"
+    ours = gradients(lambda *each: (GeluBetween.apply(*each),), *(leaf.to(dtype) for leaf in leaves))
+    theirs = gradients(lambda x, u, b, d: (F.gelu(F.linear(x, u, b), approximate="tanh") @ d.T,), *leaves)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a.float() - b).norm() / b.norm() < (1e-2 if dtype == torch.bfloat16 else 2e-3)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+def test_a_compiled_layer_of_all_these_learns_as_the_written_one() -> None:
+    torch.manual_seed(0)
+    network = build(preset("tiny-gpt", ["vocab_size=100", "dropout=0.0", "attention_dropout=0.0"])).to(DEVICE)
+    ids, aim = torch.randint(100, (3, 50), device=DEVICE), torch.randn(3, 50, network.config.width, device=DEVICE)
+
+    def grads(dtype: torch.dtype | None) -> dict[str, Tensor]:
+        network.zero_grad()
+        with torch.autocast("cuda", dtype, enabled=dtype is not None):
+            (network.decoder(ids) * aim).sum().backward()
+        found = {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
+        return {name: grad for name, grad in found.items() if not name.endswith("key.bias")}  # whose gradient is 0
+
+    expected = grads(None)
+    network.decoder.compile(fullgraph=True)
+    for dtype, close in ((None, 2e-3), (torch.bfloat16, 4e-2)):
+        found = grads(dtype)
+        assert found.keys() == expected.keys()
+        for name, grad in expected.items():
+            assert (found[name] - grad).norm() / grad.norm() < close, (name, dtype)

@@ -12,6 +12,7 @@ from clearhead.model.backends import attend
 from clearhead.model.cache import LayerCache
 from clearhead.model.masks import FULL, Mask, Pattern
 from clearhead.model.positions import rotate
+from clearhead.model.projections import together, together_works
 
 Rotation = tuple[Tensor, Tensor]
 
@@ -61,7 +62,9 @@ class Attention(nn.Module):
 
     def projections(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, T, E), keys and values (B, G, T, E) of the same tokens."""
-        return self.queries(x, rotation), *self.keys_and_values(x, rotation)
+        parts = self.query, self.key, self.value
+        q, k, v = together(x, *parts) if together_works(x, *parts) else (part(x) for part in parts)
+        return _split(q, self.heads, rotation), _split(k, self.kv_heads, rotation), _split(v, self.kv_heads)
 
     def queries(self, x: Tensor, rotation: Rotation | None = None) -> Tensor:
         """(B, T, D) to (B, H, T, E)."""

@@ -1,6 +1,7 @@
 """Token ids to vectors: token, position and segment embeddings, summed.   B rows · T tokens · D width"""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,9 @@ class Embedding(nn.Module):
         if self.scale != 1.0:
             x = x * self.scale
         if self.positions is not None:
-            x = x + self.positions(positions)
+            place = self.positions(positions)
+            alike = len(place) == 1 and x.is_cuda and torch.compiler.is_compiling()
+            x = AddedToAll.apply(x, place) if alike else x + place  # type: ignore[no-untyped-call]
         if self.sinusoid is not None:
             x = x + sinusoids(positions, x.shape[-1], self.sinusoid).type_as(x)
         if self.segments is None and segments is not None:
@@ -44,6 +47,18 @@ class Embedding(nn.Module):
         if self.norm is not None:
             x = self.norm(x, real)
         return self.dropout(x)
+
+
+class AddedToAll(torch.autograd.Function):
+    """x (B, T, D) + place (1, T, D). The rows of its gradient are added up by a product: a compiler does it slowly."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, place: Tensor) -> Tensor:
+        return x + place
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, (grad.new_ones(1, len(grad)) @ grad.flatten(1)).view(1, *grad.shape[1:])
 
 
 def _table(rows: int, width: int) -> nn.Embedding:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from clearhead.model import cublas
+
 try:
     import triton
     from triton import language as tl
@@ -89,6 +91,42 @@ class GeluOfBiased(torch.autograd.Function):
         grid = (-(-width // BLOCK), parts)
         _gelu_slope[grid](grad, x, found, sums, rows, width, ctx.exact, ROWS, BLOCK_ROWS, BLOCK, num_warps=WARPS)
         return found, sums.sum(0).to(ctx.kind), None
+
+
+def gelu_between_works(x: Tensor, up: nn.Linear, down: nn.Linear) -> bool:
+    """Whether `gelu_between` can stand for down(gelu_tanh(up(x))): compiled training in half precision on a GPU."""
+    compiled = torch.compiler.is_compiling() and torch.is_grad_enabled() and x.is_cuda
+    plain = type(up) is type(down) is nn.Linear and up.bias is not None
+    return compiled and plain and cublas.works(_narrow(x), up.in_features, up.out_features)
+
+
+def gelu_between(x: Tensor, up: nn.Linear, down: nn.Linear) -> Tensor:
+    """(…, D) to (…, D), with GELU and its slope inside the products."""
+    dtype = _narrow(x)
+    rows, *weights = (tensor.to(dtype) for tensor in (x.reshape(-1, x.shape[-1]), up.weight, up.bias, down.weight))
+    out: Tensor = GeluBetween.apply(rows, *weights)  # type: ignore[no-untyped-call]
+    out = out.view(*x.shape[:-1], -1)
+    return out if down.bias is None else out + down.bias.to(dtype)
+
+
+def _narrow(x: Tensor) -> torch.dtype:
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+
+
+class GeluBetween(torch.autograd.Function):
+    """gelu_tanh(x Uᵀ + b) Dᵀ for x (R, D), U (F, D), b (F,), D (D, F)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, up: Tensor, bias: Tensor, down: Tensor) -> Tensor:
+        before, after = cublas.gelu_of_product(x, up, bias)
+        ctx.save_for_backward(x, before, after, up, down)
+        return after @ down.T
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        x, before, after, up, down = ctx.saved_tensors
+        inner = cublas.product_times_slope(grad, down, before)
+        return inner @ up, inner.T @ x, inner.sum(0, dtype=torch.float32).to(up.dtype), grad.T @ after
 
 
 if triton is not None:

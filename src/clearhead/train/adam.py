@@ -135,9 +135,7 @@ if triton is not None:
         return number, at, inside, g
 
     @triton.jit
-    def _square(
-        table, gradients, pieces, squares, together: tl.constexpr, block: tl.constexpr, even: tl.constexpr
-    ):
+    def _square(table, gradients, pieces, squares, together: tl.constexpr, block: tl.constexpr, even: tl.constexpr):
         """A program for some pieces of gradients: the sum of their squares."""
         total = tl.zeros((block,), tl.float32)
         for piece in tl.static_range(together):

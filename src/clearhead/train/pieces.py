@@ -17,7 +17,7 @@ from clearhead.data import IGNORED
 class Piece(NamedTuple):
     """Of some rows what their losses are made of, and the gradient of their total."""
 
-    rows: Tensor  # (4, N) of each row's scores: the logarithm of the sum of their powers, the answer's, the best, the mean
+    rows: Tensor  # (4, N) of each row's scores: the log of the sum of their powers, the answer's, the best, the mean
     scores: Tensor  # (N, V) the gradient by the scores
 
 
