@@ -161,17 +161,17 @@ def test_eight_bit_weights_write_on_nearly_as_whole_ones_score() -> None:
 def test_texts_written_at_once_do_not_meet_and_memory_comes_back() -> None:
     network, config = writer("tiny-llama"), DecodeConfig(max_new_tokens=50, temperature=1.0)
     expected = [list(stream(network, [prompt], config, end=0, seed=prompt)) for prompt in (3, 4)]
-    torch.cuda.synchronize()
-    gc.collect()
-    before = torch.cuda.memory_allocated()
-    assert use_graphs(network)
-    texts: list[list[int]] = [[], []]
-    streams = [stream(network, [prompt], config, end=0, seed=prompt) for prompt in (3, 4)]
-    for _ in range(50):
-        for text, tokens in zip(texts, streams, strict=True):
-            text.extend(token for token in [next(tokens, None)] if token is not None)
-    assert texts == expected
-    del graphs._GRAPHS[network], streams
-    gc.collect()
-    torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() < before + (4 << 20)
+    held = []
+    for _ in range(2):  # what a first recording leaves, rooms of cuBLAS for its stream among them, a second one uses
+        assert use_graphs(network)
+        texts: list[list[int]] = [[], []]
+        streams = [stream(network, [prompt], config, end=0, seed=prompt) for prompt in (3, 4)]
+        for _ in range(50):
+            for text, tokens in zip(texts, streams, strict=True):
+                text.extend(token for token in [next(tokens, None)] if token is not None)
+        assert texts == expected
+        del graphs._GRAPHS[network], streams, tokens
+        gc.collect()
+        torch.cuda.synchronize()
+        held.append(torch.cuda.memory_allocated())
+    assert held[1] < held[0] + (4 << 20)

@@ -109,5 +109,6 @@ def test_a_recorded_update_is_the_ordinary_one(name: str, task: str, make: Any, 
     assert isinstance(way, Recorded)
     assert len(way.recordings) == 1
     assert len(batches) > WARM
-    close = 1e-4 if precision_ == "fp32" else 2e-2
-    torch.testing.assert_close(found[1], found[0], atol=close, rtol=close)
+    for column, close in ((0, 1e-4), (1, 1e-3)):  # losses, and lengths of gradients, which the steps before have moved
+        close = close if precision_ == "fp32" else 2e-2
+        torch.testing.assert_close(found[1][:, column], found[0][:, column], atol=close, rtol=close)
