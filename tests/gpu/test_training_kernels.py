@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.config import preset
-from clearhead.model import build, cublas
-from clearhead.model.gelu import GeluBetween, gelu_of_biased
-from clearhead.model.projections import together
-from clearhead.model.residual import NormBeside
-from clearhead.train import adam
+from clearhead.model import build
+from clearhead.train import adam, cublas
+from clearhead.train.fused import fuse, together
 from clearhead.train.kernel import kernel_piece
+from clearhead.train.slopes import GeluBetween, GeluOfBiased, NormBeside
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [
@@ -38,7 +37,7 @@ def test_gelu_gives_the_bias_before_it_its_gradient(exact: bool, shape: tuple[in
     torch.manual_seed(0)
     x, bias = torch.randn(shape, device=DEVICE), torch.randn(shape[-1], device=DEVICE)
     form = "none" if exact else "tanh"
-    ours = gradients(lambda x, b: (gelu_of_biased(x + b.detach(), b, exact),), x, bias)
+    ours = gradients(lambda x, b: (GeluOfBiased.apply(x + b.detach(), b, exact),), x, bias)
     theirs = gradients(lambda x, b: (F.gelu(x + b, approximate=form),), x, bias)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
@@ -46,7 +45,7 @@ def test_gelu_gives_the_bias_before_it_its_gradient(exact: bool, shape: tuple[in
 def test_gelu_takes_rows_and_gradients_as_they_lie() -> None:
     torch.manual_seed(0)
     x, bias = torch.randn(3, 5, 70, device=DEVICE), torch.randn(70, device=DEVICE)
-    ours = gradients(lambda x, b: (gelu_of_biased(x.mT + b.detach(), b, True).mT,), x.mT.contiguous(), bias)
+    ours = gradients(lambda x, b: (GeluOfBiased.apply(x.mT + b.detach(), b, True).mT,), x.mT.contiguous(), bias)
     theirs = gradients(lambda x, b: (F.gelu(x.mT + b).mT,), x.mT.contiguous(), bias)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
@@ -166,6 +165,7 @@ def test_a_compiled_layer_of_all_these_learns_as_the_written_one() -> None:
         return {name: grad for name, grad in found.items() if not name.endswith("key.bias")}  # whose gradient is 0
 
     expected = grads(None)
+    fuse(network)
     network.decoder.compile(fullgraph=True)
     for dtype, close in ((None, 2e-3), (torch.bfloat16, 4e-2)):
         found = grads(dtype)

@@ -12,7 +12,6 @@ from clearhead.model.backends import attend
 from clearhead.model.cache import LayerCache
 from clearhead.model.masks import FULL, Mask, Pattern
 from clearhead.model.positions import rotate
-from clearhead.model.projections import together, together_works
 
 Rotation = tuple[Tensor, Tensor]
 
@@ -62,17 +61,15 @@ class Attention(nn.Module):
 
     def projections(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, T, E), keys and values (B, G, T, E) of the same tokens."""
-        parts = self.query, self.key, self.value
-        q, k, v = together(x, *parts) if together_works(x, *parts) else (part(x) for part in parts)
-        return _split(q, self.heads, rotation), _split(k, self.kv_heads, rotation), _split(v, self.kv_heads)
+        return self.queries(x, rotation), *self.keys_and_values(x, rotation)
 
     def queries(self, x: Tensor, rotation: Rotation | None = None) -> Tensor:
         """(B, T, D) to (B, H, T, E)."""
-        return _split(self.query(x), self.heads, rotation)
+        return split(self.query(x), self.heads, rotation)
 
     def keys_and_values(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
         """(B, S, D) to (B, G, S, E) twice; keys turn with their positions, values do not."""
-        return _split(self.key(x), self.kv_heads, rotation), _split(self.value(x), self.kv_heads)
+        return split(self.key(x), self.kv_heads, rotation), split(self.value(x), self.kv_heads)
 
     def look(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         """What each head brings home: (B, H, T, E)."""
@@ -85,7 +82,7 @@ class Attention(nn.Module):
         return self.output(heads.transpose(1, 2).flatten(2))
 
 
-def _split(x: Tensor, heads: int, rotation: Rotation | None = None) -> Tensor:
+def split(x: Tensor, heads: int, rotation: Rotation | None = None) -> Tensor:
     """(B, T, H·E) to (B, H, T, E), as a view that every backend can reshape for free."""
     x = x.unflatten(-1, (heads, -1))  # (B, T, H, E)
     return (x if rotation is None else rotate(x, rotation)).transpose(1, 2)

@@ -1,7 +1,6 @@
 """Token ids to vectors: token, position and segment embeddings, summed.   B rows · T tokens · D width"""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +34,7 @@ class Embedding(nn.Module):
         if self.scale != 1.0:
             x = x * self.scale
         if self.positions is not None:
-            place = self.positions(positions)
-            alike = len(place) == 1 and x.is_cuda and torch.compiler.is_compiling()
-            x = AddedToAll.apply(x, place) if alike else x + place  # type: ignore[no-untyped-call]
+            x = self.placed(x, self.positions(positions))
         if self.sinusoid is not None:
             x = x + sinusoids(positions, x.shape[-1], self.sinusoid).type_as(x)
         if self.segments is None and segments is not None:
@@ -48,17 +45,9 @@ class Embedding(nn.Module):
             x = self.norm(x, real)
         return self.dropout(x)
 
-
-class AddedToAll(torch.autograd.Function):
-    """x (B, T, D) + place (1, T, D). The rows of its gradient are added up by a product: a compiler does it slowly."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, place: Tensor) -> Tensor:
+    def placed(self, x: Tensor, place: Tensor) -> Tensor:
+        """The vectors of tokens (B, T, D) and of positions (B or 1, T, D), summed."""
         return x + place
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return grad, (grad.new_ones(1, len(grad)) @ grad.flatten(1)).view(1, *grad.shape[1:])
 
 
 def _table(rows: int, width: int) -> nn.Embedding:

@@ -6,13 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.config import ModelConfig
-from clearhead.model.gelu import (
-    gelu_between,
-    gelu_between_works,
-    gelu_of_biased,
-    gelu_of_biased_works,
-    gelu_tanh,
-)
+from clearhead.model.gelu import gelu_tanh
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -36,13 +30,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) to (B, T, D)."""
-        if self.activation is gelu_tanh and gelu_between_works(x, self.up, self.down):
-            return gelu_between(x, self.up, self.down)
         if self.gate is not None:
             hidden = self.activation(self.gate(x)) * self.up(x)  # (B, T, F)
-        elif self.activation in (F.gelu, gelu_tanh) and gelu_of_biased_works(x, self.up):
-            biased = F.linear(x, self.up.weight, self.up.bias.detach())
-            hidden = gelu_of_biased(biased, self.up.bias, self.activation is F.gelu)
         else:
             hidden = self.activation(self.up(x))
         return self.down(hidden)

@@ -13,7 +13,6 @@ from clearhead.model.cache import LayerCache
 from clearhead.model.feedforward import FeedForward
 from clearhead.model.masks import Mask, Pattern
 from clearhead.model.norms import norm
-from clearhead.model.residual import norm_beside, norm_beside_works
 
 
 class Layer(nn.Module):
@@ -52,9 +51,5 @@ class Layer(nn.Module):
 
     def _add(self, x: Tensor, norm: nn.Module, real: Tensor | None, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre:
-            if isinstance(norm, nn.LayerNorm) and norm_beside_works(x, norm):
-                x, normed = norm_beside(x, norm)
-            else:
-                normed = norm(x, real)
-            return x + self.dropout(sublayer(normed))
+            return x + self.dropout(sublayer(norm(x, real)))
         return norm(x + self.dropout(sublayer(x)), real)

@@ -19,6 +19,7 @@ from clearhead.config.train import TrainConfig
 from clearhead.errors import UserError
 from clearhead.model import Network
 from clearhead.model.device import choose_device
+from clearhead.train.fused import fuse
 from clearhead.train.kernel import kernel_piece, kernel_works
 from clearhead.train.memory import hold_freed_memory
 from clearhead.train.objective import Objective
@@ -103,6 +104,8 @@ def speed_up(objective: Objective, settings: TrainConfig, place: Place) -> None:
     if compiles(settings, device):
         if device.type == "cpu":
             _check_compiler()
+        else:
+            fuse(objective.network)
         for part in _to_compile(objective, settings, place):
             part.compile(dynamic=varied)
         objective.piece = kernel_piece if kernel_works(device, dtype) else torch.compile(piece, dynamic=varied)

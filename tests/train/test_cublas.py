@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.model import cublas
-from clearhead.model.gelu import GeluBetween
+from clearhead.train import cublas
+from clearhead.train.slopes import GeluBetween
 
 
 def some(rows: int = 5) -> list[Tensor]:

@@ -1,0 +1,119 @@
+"""The forms that a GPU learns fastest change nothing: as they stand, and compiled, with formulas for the kernels."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clearhead.config import preset
+from clearhead.model import build
+from clearhead.train import fused, slopes
+
+SIZES = ["vocab_size=40", "max_positions=32", "dropout=0.0", "attention_dropout=0.0"]
+
+
+def norm_slope(ctx: object, beside: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The formula of what `_norm_slope` does."""
+    x, weight, mean, scale = ctx.saved_tensors  # type: ignore[attr-defined]
+    x = (x - mean) * scale
+    inner = grad * weight
+    slope = inner - inner.mean(-1, keepdim=True) - x * (inner * x).mean(-1, keepdim=True)
+    return beside + slope * scale, (grad * x).flatten(0, -2).sum(0), grad.flatten(0, -2).sum(0), None
+
+
+def joined(ctx: object, *grads: Tensor) -> tuple[Tensor, ...]:
+    """The formula of what `_place` does."""
+    return torch.cat(grads, -1), *(grad.flatten(0, -2).sum(0) for grad in grads)
+
+
+def gelu_slope(ctx: object, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """The formula of what `_gelu_slope` does."""
+    (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
+    form = "none" if ctx.exact else "tanh"  # type: ignore[attr-defined]
+    found = torch.ops.aten.gelu_backward(grad, x, approximate=form)
+    return found, found.flatten(0, -2).sum(0), None
+
+
+def network_of(name: str) -> nn.Module:
+    """A small network, with weights that matter."""
+    torch.manual_seed(0)
+    network = build(preset(name, SIZES))
+    for p in network.parameters():
+        nn.init.normal_(p, std=0.3)
+    return network
+
+
+def learnt(network: nn.Module) -> dict[str, Tensor]:
+    """The gradients of some loss by all that it depends on."""
+    network.zero_grad()
+    torch.manual_seed(1)
+    ids = torch.randint(1, 40, (3, 12))
+    both = hasattr(network, "encoder") and hasattr(network, "decoder")
+    out = network(ids, ids.flip(1)) if both else network(ids)
+    out = out if isinstance(out, Tensor) else next(each for each in out if isinstance(each, Tensor))
+    (out * torch.randn_like(out)).sum().backward()
+    return {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
+
+
+def compiled_equals_written(name: str, inside: bool) -> None:
+    """Run where torch compiles."""
+    fused.learns = lambda x: torch.compiler.is_compiling()
+    slopes.WORK, fused.cublas.works = True, lambda *sizes: inside
+    slopes.NormBeside.backward = staticmethod(norm_slope)
+    slopes.Parts.backward, slopes.GeluOfBiased.backward = staticmethod(joined), staticmethod(gelu_slope)
+    network = network_of(name)
+    expected = learnt(network)
+    fused.fuse(network)
+    used = 0
+
+    def counted(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
+        nonlocal used
+        used += sum("autograd_function_apply" in str(node.target) for node in graph.graph.nodes)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    for stack in (getattr(network, side, None) for side in ("encoder", "decoder")):
+        if stack is not None:
+            stack.compile(backend=counted, fullgraph=True)
+    found = learnt(network)
+    assert found.keys() == expected.keys()
+    for key, grad in expected.items():
+        error = (found[key] - grad).norm() / grad.norm()
+        assert error < 1e-3 or key.endswith("key.bias"), f"{key}: {error:.1e}"  # that moves no weight of attention
+    print(used)
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-encoder", "tiny-translator", "tiny-llama"])
+def test_as_it_stands_a_fused_network_is_the_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slopes, "WORK", True)
+    network = network_of(name)
+    expected, names = learnt(network), list(network.state_dict())
+    fused.fuse(network)
+    assert any(type(part) is fused.LearningAttention for part in network.modules())
+    found = learnt(network)
+    assert list(network.state_dict()) == names
+    for key, grad in expected.items():
+        assert torch.equal(found[key], grad), key
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "forms"),
+    [
+        ("tiny-gpt", False, 1 + 2 * 4),  # positions; of each layer the projections, two norms, GELU
+        ("tiny-gpt", True, 1 + 2 * 4),
+        ("tiny-encoder", False, 1 + 2 * 2),  # its norms come behind
+        (
+            "tiny-translator",
+            False,
+            2 + 2,
+        ),  # it has relu; the projections of its targets' attention to sources stay apart
+    ],
+)
+def test_compiled_the_forms_learn_what_the_parts_learn(name: str, inside: bool, forms: int) -> None:
+    code = f"from tests.train.test_fused import *; compiled_equals_written({name!r}, {inside})"
+    env = os.environ | {"TORCHDYNAMO_DISABLE": "0", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout) == forms
