@@ -98,6 +98,8 @@ class Beams:
         """Those of the best K candidates that have ended join the finished texts, if the row is still open."""
         first = slice(self.config.beam)
         may = ended[:, first] & self.open[:, None]
+        if may.is_cpu and not may.any():  # nothing to merge; on a GPU, asking would cost more
+            return
         scores = (totals[:, first] / divisor(self.config, self.count)).masked_fill(~may, -math.inf)
         texts = self._follow(parents[:, first], tokens[:, first], gains[:, first])
         self.finished.merge(scores, at_end[:, first], *texts)
@@ -148,8 +150,8 @@ class Finished:
         """Candidates (B, K), -inf for those that have not finished, with their tokens and gains (B, K, new)."""
         self.scores, best = torch.cat([self.scores, scores], dim=1).topk(self.scores.shape[1], dim=1)
         self.by_end = torch.cat([self.by_end, by_end], dim=1).gather(1, best)
-        self.tokens = _take(torch.cat([F.pad(self.tokens, (0, 1), value=-1), tokens], dim=1), best)
-        more = gains.shape[2] - self.gains.shape[2]
+        longer, more = (new.shape[2] - held.shape[2] for new, held in ((tokens, self.tokens), (gains, self.gains)))
+        self.tokens = _take(torch.cat([F.pad(self.tokens, (0, longer), value=-1), tokens], dim=1), best)
         self.gains = _take(torch.cat([F.pad(self.gains, (0, more)), gains], dim=1), best)
 
     def select(self, rows: Tensor) -> None:

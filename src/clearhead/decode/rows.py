@@ -70,8 +70,8 @@ class Rows:
         return self.sampler(self.ruled(scores), self.seeds, self.written.new)
 
     def ruled(self, scores: Tensor) -> Tensor:
-        """The model's scores (B, V) after all penalties and bans."""
-        scores = scores.clone() if self.processors else scores
+        """The model's scores (B, V) after all penalties and bans; themselves changed where nobody asks for them."""
+        scores = scores.clone() if self.processors and self.config.scores else scores
         for process in self.processors:
             scores = process(scores, self.written)
         return scores

@@ -210,7 +210,7 @@ class Tree(Cache):
         self.itself = torch.eye(branches, dtype=torch.bool, device=device)  # (K, K)
 
     def begin(self, ids: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Mask]:
-        """Make room for a token of each branch, ids (B, K); returns their positions (B, 1) and their paths as mask."""
+        """Make room for a token of each branch, ids (B, K); returns their positions (B or 1, 1) and their paths."""
         if counts is not None or ids.shape != self.paths.shape[:2]:
             raise ValueError(f"a step of a tree is one token a branch, {tuple(self.paths.shape[:2])}, without padding")
         readable = self.longest + ids.shape[1]
@@ -221,7 +221,7 @@ class Tree(Cache):
         now = self.lengths[:, None]
         self.paths = torch.cat([self.paths, self.itself.expand(len(self), -1, -1)], dim=2)
         self.positions = torch.cat([self.positions, now.expand(ids.shape)], dim=1)
-        return now, Mask(paths=Paths(self.paths, now, self.positions))
+        return now[:1] if self.even else now, Mask(paths=Paths(self.paths, now, self.positions))
 
     def advance(self, tokens: int, counts: Tensor | None = None) -> None:
         """The step is done: every branch is longer by one."""

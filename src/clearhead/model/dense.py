@@ -31,6 +31,7 @@ def attention(
 
 
 FEW_ON_CPU, MANY_HEADS = 8, 64  # queries, and rows times heads, for which a CPU is faster without torch's kernel
+SHORT = 32  # tokens of rows for which it is faster so, too, as those of an encoder
 MANY_KEYS = 1 << 18  # numbers, from which on keys do not wait in a CPU's nearest cache
 FEW = 64  # queries up to which repeating the mask is cheaper than repeating keys and values
 
@@ -56,7 +57,7 @@ def sdpa(
         if allowed is not None and allowed.shape[2] > 1:
             allowed = allowed.repeat(1, 1, heads // groups, 1)
         heads, causal = groups, False
-    if not dropout and not causal and heads == groups and _is_small(q) and (allowed is None or all_see):
+    if not dropout and not causal and heads == groups and _is_small(q, k) and (allowed is None or all_see):
         return few_queries(q, k, v, allowed).reshape(shape)
     if allowed is None:
         out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=heads != groups)
@@ -70,11 +71,12 @@ def sdpa(
     return out.masked_fill(blind, 0).reshape(shape)
 
 
-def _is_small(q: Tensor) -> bool:
-    """Whether two batched products beat torch's kernel: many heads with few queries each, on a CPU, for reading."""
+def _is_small(q: Tensor, k: Tensor) -> bool:
+    """Whether two batched products beat torch's kernel: many heads with little to do, on a CPU, for reading."""
     if q.device.type != "cpu" or q.dtype != torch.float32 or q.requires_grad:
         return False
-    return q.shape[2] <= FEW_ON_CPU and q.shape[0] * q.shape[1] >= MANY_HEADS
+    little = q.shape[2] <= FEW_ON_CPU or max(q.shape[2], k.shape[2]) <= SHORT
+    return little and q.shape[0] * q.shape[1] >= MANY_HEADS
 
 
 def few_queries(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
