@@ -1,5 +1,6 @@
 """GELU inside products, done by torch where there is no cuBLAS: outputs, gradients, what a compiler is told."""
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -32,7 +33,20 @@ def test_a_compiler_is_told_what_comes_out() -> None:
     torch.library.opcheck(cublas.product_times_slope, (x, down, x.new_ones(5, 16)), test_utils=checks)
 
 
-def test_only_narrow_numbers_in_even_sizes_go_to_cublas() -> None:
+def test_only_narrow_numbers_in_even_sizes_on_a_gpu_go_to_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublas, "_library", lambda: object())  # as if there were one
+    assert cublas.works(torch.bfloat16, 64, 256)
     assert not cublas.works(torch.float32, 64, 256)
     assert not cublas.works(torch.bfloat16, 63, 256)
     assert cublas._plan(torch.ones(2, 64, dtype=torch.bfloat16), 256, True, cublas.GELU_AUX_BIAS) is None  # on a CPU
+    monkeypatch.setattr(cublas, "_library", lambda: None)
+    assert not cublas.works(torch.bfloat16, 64, 256)
+
+
+def test_what_lies_otherwise_is_laid_out_for_cublas() -> None:
+    whole = torch.randn(64, 64)
+    for part in (whole.T, whole.view(-1)[3:67], whole[:, :8]):
+        even = cublas._even(part)
+        assert even.is_contiguous()
+        assert even.data_ptr() % 64 == 0  # a CPU aligns less
+        assert torch.equal(even, part)

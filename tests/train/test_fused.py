@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -58,8 +59,8 @@ def learnt(network: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
 
 
-def compiled_equals_written(name: str, inside: bool) -> None:
-    """Run where torch compiles."""
+def compiled_equals_written(name: str, inside: bool, varied: bool) -> None:
+    """Run where torch compiles, for shapes that may vary or not."""
     fused.learns = lambda x: torch.compiler.is_compiling()
     slopes.WORK, fused.cublas.works = True, lambda *sizes: inside
     slopes.NormBeside.backward = staticmethod(norm_slope)
@@ -67,22 +68,21 @@ def compiled_equals_written(name: str, inside: bool) -> None:
     network = network_of(name)
     expected = learnt(network)
     fused.fuse(network)
-    used = 0
+    used: dict[str, int] = {}
 
-    def counted(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
-        nonlocal used
-        used += sum("autograd_function_apply" in str(node.target) for node in graph.graph.nodes)
+    def counted(side: str, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> object:
+        used[side] = sum("autograd_function_apply" in str(node.target) for node in graph.graph.nodes)
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
-    for stack in (getattr(network, side, None) for side in ("encoder", "decoder")):
-        if stack is not None:
-            stack.compile(backend=counted, fullgraph=True)
+    for side in ("encoder", "decoder"):
+        if (stack := getattr(network, side, None)) is not None:
+            stack.compile(backend=partial(counted, side), fullgraph=True, dynamic=varied)
     found = learnt(network)
     assert found.keys() == expected.keys()
     for key, grad in expected.items():
         error = (found[key] - grad).norm() / grad.norm()
         assert error < 1e-3 or key.endswith("key.bias"), f"{key}: {error:.1e}"  # that moves no weight of attention
-    print(used)
+    print(sum(used.values()))
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt", "tiny-encoder", "tiny-translator", "tiny-llama"])
@@ -98,6 +98,7 @@ def test_as_it_stands_a_fused_network_is_the_network(name: str, monkeypatch: pyt
         assert torch.equal(found[key], grad), key
 
 
+@pytest.mark.parametrize("varied", [False, True])
 @pytest.mark.parametrize(
     ("name", "inside", "forms"),
     [
@@ -111,9 +112,23 @@ def test_as_it_stands_a_fused_network_is_the_network(name: str, monkeypatch: pyt
         ),  # it has relu; the projections of its targets' attention to sources stay apart
     ],
 )
-def test_compiled_the_forms_learn_what_the_parts_learn(name: str, inside: bool, forms: int) -> None:
-    code = f"from tests.train.test_fused import *; compiled_equals_written({name!r}, {inside})"
+def test_compiled_the_forms_learn_what_the_parts_learn(name: str, inside: bool, forms: int, varied: bool) -> None:
+    code = f"from tests.train.test_fused import *; compiled_equals_written({name!r}, {inside}, {varied})"
     env = os.environ | {"TORCHDYNAMO_DISABLE": "0", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout) == forms
+
+
+def test_only_compiled_learning_on_a_gpu_uses_the_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnGPU(Tensor):
+        is_cuda = True
+
+    x = torch.ones(2).as_subclass(OnGPU)
+    assert not fused.learns(x)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert fused.learns(x)
+    assert not fused.learns(torch.ones(2))
+    assert not fused.learns(x.double())
+    with torch.no_grad():
+        assert not fused.learns(x)

@@ -12,7 +12,8 @@ def gelu_tanh(x: Tensor) -> Tensor:
     """x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³))), any shape: GPT's form of GELU."""
     # The same by a sigmoid, which a GPU has done before its memory has answered; fp16 ends before x³ may.
     if torch.compiler.is_compiling() and x.dtype != torch.float16:
-        return x * torch.sigmoid(x * (SLOPE + SLOPE * CUBIC * x * x))
+        # Written out: where shapes vary, a compiler takes the numbers of a module for inputs, too.
+        return x * torch.sigmoid(x * (1.5957691216057308 + 0.07135481627260025 * x * x))
     learns = x.requires_grad and torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
     if learns and x.device.type == "cpu" and x.dtype == torch.float32:
         return GeluBySigmoid.apply(x)  # type: ignore[no-untyped-call]

@@ -5,6 +5,7 @@ once more. Here they are done to what a product has found before it is written.
 """
 
 import ctypes
+import weakref
 from ctypes import byref, c_float, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from functools import cache, lru_cache
 
@@ -33,7 +34,7 @@ def gelu_of_product(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Te
         before = F.linear(x, weight, bias)
         return before, F.gelu(before, approximate="tanh")
     before, after = (x.new_empty(len(x), len(weight)) for _ in range(2))
-    plan.run(x.contiguous(), weight.contiguous(), after, before, bias)
+    plan.run(_even(x), _even(weight), after, before, _even(bias))
     return before, after
 
 
@@ -44,7 +45,7 @@ def product_times_slope(grad: Tensor, weight: Tensor, before: Tensor) -> Tensor:
     if plan is None:
         return torch.ops.aten.gelu_backward(grad @ weight, before, approximate="tanh")
     out = torch.empty_like(before)
-    plan.run(grad.contiguous(), weight.contiguous(), out, before)
+    plan.run(_even(grad), _even(weight), out, _even(before))
     return out
 
 
@@ -81,6 +82,7 @@ class Plan:
         self.handle, self.what, self.best = _handle(gpu), c_void_p(), Proposal()
         self.layouts: list[c_void_p] = []
         _call("cublasLtMatmulDescCreate", byref(self.what), SUMS_IN_FP32, FP32)
+        weakref.finalize(self, _destroy, self.what, self.layouts)
         self._set(TRANSPOSED, c_int32(transposed))
         self._set(EPILOGUE, c_int32(epilogue))
         self._set(BESIDE_WIDTH, c_int64(wide))
@@ -94,8 +96,11 @@ class Plan:
         _call("cublasLtMatmulPreferenceCreate", byref(limit))
         _call("cublasLtMatmulPreferenceSetAttribute", limit, SPACE_LIMIT, byref(space), ctypes.sizeof(space))
         choice = (limit, 1, byref(self.best), byref(count))
-        _call("cublasLtMatmulAlgoGetHeuristic", self.handle, self.what, b, a, out, out, *choice)
-        if not count.value:
+        try:
+            _call("cublasLtMatmulAlgoGetHeuristic", self.handle, self.what, b, a, out, out, *choice)
+        finally:
+            _call("cublasLtMatmulPreferenceDestroy", limit)
+        if not count.value or self.best.state:
             raise RuntimeError("cuBLAS has no way to do this product")
 
     def _set(self, attribute: int, value: c_int32 | c_int64 | c_void_p) -> None:
@@ -111,7 +116,15 @@ class Plan:
         matrices = (_at(b), first, _at(a), second, byref(c_float(0.0)), _at(out), third, _at(out), third)
         stream = c_void_p(torch.cuda.current_stream(a.device).cuda_stream)
         way = (byref(self.best), _at(space), c_size_t(SPACE), stream)
-        _call("cublasLtMatmul", self.handle, self.what, byref(c_float(1.0)), *matrices, *way)
+        with torch.cuda.device(a.device):
+            _call("cublasLtMatmul", self.handle, self.what, byref(c_float(1.0)), *matrices, *way)
+
+
+def _destroy(what: c_void_p, layouts: list[c_void_p]) -> None:
+    """What cuBLAS holds of a plan."""
+    for layout in layouts:
+        _call("cublasLtMatrixLayoutDestroy", layout)
+    _call("cublasLtMatmulDescDestroy", what)
 
 
 def _plan(a: Tensor, wide: int, transposed: bool, epilogue: int) -> Plan | None:
@@ -150,6 +163,12 @@ def _call(name: str, *arguments: object) -> None:
     status = getattr(_library(), name)(*arguments)
     if status:
         raise RuntimeError(f"cuBLAS: {name} ended with status {status}")
+
+
+def _even(tensor: Tensor) -> Tensor:
+    """The same, lying in one piece from where cuBLAS expects it, as what torch allocates does."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 256 == 0 else tensor.clone()
 
 
 def _at(tensor: Tensor) -> c_void_p:

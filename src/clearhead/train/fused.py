@@ -1,6 +1,6 @@
 """The parts of a network as a GPU learns them fastest, put on from outside.   B rows · T tokens · D width
 
-Each equals what it stands for, and runs as that wherever it is not compiled to learn on a GPU.
+Each equals what it stands for, up to rounding, and runs as that wherever it is not compiled to learn on a GPU.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from clearhead.train.slopes import AddedToAll, GeluBetween, GeluOfBiased, NormBe
 
 
 def fuse(network: nn.Module) -> None:
-    """Give the parts of a network on a GPU these forms; what they hold stays as it is."""
+    """Give the parts of a network that is on a GPU these forms; what they hold stays as it is."""
     for part in network.modules() if slopes.WORK else ():
         part.__class__ = FORMS.get(type(part), type(part))
 

@@ -124,7 +124,10 @@ class GeluBetween(torch.autograd.Function):
 
 
 class AddedToAll(torch.autograd.Function):
-    """x (B, T, D) + row (1, T, D). The rows of the gradient are added up by a product: a compiler does it slowly."""
+    """x (B, T, D) + row (1, T, D). The rows of the gradient are added up by a product: a compiler does it slowly.
+
+    Under autocast the sum is rounded as those of other products are.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, row: Tensor) -> Tensor:
