@@ -19,7 +19,7 @@ SIZES = ["vocab_size=40", "max_positions=32", "dropout=0.0", "attention_dropout=
 def norm_slope(ctx: object, beside: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
     """The formula of what `_norm_slope` does."""
     x, weight, mean, scale = ctx.saved_tensors  # type: ignore[attr-defined]
-    x = (x - mean) * scale
+    x, grad = (x - mean) * scale, grad.float()
     inner = grad * weight
     slope = inner - inner.mean(-1, keepdim=True) - x * (inner * x).mean(-1, keepdim=True)
     return beside + slope * scale, (grad * x).flatten(0, -2).sum(0), grad.flatten(0, -2).sum(0), None
@@ -27,7 +27,7 @@ def norm_slope(ctx: object, beside: Tensor, grad: Tensor) -> tuple[Tensor | None
 
 def joined(ctx: object, *grads: Tensor) -> tuple[Tensor, ...]:
     """The formula of what `_place` does."""
-    return torch.cat(grads, -1), *(grad.flatten(0, -2).sum(0) for grad in grads)
+    return torch.cat(grads, -1), *(grad.float().flatten(0, -2).sum(0) for grad in grads)
 
 
 def gelu_slope(ctx: object, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -35,7 +35,7 @@ def gelu_slope(ctx: object, grad: Tensor) -> tuple[Tensor | None, ...]:
     (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
     form = "none" if ctx.exact else "tanh"  # type: ignore[attr-defined]
     found = torch.ops.aten.gelu_backward(grad, x, approximate=form)
-    return found, found.flatten(0, -2).sum(0), None
+    return found, found.float().flatten(0, -2).sum(0), None
 
 
 def network_of(name: str) -> nn.Module:
@@ -59,6 +59,13 @@ def learnt(network: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None}
 
 
+def errors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    """How far gradients are off; not those of biases of keys, which move no weight of attention: they are nothing."""
+    assert found.keys() == expected.keys()
+    names = [name for name in expected if not name.endswith("key.bias")]
+    return {name: float((found[name] - expected[name]).norm() / expected[name].norm()) for name in names}
+
+
 def compiled_equals_written(name: str, inside: bool, varied: bool) -> None:
     """Run where torch compiles, for shapes that may vary or not."""
     fused.learns = lambda x: torch.compiler.is_compiling()
@@ -67,6 +74,8 @@ def compiled_equals_written(name: str, inside: bool, varied: bool) -> None:
     slopes.Parts.backward, slopes.GeluOfBiased.backward = staticmethod(joined), staticmethod(gelu_slope)
     network = network_of(name)
     expected = learnt(network)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounding = errors(learnt(network), expected)
     fused.fuse(network)
     used: dict[str, int] = {}
 
@@ -77,11 +86,10 @@ def compiled_equals_written(name: str, inside: bool, varied: bool) -> None:
     for side in ("encoder", "decoder"):
         if (stack := getattr(network, side, None)) is not None:
             stack.compile(backend=partial(counted, side), fullgraph=True, dynamic=varied)
-    found = learnt(network)
-    assert found.keys() == expected.keys()
-    for key, grad in expected.items():
-        error = (found[key] - grad).norm() / grad.norm()
-        assert error < 1e-3 or key.endswith("key.bias"), f"{key}: {error:.1e}"  # that moves no weight of attention
+    assert max(errors(learnt(network), expected).values()) < 1e-3
+    with torch.autocast("cpu", torch.bfloat16):
+        for name, error in errors(learnt(network), expected).items():
+            assert error < 1e-2 + 1.5 * rounding[name], f"{name}: {error:.1e}, as it was {rounding[name]:.1e}"
     print(sum(used.values()))
 
 
@@ -105,11 +113,7 @@ def test_as_it_stands_a_fused_network_is_the_network(name: str, monkeypatch: pyt
         ("tiny-gpt", False, 1 + 2 * 4),  # positions; of each layer the projections, two norms, GELU
         ("tiny-gpt", True, 1 + 2 * 4),
         ("tiny-encoder", False, 1 + 2 * 2),  # its norms come behind
-        (
-            "tiny-translator",
-            False,
-            2 + 2,
-        ),  # it has relu; the projections of its targets' attention to sources stay apart
+        ("tiny-translator", False, 2 + 2),  # it has relu; attention to the source has no projections to join
     ],
 )
 def test_compiled_the_forms_learn_what_the_parts_learn(name: str, inside: bool, forms: int, varied: bool) -> None:

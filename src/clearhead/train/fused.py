@@ -15,6 +15,7 @@ from clearhead.model.feedforward import FeedForward
 from clearhead.model.gelu import gelu_tanh
 from clearhead.model.layer import Layer
 from clearhead.train import cublas, slopes
+from clearhead.train.pieces import product_dtype
 from clearhead.train.slopes import AddedToAll, GeluBetween, GeluOfBiased, NormBeside, Parts
 
 
@@ -61,7 +62,7 @@ class LearningFeedForward(FeedForward):
         """(B, T, D) to (B, T, D)."""
         if not (self.activation in (F.gelu, gelu_tanh) and learns(x) and biased(self.up, self.down)):
             return super().forward(x)
-        up, down, dtype = self.up, self.down, _narrow(x)
+        up, down, dtype = self.up, self.down, product_dtype(x)
         if self.activation is gelu_tanh and cublas.works(dtype, up.in_features, up.out_features):
             rows, *weights = (t.to(dtype) for t in (x.reshape(-1, x.shape[-1]), up.weight, up.bias, down.weight))
             out: Tensor = GeluBetween.apply(rows, *weights)  # type: ignore[no-untyped-call]
@@ -90,11 +91,6 @@ class LearningEmbedding(Embedding):
             return super().placed(x, place)
         out: Tensor = AddedToAll.apply(x, place)  # type: ignore[no-untyped-call]
         return out
-
-
-def _narrow(x: Tensor) -> torch.dtype:
-    """What products of x are computed in."""
-    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
 
 
 FORMS: dict[type[nn.Module], type[nn.Module]] = {

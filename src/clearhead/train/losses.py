@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from clearhead.data import IGNORED
 from clearhead.model.heads import WordHead
-from clearhead.train.pieces import InPieces, Piece, piece, product_dtype, wide
+from clearhead.train.pieces import InPieces, Piece, piece, product_dtype, share, wide
 
 LIMIT = 1 << 30  # bytes of word scores that may be in memory at once; a batch that has more goes in pieces
 
@@ -79,7 +79,7 @@ def cross_entropy(scores: Tensor, labels: Tensor, smoothing: float = 0.0) -> Los
     """−Σ q log softmax(scores) for scores (N, C) and labels (N,), q being the smoothed answer."""
     scores = wide(scores)
     classes = scores.shape[-1]
-    spread = smoothing * classes / max(1, classes - 1)  # torch shares ε out to all classes, the right one among them
+    spread = share(smoothing, classes)
     total = F.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=spread)
     with torch.no_grad():
         counts, plain = labels != IGNORED, total.detach()

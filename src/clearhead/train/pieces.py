@@ -17,7 +17,8 @@ from clearhead.data import IGNORED
 class Piece(NamedTuple):
     """Of some rows what their losses are made of, and the gradient of their total."""
 
-    rows: Tensor  # (4, N) of each row's scores: the log of the sum of their powers, the answer's, the best, the mean
+    # (4, N) of each row's scores: the log of the sum of their powers, the answer's, the best; with smoothing, the mean
+    rows: Tensor
     scores: Tensor  # (N, V) the gradient by the scores
 
 
@@ -38,7 +39,7 @@ def piece(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smooth
 
 
 def share(smoothing: float, classes: int) -> float:
-    """What torch calls smoothing: a share for all classes, which the right one gets a part of, too."""
+    """Our smoothing ε as torch has it: it shares it out to all classes, the right one among them."""
     return smoothing * classes / max(1, classes - 1)
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from clearhead.model.gelu import gelu_tanh
 from clearhead.train import cublas
+from clearhead.train.pieces import product_dtype
 
 try:
     import triton
@@ -36,9 +37,8 @@ class NormBeside(torch.autograd.Function):
         scale = torch.rsqrt((wide - mean).square().mean(-1, keepdim=True) + eps)
         ctx.save_for_backward(x, weight, mean, scale)
         out = (wide - mean) * scale * weight + bias
-        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-        if out.dtype != dtype:  # torch 2.11, compiling, loses the gradient of a cast that has nothing to do
-            out = out.to(dtype)
+        if out.dtype != product_dtype(x):  # torch 2.11, compiling, loses the gradient of a cast with nothing to do
+            out = out.to(product_dtype(x))
         return x.view_as(x), out
 
     @staticmethod
