@@ -133,12 +133,8 @@ class Recording:
         if self.parts != Pieces():  # a shape for each size; past its limits torch would run some of them uncompiled
             limits = torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000)
         with limits, torch.cuda.device(self.ids.device):
-            aside = torch.cuda.Stream()
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):
-                for _ in range(3):
-                    self._step()
-            torch.cuda.current_stream().wait_stream(aside)
+            for _ in range(3):  # not on a stream of their own, for which cuBLAS would keep 64 MiB and never give them back
+                self._step()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._step()
