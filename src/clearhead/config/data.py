@@ -20,6 +20,7 @@ Task = Literal[
 Language = Literal["en", "de", "zh"]
 Kind = Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"]
 Count = Annotated[int, Field(ge=1, le=1 << 40)]
+RANGES = 1000  # that one corpus may leave out
 
 
 def _corpora(value: Any) -> Any:
@@ -28,7 +29,18 @@ def _corpora(value: Any) -> Any:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
+def _ranges(value: Any) -> Any:
+    if not isinstance(value, list | tuple) or not all(isinstance(each, list | tuple) and len(each) == 2 for each in value):
+        raise ValueError(
+            f"{value!r:.60} is no list of ranges; write the first and the last record of each, like [[2451, 3450]]"
+        )
+    if len(value) > RANGES:
+        raise ValueError(f"{len(value):,} ranges; give at most {RANGES:,}")
+    return tuple(tuple(each) for each in value)
+
+
 Names = Annotated[tuple[str, ...], BeforeValidator(several)]
+Ranges = Annotated[tuple[tuple[Count, Count], ...], BeforeValidator(_ranges)]
 
 
 class Corpus(Settings):
@@ -39,6 +51,8 @@ class Corpus(Settings):
     # What is where: {source: 1, target: 2} (-1: the last), or the names in the header
     columns: dict[str, int | str] = Field(default_factory=dict)
     header: bool = False  # the first line of tsv and csv names the columns; a column given by name implies it
+    # Records that are left out, the first and the last of each range, counted from 1 over all files: [[2451, 3450]]
+    skip: Ranges = ()
     weight: float = Field(default=1.0, gt=0, le=1000)  # 2: every sample twice an epoch; 0.5: another half each epoch
     # What the package makes itself
     languages: Annotated[tuple[Language, ...], BeforeValidator(several)] = ("en", "de")  # source, target
@@ -65,6 +79,9 @@ class Corpus(Settings):
             raise ValueError("columns: there is no column 0; the first is 1, the last is -1")
         if len(self.languages) > 2 or not self.languages:
             raise ValueError("languages: name one, or a source and a target, like [en, de]")
+        for first, last in self.skip:
+            if first > last:
+                raise ValueError(f"skip: the range from {first:,} to {last:,} ends before it begins; turn it round")
         if self.shortest > self.longest:
             raise ValueError(f"shortest ({self.shortest}) is more than longest ({self.longest})")
         return self
@@ -97,6 +114,7 @@ class DataConfig(Settings):
     boundaries: bool = False  # language model: no document sees another
     labels: Names = ()  # allowed labels, in order; empty: those of the training data
     second: bool = False  # classification and regression of two texts
+    both_orders: bool = False  # and every pair to learn from a second time, its texts exchanged; not for validation
     next_sentence: bool = False  # masked language model: with BERT's second task
     masked: float = Field(default=0.15, gt=0, le=0.9)
     whole_words: bool = False
@@ -118,6 +136,10 @@ class DataConfig(Settings):
             raise ValueError("held_out: valid names its own data; leave one of them out")
         if self.task == "answering" and (self.lowercase or self.normalise != "none"):
             raise ValueError("lowercase, normalise: answers are found by their place; let the tokenizer do it")
+        if self.both_orders and self.task not in ("classification", "regression"):
+            raise ValueError(f"both_orders: for classification and regression of two texts; the task is {self.task}")
+        if self.both_orders and not self.second:
+            raise ValueError("both_orders: there is only one text to a record; set second to true, or leave it out")
         if len(set(self.labels)) < len(self.labels):
             raise ValueError("labels: one is named twice; name each once")
         return self

@@ -17,10 +17,14 @@ Part = Literal["all", "kept", "held out"]
 
 
 class Cleaner:
-    """Records in, clean records out; counts what it leaves out and why."""
+    """Records in, clean records out; counts what it leaves out and why.
 
-    def __init__(self, config: DataConfig, columns: tuple[str, ...], part: Part = "all"):
-        self.config, self.part = config, part
+    `both` gives every pair a second time with its texts exchanged. Its part is that of the pair as it stands, so that a
+    pair that is held out is learnt from in neither order; duplicates are looked for after, so each order stays once.
+    """
+
+    def __init__(self, config: DataConfig, columns: tuple[str, ...], part: Part = "all", both: bool = False):
+        self.config, self.part, self.both = config, part, both
         self.columns = columns
         self.dropped: Counter[str] = Counter()
         self.seen = Seen()
@@ -32,6 +36,8 @@ class Cleaner:
             held = self.config.held_out
             wanted = self.part == "held out"
             clean = [record for record in clean if (share(record.group or record.values[0]) < held) == wanted]
+        if self.both:
+            clean = [each for record in clean for each in (record, exchanged(record))]
         if self.config.deduplicate and clean:
             new = self.seen.first_time(np.array([digest(record.values) for record in clean], np.uint64))
             self.dropped["duplicate"] += int((~new).sum())
@@ -57,6 +63,12 @@ class Cleaner:
             half = f"U+{ord(value[error.start]):04X}"
             raise UserError(f"{record.place}: {half} is half of a surrogate pair, no character; replace it") from None
         return value
+
+
+def exchanged(record: Record) -> Record:
+    """A pair with its texts the other way round."""
+    first, second, *rest = record.values
+    return record._replace(values=(second, first, *rest))
 
 
 def cleaned(text: str, config: DataConfig) -> str:

@@ -34,7 +34,7 @@ TASKS: dict[str, type[Task]] = {
 }
 # Settings that decide what a batch looks like, not what is in the cache.
 BATCHING = {"train", "valid", "test", "held_out", "published", "boundaries", "masked", "whole_words"}
-BATCHING |= {"tokens", "packed", "pool", "workers", "cache", "pooling"}
+BATCHING |= {"tokens", "packed", "pool", "workers", "cache", "pooling", "both_orders"}  # a store's key says the last
 
 LABELS = 10_000  # more are a text taken for a label
 
@@ -68,7 +68,7 @@ def prepare(
     tokenizers = maker.tokenizers(tokenizer) if isinstance(tokenizer, TokenizerConfig) else tuple(tokenizer)
     names = tuple(labels or config.labels or maker.labels())
     split: Part = "kept" if config.held_out and not config.valid else "all"
-    train_set = maker.dataset(config.train, tokenizers, names, split)
+    train_set = maker.dataset(config.train, tokenizers, names, split, config.both_orders)
     if config.valid:
         valid_set: Dataset | None = maker.dataset(config.valid, tokenizers, names, "all")
     else:
@@ -93,7 +93,10 @@ def from_records(
     tokenizers: Sequence[Tokenizer],
     labels: Sequence[str] = (),
 ) -> Dataset:
-    """A data set of any Python iterable: for each record a tuple in the order of the task's columns, or a mapping."""
+    """A data set of any Python iterable: for each record a tuple in the order of the task's columns, or a mapping.
+
+    The records are taken as they come: pairs in one order, whatever `both_orders` says.
+    """
     task = TASKS[config.task](config, tokenizers, labels or config.labels)
     given = _given(records, task.reads(config))
     cleaner = Cleaner(config, task.reads(config))
@@ -111,10 +114,24 @@ def _given(records: Iterable[Sequence[Any] | Mapping[str, Any]], columns: tuple[
 
 
 def raw_records(corpus: Corpus, columns: tuple[str, ...], published: str = "") -> Iterator[Record]:
-    """The records of a corpus as they stand, from its files or made by the package."""
-    if corpus.format in ("embedded", "symbols"):
-        return own.records(corpus, columns)
-    return read(corpus, columns, published)
+    """The records of a corpus as they stand, from its files or made by the package, without those it skips."""
+    made = corpus.format in ("embedded", "symbols")
+    found = own.records(corpus, columns) if made else read(corpus, columns, published)
+    return without(found, corpus) if corpus.skip else found
+
+
+def without(records: Iterator[Record], corpus: Corpus) -> Iterator[Record]:
+    """All records but those that the corpus skips; a range that goes beyond the last one is a mistake."""
+    ranges, number = sorted(corpus.skip, reverse=True), 0  # the next one stands last
+    for number, record in enumerate(records, start=1):
+        while ranges and ranges[-1][1] < number:
+            ranges.pop()
+        if not ranges or number < ranges[-1][0]:
+            yield record
+    first, last = max(corpus.skip, key=lambda each: each[1])
+    if last > number:
+        named = ", ".join(corpus.files) or f"the {corpus.format} corpus"
+        raise UserError(f"skip: from {first:,} to {last:,}, but {named} has {number:,} records; lower it")
 
 
 class _Maker:
@@ -137,13 +154,18 @@ class _Maker:
         return [corpus.model_dump(mode="json", exclude={"files", "weight"}), files, made]
 
     def dataset(
-        self, corpora: Sequence[Corpus], tokenizers: Sequence[Tokenizer], labels: tuple[str, ...], part: Part
+        self,
+        corpora: Sequence[Corpus],
+        tokenizers: Sequence[Tokenizer],
+        labels: tuple[str, ...],
+        part: Part,
+        both: bool = False,
     ) -> Dataset:
         task = TASKS[self.config.task](self.config, tokenizers, labels)
         if task.stream and part != "all":
             # The end of a text is held out, not random pieces of it, which the rest would give away.
             task.share = (0.0, 1 - self.config.held_out) if part == "kept" else (1 - self.config.held_out, 1.0)
-        stores = [self.store(corpus, task, "all" if task.stream else part) for corpus in corpora]
+        stores = [self.store(corpus, task, "all" if task.stream else part, both) for corpus in corpora]
         found = Dataset(task, stores, [corpus.weight for corpus in corpora])
         if not found.size(0):
             dropped = Counter[str]()
@@ -156,9 +178,9 @@ class _Maker:
             raise UserError("data.next_sentence: needs two documents or more; set data.documents to heading")
         return found
 
-    def store(self, corpus: Corpus, task: Task, part: Part) -> Store:
+    def store(self, corpus: Corpus, task: Task, part: Part, both: bool) -> Store:
         settings = self.config.model_dump(mode="json", exclude=BATCHING)
-        split = [part, self.config.held_out if part != "all" else 0]
+        split = [part, self.config.held_out if part != "all" else 0, both]
         name = key(
             settings, task.labels, split, self.identity(corpus), [each.engine.to_str() for each in task.tokenizers]
         )
@@ -166,7 +188,7 @@ class _Maker:
         if (folder / "store.json").exists():
             return Store(folder)
         self.say(f"tokenising {', '.join(corpus.files) or corpus.format} …")
-        cleaner = Cleaner(self.config, task.reads(self.config), part)
+        cleaner = Cleaner(self.config, task.reads(self.config), part, both)
         store = build(folder, task.kinds, lambda writer: _fill(writer, task, self.records(corpus), cleaner))
         dropped = ", ".join(f"{times:,} {reason}" for reason, times in store.facts["dropped"].items())
         self.say(f"{len(store):,} rows" + (f"; left out: {dropped}" if dropped else ""))
