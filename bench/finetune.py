@@ -1,6 +1,6 @@
 """Fine-tuning beside transformers in one run: the same batches, rates, steps and seeds, scored by the same code.
 
-    python -m bench.finetune sst2 cola --model FOLDER        a model folder of a BERT, like the pulled minilm
+    python -m bench.finetune sst2 cola --model FOLDER        a model or run folder of a BERT, not that of the recipe
     python -m bench.finetune squad --seeds 3 --device cuda --json scores.jsonl
     python -m bench.finetune trec --limit 8                  a rehearsal: so many steps on so many lines
     python -m bench.finetune cola train.rate=5e-5            recipes can be changed as for `clearhead train`
@@ -9,6 +9,9 @@ Ours is `clearhead train` by the recipe. Theirs is a plain loop around AutoModel
 gets, padded: AdamW with the recipe's numbers, the same warm-up and decay, clipping, half precision where ours has it,
 validations at the same steps, the best of which counts. Their weights are imported and scored by `clearhead evaluate`
 in fp32 as ours are; `import` is how far the loss of the imported model was from theirs on the same texts.
+
+Where the recipe reads classes off the mean of all tokens, which no class of theirs does, theirs is BertModel, the mean,
+its pooler and the classifier, starting from the very weights that ours starts from.
 """
 
 import argparse
@@ -29,12 +32,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bench.timing import machine
-from clearhead.checkpoint import load_model
+from clearhead.checkpoint import Loaded, load_model
 from clearhead.checkpoint.folder import with_weights
 from clearhead.checkpoint.foreign import export_model, read_foreign
 from clearhead.config.data import Corpus
 from clearhead.config.recipe import Recipe, load_recipe
-from clearhead.data import Batch, Data, prepare
+from clearhead.data import IGNORED, Batch, Data, prepare
 from clearhead.data.dataset import Dataset
 from clearhead.data.formats import paths
 from clearhead.data.order import draws
@@ -48,7 +51,7 @@ from clearhead.train.loop import train
 from clearhead.train.objective import Objective
 from clearhead.train.parallel import cast
 from clearhead.train.schedules import rate
-from clearhead.train.start import tokenizers_for
+from clearhead.train.start import class_weights, start_network, tokenizers_for
 from clearhead.train.validate import better
 
 TASK_CLASSES = {
@@ -57,7 +60,7 @@ TASK_CLASSES = {
     "answering": transformers.AutoModelForQuestionAnswering,
     "similarity": transformers.AutoModel,
 }
-RECIPES = ("sst2", "cola", "mrpc", "trec", "agnews", "stsb", "conll2003", "wnut17", "squad")
+RECIPES = ("sst2", "cola", "mrpc", "mrpc-after-stsb", "trec", "agnews", "stsb", "conll2003", "wnut17", "squad")
 
 
 class Outcome(NamedTuple):
@@ -72,7 +75,7 @@ def main() -> None:
     """Parse the options, run every recipe with every seed on both sides, print a table."""
     parser = argparse.ArgumentParser(prog="python -m bench.finetune", description=__doc__.split("\n")[0])
     parser.add_argument("recipes", nargs="+", help=f"of {', '.join(RECIPES)}; and changes like train.rate=5e-5")
-    parser.add_argument("--model", default="minilm", help="a model folder, or a name")
+    parser.add_argument("--model", help="a model folder, a run folder or a name; without it, the recipe's")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first", type=int, default=0, help="the first of the seeds: ten can be run five by five")
@@ -88,7 +91,8 @@ def main() -> None:
     print("| recipe | metric | ours | spread | theirs | spread | ours − theirs | seconds | theirs | import |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
     for name in (each for each in options.recipes if "=" not in each):
-        given = [f"model.folder={find_model(options.model)}", f"train.device={device}", *changes]
+        given = [f"model.folder={find_model(options.model)}"] if options.model else []
+        given += [f"train.device={device}", *changes]
         with tempfile.TemporaryDirectory() as place:
             recipe = load_recipe(name, given)
             if options.limit:
@@ -125,10 +129,8 @@ def rehearsal(recipe: Recipe, limit: int, place: Path) -> Recipe:
     """The recipe with few steps on small cuts of its files."""
 
     def small(corpora: tuple[Corpus, ...], lines: int) -> tuple[Corpus, ...]:
-        return tuple(
-            corpus.model_copy(update={"files": tuple(str(cut(path, lines, place)) for path in paths(corpus))})
-            for corpus in corpora
-        )
+        found = [(corpus, tuple(str(cut(path, lines, place)) for path in paths(corpus))) for corpus in corpora]
+        return tuple(corpus.model_copy(update={"files": files, "skip": ()}) for corpus, files in found)
 
     lines = 5000 if recipe.data.task == "tagging" else 20 * limit  # enough to have every tag
     sets = {"train": small(recipe.data.train, lines), "valid": small(recipe.data.valid, 20 * limit)}
@@ -180,13 +182,15 @@ def fine_tune(recipe: Recipe, device: torch.device, place: Path) -> tuple[Model,
     optimiser = torch.optim.AdamW(groups, betas=(settings.beta1, settings.beta2), eps=settings.eps, fused=True)
     half = settings.precision in ("auto", "bf16") and device.type == "cuda"
     dtype = torch.bfloat16 if half else torch.float32
+    weights = class_weights(recipe, data)
+    weights = None if weights is None else weights.to(device)
     best: Model | None = None
     score, waited, apart = None, 0, 0.0
     for step, batch in enumerate(padded(recipe, data), 1):
         for group in optimiser.param_groups:
             group["lr"] = rate(settings, step, settings.steps)
         with cast(device, dtype):
-            found = loss(peer, recipe.data.task, batch.to(device))
+            found = loss(peer, recipe, batch.to(device), weights)
         found.backward()
         if settings.clip is not None:
             nn.utils.clip_grad_norm_(peer.parameters(), settings.clip)
@@ -195,7 +199,7 @@ def fine_tune(recipe: Recipe, device: torch.device, place: Path) -> tuple[Model,
         if step % settings.validate_every and step < settings.steps:
             continue
         model = imported(peer, recipe, data, place)
-        apart = max(apart, distance(peer, model, recipe, data))
+        apart = max(apart, distance(peer, model, recipe, data, weights))
         now = evaluate(model)[settings.metric]
         waited += 1
         if better(settings.metric, now, score):
@@ -209,11 +213,20 @@ def fine_tune(recipe: Recipe, device: torch.device, place: Path) -> tuple[Model,
 def start(recipe: Recipe, data: Data, place: Path) -> Any:
     """The model of the recipe as transformers reads it, with a fresh head for the task."""
     loaded = load_model(find_model(str(recipe.model["folder"])))
+    if of_mean(recipe):  # our start, written as if it read the first token: the same tensors under the same names
+        network = start_network(recipe, data)
+        config = network.config.model_copy(update={"pooling": "class"})
+        loaded = Loaded(with_weights(config, network.state_dict()), config, data.tokenizers, {})
     export_model(loaded, place, "hf")
     dropout = {"hidden_dropout_prob": recipe.model.get("dropout", loaded.config.dropout)}
     dropout["attention_probs_dropout_prob"] = recipe.model.get("attention_dropout", loaded.config.attention_dropout)
     labels = {"num_labels": len(data.labels)} if data.labels else {}
     return TASK_CLASSES[recipe.data.task].from_pretrained(place, dtype=torch.float32, **dropout, **labels)
+
+
+def of_mean(recipe: Recipe) -> bool:
+    """Whether classes are read off the mean of all tokens."""
+    return recipe.data.task == "classification" and recipe.model.get("pooling") == "mean"
 
 
 def padded(recipe: Recipe, data: Data) -> Iterator[Batch]:
@@ -225,19 +238,29 @@ def padded(recipe: Recipe, data: Data) -> Iterator[Batch]:
         yield dataset.batch(draw.samples, draw.epoch, seed)
 
 
-def loss(peer: Any, task: str, batch: Batch) -> Tensor:
+def loss(peer: Any, recipe: Recipe, batch: Batch, weights: Tensor | None) -> Tensor:
     """What transformers makes small; for similar sentences, the squared error of the cosine of their means."""
+    task = recipe.data.task
     if task == "similarity":
         first, second = (mean(peer, batch[side], batch[f"{side}_lengths"]) for side in ("first", "second"))
         return F.mse_loss(F.cosine_similarity(first.float(), second.float()), batch["labels"].float())
     ids, lengths = batch["ids"], batch["ids_lengths"]
+    if of_mean(recipe):  # BertForSequenceClassification but for the mean; its pooler reads the first of what it gets
+        pooled = peer.bert.pooler(mean(peer.bert, ids, lengths, batch["segments"])[:, None])
+        return cross_entropy(peer.classifier(peer.dropout(pooled)), batch["labels"], weights)
     asked = {"labels": batch["labels"]} if task != "answering" else {}
     if task == "answering":
         asked = {"start_positions": batch["first_token"], "end_positions": batch["last_token"]}
-    found: Tensor = peer(
-        input_ids=ids, attention_mask=seen(ids, lengths), token_type_ids=batch["segments"], **asked
-    ).loss
-    return found
+    found = peer(input_ids=ids, attention_mask=seen(ids, lengths), token_type_ids=batch["segments"], **asked)
+    plain: Tensor = found.loss
+    return plain if weights is None else cross_entropy(found.logits, batch["labels"], weights)
+
+
+def cross_entropy(scores: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+    """The mean over all labels, (B,) or (B, T), each times the weight of its class, as ours counts it."""
+    scores, labels = scores.float().flatten(0, -2), labels.flatten()
+    total = F.cross_entropy(scores, labels, weights, ignore_index=IGNORED, reduction="sum")
+    return total / (labels != IGNORED).sum()
 
 
 def seen(ids: Tensor, lengths: Tensor) -> Tensor:
@@ -245,10 +268,10 @@ def seen(ids: Tensor, lengths: Tensor) -> Tensor:
     return (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]).long()
 
 
-def mean(peer: Any, ids: Tensor, lengths: Tensor) -> Tensor:
+def mean(peer: Any, ids: Tensor, lengths: Tensor, segments: Tensor | None = None) -> Tensor:
     """The mean of the tokens of each row: (B, D)."""
     mask = seen(ids, lengths)
-    hidden = peer(input_ids=ids, attention_mask=mask).last_hidden_state
+    hidden = peer(input_ids=ids, attention_mask=mask, token_type_ids=segments).last_hidden_state
     return (hidden * mask[..., None]).sum(1) / lengths[:, None]
 
 
@@ -256,24 +279,27 @@ def imported(peer: Any, recipe: Recipe, data: Data, place: Path) -> Model:
     """Their model as one of ours."""
     peer.save_pretrained(place)
     found = read_foreign(place)
-    network = with_weights(found.config, found.weights, "transformers").to(peer.device).eval()
+    config = found.config.model_copy(update={"pooling": "mean"}) if of_mean(recipe) else found.config
+    network = with_weights(config, found.weights, "transformers").to(peer.device).eval()
     known = recipe.data.model_dump(mode="json")
     return Model(network, data.tokenizers, {"task": recipe.data.task, "labels": list(data.labels), "data": known})
 
 
-def distance(peer: Any, model: Model, recipe: Recipe, data: Data, texts: int = 8) -> float:
+def distance(
+    peer: Any, model: Model, recipe: Recipe, data: Data, weights: Tensor | None = None, texts: int = 8
+) -> float:
     """How far our loss of the imported model is from theirs, one validation text at a time."""
     assert data.valid is not None
     config = recipe.data.model_copy(update={"packed": False})
     dataset = Dataset(TASKS[config.task](config, data.tokenizers, data.labels), data.valid.stores)
-    objective = Objective(model.network, config, recipe.train).eval()
+    objective = Objective(model.network, config, recipe.train, weights).eval()
     found = 0.0
     peer.eval()
     with torch.inference_mode():
         for number in np.linspace(0, dataset.size(0) - 1, texts).astype(np.int64):
             batch = dataset.batch(np.array([number]), 0, 0).to(peer.device)
             (ours,) = objective(batch).values()
-            found = max(found, float((ours.total / ours.count - loss(peer, config.task, batch)).abs()))
+            found = max(found, float((ours.total / ours.count - loss(peer, recipe, batch, weights)).abs()))
     peer.train()
     return found
 

@@ -19,7 +19,7 @@ from tests.data.helpers import config, prepared, write
 LABELLED = (*TEXT, "label")
 QUESTIONS = [{"id": str(n), "question": f"q{n}", "answers": []} for n in range(1, 6)]
 SQUAD = {"data": [{"title": "t", "paragraphs": [{"context": "c", "qas": QUESTIONS}]}]}
-# A file of five records in each format, of which the blank lines and the headers are none; and what a record begins with
+# A file of five records in each format, blank lines and headers being none, and what each record begins with
 FILES: dict[str, tuple[str, tuple[str, ...], dict[str, Any], list[Any]]] = {
     "text": ("a\n\nc\nd\ne\n", TEXT, {}, ["a", "", "c", "d", "e"]),
     "tsv": ("text\tlabel\na\t1\nb\t1\nc\t1\nd\t1\ne\t1\n", LABELLED, {"header": True}, list("abcde")),
@@ -112,7 +112,7 @@ def test_a_thousand_ranges_are_kept_as_they_were_written() -> None:
 
 
 def test_stsb_for_mrpc_has_no_sentence_of_mrpc() -> None:
-    """The rows of MRPC that it names for training are a part of STS-B's; so may be its test rows, in the same blocks."""
+    """MRPC's training rows, which can be looked for here, are all in the blocks that are left out."""
     from clearhead.config.recipe import load_recipe
 
     for name in ("mrpc/msr_paraphrase_train.txt.gz", "stsb/stsb-en-train.csv.gz", "stsb/stsb-en-dev.csv.gz"):

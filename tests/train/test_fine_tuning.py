@@ -19,7 +19,7 @@ from clearhead.predict import load
 from clearhead.train.objective import Objective
 from clearhead.train.several import several
 from clearhead.train.start import class_weights, start_network, tokenizers_for
-from tests.train.tiny import TEXTS, TRAIN, events, recipe, run
+from tests.train.tiny import TEXTS, TRAIN, distance, events, losses, recipe, run, tensors
 
 TASKS: dict[str, dict[str, Any]] = {
     "classification": {"task": "classification"},
@@ -101,6 +101,51 @@ def test_the_body_is_the_folders_and_the_head_is_new(bases: dict[str, Path], tmp
     other = other.model_copy(update={"data": turned})
     fresh = start_network(other, prepare(other.data, tokenizers_for(other))).heads.classes
     assert not torch.equal(fresh.scores.weight, head.scores.weight), "labels in another order need a new one"  # type: ignore[union-attr]
+
+
+def pairs(folder: Path) -> dict[str, Any]:
+    """A file of pairs, each with a number that is one of two labels, too."""
+    file = folder / "pairs.csv"
+    file.write_text("".join(f"{'cat ' * (n % 7 + 1)}{n},{'dog ' * (n % 3 + 1)}{n},{n % 2}\n" for n in range(60)))
+    return {"train": {"format": "csv", "files": [str(file)]}, "second": True, "held_out": 0.3}
+
+
+def test_classes_start_from_the_body_and_pooler_of_a_regression(bases: dict[str, Path], tmp_path: Path) -> None:
+    """The chain of stsb-for-mrpc and mrpc-after-stsb: the run folder is named, and only the head is new."""
+    settings = {"longest": 32, "tokens": 300, "workers": 0, **pairs(tmp_path)}
+    model = {"folder": str(bases["bert"]), "pooling": "mean"}
+    train = TRAIN | {"metric": "spearman", "steps": 6, "validate_every": 3}
+    run(tmp_path / "values", Recipe.build({"model": model, "data": settings | {"task": "regression"}, "train": train}))
+    after = {"model": {"folder": str(tmp_path / "values")}, "data": settings | {"task": "classification"}}
+    made = Recipe.build(after | {"train": train | {"metric": "f1"}})
+    before = load_model(tmp_path / "values" / "best").network
+    found = start_network(made, prepare(made.data, tokenizers_for(made)))
+    heads = {name for name in found.state_dict() if name.startswith("heads.classes.")}
+    assert found.config.pooling == "mean"
+    assert (before.config.labels, found.config.labels) == (1, 2)
+    assert found.state_dict().keys() == before.state_dict().keys()
+    for name, weights in before.state_dict().items():
+        assert name in heads or torch.equal(found.state_dict()[name], weights), name
+    assert "heads.pooler.linear.weight" in before.state_dict()
+    run(tmp_path / "classes", made)
+    assert evaluate(load(tmp_path / "classes" / "last", "cpu"))["texts"] > 5
+
+
+def test_pairs_in_both_orders_go_on_where_they_stopped(bases: dict[str, Path], tmp_path: Path) -> None:
+    settings = {"task": "classification", "longest": 32, "tokens": 300, "workers": 0, "both_orders": True}
+    plain = {"model": {"folder": str(bases["bert"])}, "data": settings | pairs(tmp_path)}
+    whole, half = (
+        Recipe.build(plain | {"train": TRAIN | {"schedule": "constant", "steps": steps, "save_every": 5}})
+        for steps in (20, 10)
+    )
+    run(tmp_path / "whole", whole)
+    run(tmp_path / "parts", half)
+    run(tmp_path / "parts", whole, resume=True)
+    assert distance(tensors(tmp_path / "whole"), tensors(tmp_path / "parts")) == 0
+    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
+    one = plain | {"data": settings | pairs(tmp_path) | {"both_orders": False}}
+    run(tmp_path / "one", Recipe.build(one | {"train": TRAIN | {"schedule": "constant", "steps": 20}}))
+    assert losses(tmp_path / "one") != losses(tmp_path / "whole"), "the other order is learnt from"
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt"])

@@ -30,7 +30,8 @@ def _corpora(value: Any) -> Any:
 
 
 def _ranges(value: Any) -> Any:
-    if not isinstance(value, list | tuple) or not all(isinstance(each, list | tuple) and len(each) == 2 for each in value):
+    listed = isinstance(value, list | tuple)
+    if not listed or not all(isinstance(each, list | tuple) and len(each) == 2 for each in value):
         raise ValueError(
             f"{value!r:.60} is no list of ranges; write the first and the last record of each, like [[2451, 3450]]"
         )

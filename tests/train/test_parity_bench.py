@@ -1,0 +1,77 @@
+"""The peer of bench.finetune learns by the recipe's own settings: without dropout, it ends where ours ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from bench import finetune
+from clearhead.checkpoint import load_model
+from clearhead.config.recipe import Recipe
+from clearhead.data import prepare
+from clearhead.train.start import class_weights, start_network, tokenizers_for
+from tests.train.tiny import TRAIN, recipe, run
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """A tiny mrpc-after-stsb: pairs in both orders, classes off the mean, weighted, from the run of a regression."""
+    folder = tmp_path_factory.mktemp("chain")
+    run(folder / "bert", recipe("bert", steps=3))
+    file = folder / "pairs.csv"
+    file.write_text("".join(f"{'cat ' * (n % 7 + 1)}{n},{'dog ' * (n % 3 + 1)}{n},{n % 2}\n" for n in range(60)))
+    data: dict[str, Any] = {"train": {"format": "csv", "files": [str(file)]}, "second": True, "held_out": 0.3}
+    data |= {"longest": 32, "tokens": 300, "workers": 0}
+    model = {"pooling": "mean", "dropout": 0.0, "attention_dropout": 0.0}
+    plain = {"data": data | {"task": "regression"}, "train": TRAIN | {"steps": 2}}
+    run(folder / "values", Recipe.build(plain | {"model": model | {"folder": str(folder / "bert")}}))
+    settings = TRAIN | {"steps": 8, "validate_every": 8, "metric": "f1", "class_weights": {"1": 3.0}}
+    both = data | {"task": "classification", "both_orders": True}
+    return Recipe.build({"model": model | {"folder": str(folder / "values")}, "data": both, "train": settings})
+
+
+def test_both_start_from_the_same_weights(made: Recipe, tmp_path: Path) -> None:
+    data = prepare(made.data, tokenizers_for(made))
+    peer = finetune.start(made, data, tmp_path)
+    theirs, ours = finetune.imported(peer, made, data, tmp_path).network, start_network(made, data)
+    assert theirs.config.pooling == "mean"
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    for name, weights in ours.state_dict().items():
+        assert torch.equal(theirs.state_dict()[name], weights), name
+    assert {module.p for module in peer.modules() if isinstance(module, torch.nn.Dropout)} == {0.0}
+
+
+def test_both_end_with_the_same_weights(made: Recipe, tmp_path: Path) -> None:
+    run(tmp_path / "ours", made)
+    ours = load_model(tmp_path / "ours" / "last").network.state_dict()
+    best, apart = finetune.fine_tune(made, CPU, tmp_path / "theirs")
+    theirs = best.network.state_dict()
+    first = start_network(made, prepare(made.data, tokenizers_for(made))).state_dict()
+    assert apart < 1e-6
+    for name, weights in ours.items():
+        torch.testing.assert_close(theirs[name], weights, atol=2e-4, rtol=0, msg=name)
+    moved = max(float((ours[name] - first[name]).abs().max()) for name in ours)
+    assert moved > 0.02, "eight steps go a hundred times as far as the two are apart"
+
+
+def test_weights_of_classes_and_the_mean_count_in_their_loss(made: Recipe, tmp_path: Path) -> None:
+    data = prepare(made.data, tokenizers_for(made))
+    peer, weights = finetune.start(made, data, tmp_path).eval(), class_weights(made, data)
+    assert weights is not None
+    batch = next(finetune.padded(made, data))
+    weighted, plain = (float(finetune.loss(peer, made, batch, each).detach()) for each in (weights, None))
+    first = made.model_copy(update={"model": made.model | {"pooling": "class"}})
+    assert abs(float(finetune.loss(peer, first, batch, None).detach()) - plain) > 1e-6
+    assert 1.1 * plain < weighted < 3 * plain
+    scores, labels = torch.randn(4, 5, 3), torch.randint(3, (4, 5))
+    labels[1, 2:] = -100
+    each = F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="none")
+    heavy = torch.tensor([1.0, 2.0, 0.5])
+    wanted = (each * heavy[labels.flatten().clamp(min=0)]).sum() / 17
+    assert torch.allclose(finetune.cross_entropy(scores, labels, heavy), wanted)
