@@ -13,8 +13,11 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "load"]
 
 
-def load(name: str | Path, device: str = "auto", dtype: str | None = None) -> Model:
-    """A model by its name (`clearhead models` lists them), model folder or run folder, ready to use."""
+def load(name: str | Path, device: str = "auto", dtype: str | None = None, compiled: bool = False) -> Model:
+    """A model by its name (`clearhead models` lists them), model folder or run folder, ready to use.
+
+    `compiled` spends half a minute when first used, for a server or many texts (see `clearhead.predict.load`).
+    """
     from clearhead.predict import load as load_model  # here, so that `import clearhead` does not wait for torch
 
-    return load_model(name, device, dtype)
+    return load_model(name, device, dtype, compiled)

@@ -1,5 +1,6 @@
 """`info`, `models` and `chat` as a user sees them; `clearhead --help` and `import clearhead` do without torch."""
 
+import inspect
 import json
 import os
 import select
@@ -133,6 +134,13 @@ def test_help_and_import_do_without_torch_and_pydantic(place: Path) -> None:
     assert done.returncode == 0, done.stderr
     for verb in ("translate", "generate", "chat", "info", "models"):
         assert f" {verb} " in done.stdout
+
+
+def test_what_can_be_said_to_load_can_be_said_to_the_package() -> None:
+    from clearhead.predict import load
+
+    asked = {name: each.default for name, each in inspect.signature(load).parameters.items()}
+    assert {name: each.default for name, each in inspect.signature(clearhead.load).parameters.items()} == asked
 
 
 def test_a_model_is_loaded_by_its_folder_and_does_what_it_is_for(place: Path) -> None:

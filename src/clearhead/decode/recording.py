@@ -133,7 +133,7 @@ class Recording:
         if self.parts != Pieces():  # a shape for each size; past its limits torch would run some of them uncompiled
             limits = torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000)
         with limits, torch.cuda.device(self.ids.device):
-            for _ in range(3):  # not on a stream of their own, for which cuBLAS would keep 64 MiB and never give them back
+            for _ in range(3):  # on the stream at hand: for one of their own, cuBLAS would hold 64 MiB for good
                 self._step()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
