@@ -83,9 +83,9 @@ def few_queries(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> Tens
     """`attention` where every query sees a key; `allowed` may be numbers to add."""
     (rows, heads, queries, width), keys = q.shape, k.shape[2]
     q, k, v = (x.reshape(rows * heads, -1, width) for x in (q, k, v))
-    if queries > 1 and k.numel() >= MANY_KEYS:  # one after the other, as they lie in memory
+    if queries == 1 or k.numel() >= MANY_KEYS:  # one after the other, as they lie in memory
         scores = torch.baddbmm(q.new_empty(()), k, q.transpose(1, 2), beta=0, alpha=width**-0.5)
-        scores = scores.transpose(1, 2).contiguous()  # (B · H, T, S)
+        scores = scores.transpose(1, 2).contiguous()  # (B · H, T, S); of one query, it is so already
     else:
         scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=width**-0.5)
     if allowed is not None:
