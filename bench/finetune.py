@@ -22,6 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,6 +96,8 @@ def main() -> None:
         given += [f"train.device={device}", *changes]
         with tempfile.TemporaryDirectory() as place:
             recipe = load_recipe(name, given)
+            if recipe.data.task not in TASK_CLASSES:
+                parser.error(f"{name} is {recipe.data.task}; give one of {', '.join(RECIPES)}")
             if options.limit:
                 recipe = rehearsal(recipe, options.limit, Path(place))
             both = [run(recipe, seed, device, Path(place)) for seed in seeds]
@@ -225,8 +228,16 @@ def start(recipe: Recipe, data: Data, place: Path) -> Any:
 
 
 def of_mean(recipe: Recipe) -> bool:
-    """Whether classes are read off the mean of all tokens."""
-    return recipe.data.task == "classification" and recipe.model.get("pooling") == "mean"
+    """Whether classes are read off the mean of all tokens, by the recipe or, where it says nothing, its folder."""
+    if recipe.data.task != "classification":
+        return False
+    folder = str(recipe.model["folder"])
+    return recipe.model["pooling"] == "mean" if "pooling" in recipe.model else _has_mean(folder)
+
+
+@cache
+def _has_mean(folder: str) -> bool:
+    return load_model(find_model(folder)).config.pooling == "mean"
 
 
 def padded(recipe: Recipe, data: Data) -> Iterator[Batch]:

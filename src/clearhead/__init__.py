@@ -16,7 +16,7 @@ __all__ = ["__version__", "load"]
 def load(name: str | Path, device: str = "auto", dtype: str | None = None, compiled: bool = False) -> Model:
     """A model by its name (`clearhead models` lists them), model folder or run folder, ready to use.
 
-    `compiled` spends half a minute when first used, for a server or many texts (see `clearhead.predict.load`).
+    `compiled` is for decoders on a GPU: some tens of seconds at the first text of each batch size, faster from then on.
     """
     from clearhead.predict import load as load_model  # here, so that `import clearhead` does not wait for torch
 

@@ -104,6 +104,12 @@ def test_a_wrong_range_is_said_in_a_line(skip: Any, said: str) -> None:
         DataConfig.build({"task": "language-model", "train": {"files": "x", "skip": skip}})
 
 
+def test_where_all_is_left_out_that_is_the_reason(tmp_path: Path) -> None:
+    file = write(tmp_path / "file", ["a\t1", "b\t2", "c\t3"])
+    with pytest.raises(UserError, match=r"no samples in .*file \(left out: all, by skip\)"):
+        prepared(tmp_path, "regression", train={"format": "tsv", "files": file, "skip": [[1, 3]]})
+
+
 def test_a_thousand_ranges_are_kept_as_they_were_written() -> None:
     skip = [[n, n] for n in range(1, 1001)]
     made = DataConfig.build({"task": "language-model", "train": {"files": "x", "skip": skip}})

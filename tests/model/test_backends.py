@@ -228,10 +228,17 @@ def test_no_kernel_is_asked_about_a_query_without_keys(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("queries", [1, 4, 9])
 @pytest.mark.parametrize("groups", [8, 2])
 @pytest.mark.parametrize("keys", [12, 144])
-def test_few_queries_in_many_heads_equal_the_formula(kind: str, queries: int, groups: int, keys: int) -> None:
-    """On a CPU these go another way than torch's kernel, over many keys yet another; every query sees itself."""
+@pytest.mark.parametrize("layout", ["rows", "columns", "room behind"])
+def test_few_queries_in_many_heads_equal_the_formula(
+    kind: str, queries: int, groups: int, keys: int, layout: str
+) -> None:
+    """On a CPU these go another way than torch's kernel, over many keys yet another; every query sees a key."""
     q = torch.randn(16, queries, 8, 16).transpose(1, 2)
     k, v = torch.randn(2, 16, groups, keys, 16).unbind()
+    if layout == "columns":  # as values of a source lie
+        v = v.transpose(2, 3).contiguous().transpose(2, 3)
+    elif layout == "room behind":  # as a cache has, with anything in it
+        k, v = (F.pad(x, (0, 0, 0, 5), value=torch.nan)[:, :, :keys] for x in (k, v))
     allowed = (torch.rand(16, 1, queries, keys) < 0.5) | (torch.arange(keys) == 3) if kind != "none" else None
     given = torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf) if kind == "numbers" else allowed
     expected, _ = attention(q, *(x.repeat_interleave(8 // groups, 1) for x in (k, v)), allowed)

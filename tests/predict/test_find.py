@@ -37,3 +37,13 @@ def test_a_run_folder_stands_for_its_best_model_else_its_last(tmp_path: Path) ->
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="holds no model"):
         find_model(tmp_path / "empty")
+
+
+def test_a_run_that_a_recipe_of_ours_makes_is_said_to_be_made_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="runs/mini-bert is not here yet; make it with: clearhead train mini-bert"):
+        find_model("runs/mini-bert")
+    with pytest.raises(UserError, match="no model 'runs/mini-bird'"):
+        find_model("runs/mini-bird")

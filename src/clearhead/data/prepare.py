@@ -131,7 +131,7 @@ def without(records: Iterator[Record], corpus: Corpus) -> Iterator[Record]:
     first, last = max(corpus.skip, key=lambda each: each[1])
     if last > number:
         named = ", ".join(corpus.files) or f"the {corpus.format} corpus"
-        raise UserError(f"skip: from {first:,} to {last:,}, but {named} has {number:,} records; lower it")
+        raise UserError(f"data: skip: from {first:,} to {last:,}, but {named} has {number:,} records; lower it")
 
 
 class _Maker:
@@ -171,7 +171,8 @@ class _Maker:
             dropped = Counter[str]()
             for store in stores:
                 dropped.update(store.facts["dropped"])
-            why = ", ".join(f"{times:,} {reason}" for reason, times in dropped.items()) or "there were none"
+            why = ", ".join(f"{times:,} {reason}" for reason, times in dropped.items())
+            why = why or ("all, by skip" if any(corpus.skip for corpus in corpora) else "there were none")
             which = "held_out is too small for it" if part == "held out" else f"left out: {why}"
             raise UserError(f"data: no samples in {', '.join(corpora[0].files) or corpora[0].format} ({which})")
         if part != "held out" and isinstance(task, MaskedLanguageModel) and not any(map(task.enough, stores)):

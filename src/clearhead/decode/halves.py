@@ -29,8 +29,7 @@ class HalfCache(LayerCache):
     def of(cls, whole: LayerCache) -> HalfCache:
         """The same in bf16."""
         assert whole.source is not None
-        given = (*whole.read(), *whole.source)
-        keys, values, *source = (x.to(torch.bfloat16, memory_format=torch.contiguous_format) for x in given)
+        keys, values, *source = (x.to(torch.bfloat16) for x in (*whole.read(), *whole.source))
         return cls(keys, values, source=(source[0], source[1]))
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -55,9 +55,8 @@ class Attention(nn.Module):
             return cache.source
         assert memory is not None, "cross-attention needs an encoded source"
         k, v = self.keys_and_values(memory)
-        if cache is not None:  # read at every step from now on: each head's in one piece, values column by column
-            v = v.transpose(2, 3).contiguous().transpose(2, 3)
-            cache.source = k, v = k.contiguous(), v
+        if cache is not None:  # read at every step from now on: each head's in one piece
+            cache.source = k, v = k.contiguous(), v.contiguous()
         return k, v
 
     def projections(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,6 +5,7 @@ from importlib import resources
 from pathlib import Path
 
 from clearhead.checkpoint.foreign.pull import PACKAGES, pulled_models
+from clearhead.config.recipe import recipe_names
 from clearhead.config.settings import nearest
 from clearhead.errors import UserError
 
@@ -49,6 +50,8 @@ def find_model(name: str | Path) -> Path:
             raise UserError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from None
     if str(name) in PACKAGES or str(name).startswith("hf:"):
         raise UserError(f"{name} is not here yet; fetch it with: clearhead pull {name}")
+    if path.parent == RUNS and path.name in recipe_names():
+        raise UserError(f"{path.as_posix()} is not here yet; make it with: clearhead train {path.name}")
     names = [*known, *local_models()]
     near = nearest(str(name), names) if names else "; train one with `clearhead train`"
     raise UserError(f"no model {str(name)!r:.80}: neither a folder nor a name from `clearhead models`{near}")

@@ -222,7 +222,8 @@ def _several(texts: Sequence[str] | str) -> Sequence[str]:
 def load(name: str | Path, device: str = "auto", dtype: str | None = None, compiled: bool = False) -> Model:
     """The model of a name, a model folder or a run folder; dtype="int8" or "int4" reads with small weights.
 
-    On a GPU, `compiled` spends some tens of seconds at the first text of each batch size to write faster from then on.
+    With `compiled`, a decoder on a GPU spends some tens of seconds at the first text of each batch size to write faster
+    from then on; all others go on as without.
     """
     chosen = choose_device(device)
     if dtype is not None and dtype not in DTYPES:
