@@ -235,7 +235,7 @@ def test_few_queries_in_many_heads_equal_the_formula(
     """On a CPU these go another way than torch's kernel, over many keys yet another; every query sees a key."""
     q = torch.randn(16, queries, 8, 16).transpose(1, 2)
     k, v = torch.randn(2, 16, groups, keys, 16).unbind()
-    if layout == "columns":  # as values of a source lie
+    if layout == "columns":  # as a transposed view lies
         v = v.transpose(2, 3).contiguous().transpose(2, 3)
     elif layout == "room behind":  # as a cache has, with anything in it
         k, v = (F.pad(x, (0, 0, 0, 5), value=torch.nan)[:, :, :keys] for x in (k, v))
