@@ -127,6 +127,30 @@ def test_a_validation_that_was_broken_off_is_made_up_for(
     same(tmp_path / "whole", tmp_path / "stopped")
 
 
+def test_a_validation_made_up_for_just_before_the_next_stop_is_told_once(
+    tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step comes between it and the stop, so that no checkpoint knows of it."""
+    made = recipe("gpt", **RHYTHM)
+    watched(tmp_path / "whole", made)
+    inner, moments = validate.losses, iter(["before", "after", "after"])
+
+    def interrupted(*given: Any) -> dict[str, float]:
+        moment = next(moments, None)
+        if moment == "before":
+            signal.raise_signal(signal.SIGTERM)
+        found = inner(*given)
+        if moment == "after":
+            signal.raise_signal(signal.SIGTERM)
+        return found
+
+    monkeypatch.setattr(validate, "losses", interrupted)
+    found = [run(tmp_path / "stopped", made, resume=True) for _ in range(4)]
+    assert [summary.step for summary in found] == [7, 7, 7, 24]
+    assert [event["step"] for event in events(tmp_path / "stopped", "validation")] == [7, 14, 21, 24]
+    same(tmp_path / "whole", tmp_path / "stopped")
+
+
 def test_more_steps_are_learnt_as_if_they_had_been_asked_for_at_once(tmp_path: Path, watched: Watched) -> None:
     for steps, out in ((12, "twice"), (18, "twice"), (18, "once")):
         watched(tmp_path / out, recipe("bert", steps=steps, schedule="constant", save_every=4, average=2))

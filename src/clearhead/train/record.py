@@ -53,8 +53,9 @@ class Record:
         if step is not None and kind in ("step", "validation"):
             self._mirror("training" if kind == "step" else kind, step, values)
 
-    def rewind(self, step: int) -> None:
-        """Forget what was written after a step, and how the run ended, because it goes on from there."""
+    def rewind(self, step: int, owed: bool = False) -> None:
+        """Forget what was written after a step, and how the run ended, because it goes on from there; if the step's
+        validation is still `owed`, that as well: it may have been made up for by a life that saved nothing after it."""
         self.close()
         self._from = step + 1
         if not self.path.exists():
@@ -62,6 +63,8 @@ class Record:
         lines = read_log(self.path)
         later = (place for place, line in enumerate(lines) if line.get("step", 0) > step or "average" in line)
         kept = [line for line in lines[: next(later, len(lines))] if line["kind"] != "end"]
+        if owed:
+            kept = [line for line in kept if line["kind"] != "validation" or line["step"] < step]
         kept = [line for line in kept if line["kind"] != "start" or line.get("step", 0) < step]  # it starts there again
         write_text(self.path, "".join(map(_text, kept)))
 

@@ -252,7 +252,7 @@ class Run:
         if not self.place.first:
             return
         self._lock()
-        self.record.rewind(after)
+        self.record.rewind(after, self.owes_validation)
         write_text(self.out / "recipe.yaml", dump_recipe(self.recipe))
         facts = {"parameters": parameters(self.network), "steps": self.settings.steps, **machine(self.place)}
         self.note({"kind": "start", "step": max(after, 0), **facts})
