@@ -113,14 +113,17 @@ def test_samples_of_a_row_have_seeds_of_their_own() -> None:
     assert sample_seeds([4], 5) == seeds[5:]
 
 
-@given(st.integers(1, 9), st.integers(1, 3000), st.integers(0, 1 << 30))
-def test_the_best_words_are_those_of_topk(count: int, words: int, seed: int) -> None:
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 3000), st.integers(0, 1 << 30))
+def test_the_best_continuations_are_those_of_topk(count: int, beams: int, words: int, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
-    scores = torch.randperm(3 * words, generator=draw).view(3, words).double()  # no two are the same
-    scores[0, words // 3 :] = -math.inf  # barred words may be all that is left
-    scores[1, -1] = 3 * words  # the last word, in no whole block
-    values, places = best(scores, count)
-    expected = scores.topk(min(count, words), dim=-1)
-    assert torch.equal(values, expected.values)
-    assert torch.equal(scores.gather(-1, places), values)
-    assert all(len(set(row.tolist())) == row.numel() for row in places), "no word comes twice"
+    scores = torch.randperm(3 * beams * words, generator=draw).view(3, beams, words).double()  # no two are the same,
+    totals = torch.rand(3, beams, generator=draw).double()  # nor with these
+    totals[2, 1:] = -math.inf  # beams that have not begun
+    scores[0, :, words // 3 :] = -math.inf  # barred words may be all that is left
+    scores[1, -1, -1] = 3 * beams * words  # the last word, in no whole block
+    sums, parents, found = best(scores, totals, count)
+    whole = (scores + totals[:, :, None]).flatten(1)
+    assert torch.equal(sums, whole.topk(min(count, beams * words), dim=1).values)
+    assert torch.equal(whole.gather(1, parents * words + found), sums)
+    places = (parents * words + found).tolist()
+    assert all(len(set(row)) == len(row) for row in places), "no word comes twice"

@@ -80,10 +80,10 @@ class Beams:
         scores = torch.log_softmax(scores, -1, out=scores if scores.is_cpu else None)
         for process in self.processors:
             scores = process(scores, self.written)
-        gains, words = (x.unflatten(0, self.totals.shape) for x in best(scores, self.kept))  # (B, K, C)
-        totals = (self.totals[:, :, None] + gains).flatten(1)
-        totals, chosen = totals.topk(min(self.kept, totals.shape[1]), dim=1)  # (B, C)
-        return totals, gains.flatten(1).gather(1, chosen), chosen // words.shape[2], words.flatten(1).gather(1, chosen)
+        scores = scores.unflatten(0, self.totals.shape)  # (B, K, V)
+        totals, beams, words = best(scores, self.totals, self.kept)
+        gains = scores.flatten(1).gather(1, beams * scores.shape[2] + words)
+        return totals, gains, beams, words
 
     def _follow(self, parents: Tensor, tokens: Tensor, gains: Tensor) -> tuple[Tensor, Tensor]:
         """What stands in the beams `parents` (B, N), and one token more: tokens and their gains (B, N, new)."""

@@ -1,6 +1,6 @@
 """How a word is chosen from scores: the best, or drawn with noise that only the row's seed and place decide.
 
-R rows · V words
+R rows · K beams · V words
 
 Drawing is Gumbel's: the best of score / temperature + noise is a draw from the softmax. The noise of a word is a hash
 of (seed of the row, number of the new token, word), so that a row's text never depends on its batch mates, the size of
@@ -64,21 +64,31 @@ class Sampler:
         return scores
 
 
-def best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` highest of scores (R, V), highest first, and their words: topk, several times faster on a CPU.
+def best(scores: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The highest of what each of K beams has, totals (R, K), plus what could follow it, scores (R, K, V): the sums,
+    highest first, their beams and their words, (R, count) each.
 
-    The highest are all in those blocks whose highest are highest, so that few words have to be put in order.
+    On a CPU much faster than topk of all: the highest are in those blocks whose highest are highest, so that few words
+    have to be put in order.
     """
-    rows, words = scores.shape
+    words = scores.shape[2]
     if not scores.is_cpu or words < 4 * count * BLOCK:
-        return scores.topk(min(count, words), dim=-1)
-    whole = words - words % BLOCK  # the rest, of less than a block, is looked at in any case
-    blocks = scores[:, :whole].unflatten(1, (-1, BLOCK))
-    chosen = blocks.amax(dim=2).topk(count, dim=1).indices  # (R, count)
-    near = blocks[torch.arange(rows)[:, None], chosen].flatten(1)  # (R, count · BLOCK)
-    values, places = torch.cat([near, scores[:, whole:]], dim=1).topk(count, dim=1)
-    inside = chosen.gather(1, (places // BLOCK).clamp(max=count - 1)) * BLOCK + places % BLOCK
-    return values, torch.where(places < near.shape[1], inside, places - near.shape[1] + whole)
+        gains, found = scores.topk(min(count, words), dim=2)  # (R, K, up to count)
+        sums, chosen = (totals[:, :, None] + gains).flatten(1).topk(min(count, gains[0].numel()), dim=1)
+        return sums, chosen // found.shape[2], found.flatten(1).gather(1, chosen)
+    many, rest = divmod(words, BLOCK)  # the rest, of less than a block, is looked at in any case
+    blocks = scores[:, :, : words - rest].unflatten(2, (many, BLOCK))
+    chosen = (blocks.amax(dim=3) + totals[:, :, None]).flatten(1).topk(count, dim=1).indices  # (R, count)
+    rows, beams = torch.arange(len(scores))[:, None], chosen // many
+    near = blocks[rows, beams, chosen % many] + totals.gather(1, beams)[:, :, None]  # (R, count, BLOCK)
+    last = scores[:, :, words - rest :] + totals[:, :, None]  # (R, K, rest)
+    sums, places = torch.cat([near.flatten(1), last.flatten(1)], dim=1).topk(count, dim=1)
+    block = chosen.gather(1, (places // BLOCK).clamp(max=count - 1))
+    if not rest:
+        return sums, block // many, block % many * BLOCK + places % BLOCK
+    behind = places - near[0].numel()  # where it is one of the rest
+    found = torch.where(behind < 0, block % many * BLOCK + places % BLOCK, words - rest + behind % rest)
+    return sums, torch.where(behind < 0, block // many, behind // rest), found
 
 
 def highest(scores: Tensor) -> Tensor:
