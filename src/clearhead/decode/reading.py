@@ -9,10 +9,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from clearhead.decode.fused import FusedAttention, FusedFeedForward
 from clearhead.decode.light import lighten
@@ -20,6 +21,7 @@ from clearhead.decode.small import INT4, ByteLinear, HalfByteLinear, bits_of, ha
 from clearhead.model import Decoder, Network
 from clearhead.model.attention import Attention
 from clearhead.model.feedforward import FeedForward
+from clearhead.model.gelu import gelu_tanh
 from clearhead.model.quantised import ROWS, QuantisedLinear
 
 HALF = (torch.bfloat16, torch.float16)
@@ -71,8 +73,11 @@ def _replace(module: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
             child = make(child)
         else:
             _replace(child, make)
-        if isinstance(child, FusedFeedForward) and isinstance(child.down, QuantisedLinear):
-            child.down.nonnegative = child.activation is torch.relu_ and not child.is_gated
+        if isinstance(child, FusedFeedForward) and not child.is_gated:
+            if isinstance(child.down, QuantisedLinear):
+                child.down.nonnegative = child.activation is torch.relu_
+            if isinstance(child.joined, PackedLinear) and child.activation in PackedLinear.activations:
+                child.joined.activation, child.activation = child.activation, _as_it_is
         setattr(module, name, child)
 
 
@@ -99,13 +104,28 @@ def _can_pack(dtype: torch.dtype) -> bool:
 
 
 class PackedLinear(nn.Module):
-    """x W ᵀ + b with W in oneDNN's own blocks, which saves laying it out anew in every step."""
+    """x W ᵀ + b with W in oneDNN's own blocks, which saves laying it out anew in every step; and what follows, if it is
+    one of `activations`, while the numbers are at hand."""
+
+    activations: ClassVar[dict[Any, tuple[str, str]]] = {  # oneDNN's name and form of each
+        None: ("none", ""),
+        torch.relu_: ("relu", ""),
+        F.gelu: ("gelu", "none"),
+        gelu_tanh: ("gelu", "tanh"),
+        F.silu: ("swish", ""),
+    }
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype):
         super().__init__()
         self.bias = linear.bias
+        self.activation: Callable[[Tensor], Tensor] | None = None
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(dtype), ROWS)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in) to (…, out)."""
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        name, form = self.activations[self.activation]
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, name, [], form)
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
