@@ -214,7 +214,11 @@ LONG = " ".join(["cat"] * 25_000)  # 100,000 characters
         (["evaluate", "classify", "--data", "empty.tsv", "--format", "tsv"], "", "line 2: empty; give some text"),
         (["evaluate", "tag", "--data", "bare.txt", "--format", "conll"], "", "line 2: 'dog' has no tag beside"),
         (["evaluate", "tag", "--data", "odd.txt", "--format", "conll"], "", "line 2: label 'B-DOG' is not in the"),
-        (["evaluate", "classify", "--data", "none.tsv", "--columns", "text"], "", "--columns: 'text' is no name="),
+        (["evaluate", "classify", "--data", "none.tsv", "--columns", "text"], "", "--columns: 'text' is no pair;"),
+        (["evaluate", "classify", "--data", "none.tsv", "--labels", "1=,2"], "", "--labels: '1=' is no pair; write it"),
+        (["evaluate", "answer", "--data", "context.jsonl", "--format", "jsonl"], "", "line 1: the context is None, not a"),
+        (["evaluate", "answer", "--data", "second.json", "--format", "squad"], "", "question 1: the answer is 5, not a"),
+        (["evaluate", "classify", "--labels", "1=X"], "", "--labels: is about the files of --data; name them"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_and_exit_code_two(
@@ -227,6 +231,7 @@ def test_mistakes_are_one_line_and_exit_code_two(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    asked = {"question": "who?", "answers": [{"text": "cat", "answer_start": 0}, {"text": 5, "answer_start": 0}]}
     for name, text in {
         "missing.tsv": "a cat\tO\na dog\n",
         "stranger.tsv": "a cat\tX\n",
@@ -234,6 +239,8 @@ def test_mistakes_are_one_line_and_exit_code_two(
         "empty.tsv": "a cat\tO\n\tO\n",
         "bare.txt": "cat O\ndog\n",
         "odd.txt": "cat O\ndog B-DOG\n",
+        "context.jsonl": json.dumps({"context": None, "question": "who?", "answer": "cat", "start": 0}),
+        "second.json": json.dumps({"data": [{"paragraphs": [{"context": "cat", "qas": [asked]}]}]}),
     }.items():
         Path(name).write_text(text)
     Path("wide.txt").write_bytes("a cat".encode("utf-16"))
@@ -257,6 +264,10 @@ def test_evaluate_reads_files_as_the_recipe_does(
     assert found["texts"] == 20
     assert found["accuracy"] == sum(said == LABELS[n % 5] for n, said in enumerate(outputs)) / 20
     assert sum(map(sum, found["confusion"]["counts"])) == 20
+    (tmp_path / "other.csv").write_text("".join(f"{n % 5 + 1},cat {n}\n" for n in range(20)))
+    given = ["--labels", ",".join(f"{n}={label}" for n, label in enumerate(LABELS, start=1))]
+    again = said(capsys, "evaluate", str(tmp_path / "model"), "--data", str(tmp_path / "other.csv"), *given, "--json")
+    assert json.loads(again) == found
 
 
 VERBS = ("fill", "classify", "tag", "answer", "embed", "similar")

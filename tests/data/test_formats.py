@@ -62,6 +62,21 @@ def test_csv_reads_quoted_commas_quotes_and_line_ends(put: Any) -> None:
     assert values(path, "csv", (*PAIR, "label")) == [("a, b", 'say "hi"', "1"), ("two\nlines", "x", "0")]
 
 
+@pytest.mark.parametrize(
+    ("format", "content"), [("tsv", "\na cat\tX\n\na dog\tY\n\n"), ("trec", "\nX:x a cat\n\nY:y a dog\n\n")]
+)
+def test_blank_lines_are_no_records(put: Any, format: str, content: str) -> None:
+    assert values(put(content), format, LABELLED) == [("a cat", "X"), ("a dog", "Y")]
+    assert lines_of(put(content), format, LABELLED) == [2, 4]
+
+
+def test_labels_and_tags_with_other_names_are_renamed(put: Any) -> None:
+    names = Corpus.build({"files": ["x"], "rename": {1: "World", "b": 2}}).rename  # YAML reads a number there
+    assert values(put("a\t1\n1\tb\nc\tc\n"), "tsv", LABELLED, rename=names) == [("a", "World"), ("1", "2"), ("c", "c")]
+    assert values(put('{"text": "a", "label": 1}\n'), "jsonl", LABELLED, rename=names) == [("a", "World")]
+    assert values(put("1 b\nx O\n"), "conll", TAGS, rename=names) == [(["1", "x"], ["2", "O"])]
+
+
 @pytest.mark.parametrize("format", ["tsv", "csv"])
 def test_columns_are_found_by_number_by_name_and_from_the_end(put: Any, format: str) -> None:
     between = "\t" if format == "tsv" else ","

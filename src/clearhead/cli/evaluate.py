@@ -17,6 +17,7 @@ def evaluate(
     data: Annotated[list[Path] | None, typer.Option(help="Test files; of parallel, source and target.")] = None,
     format: Annotated[str, typer.Option(help="Of the files: tsv, csv, conll …; without it, as in the recipe.")] = "",
     columns: Annotated[str, typer.Option(help="What is where, like text=1,label=2; else as in the recipe.")] = "",
+    labels: Annotated[str, typer.Option(help="What labels are called in the files, like 1=World,2=Sports.")] = "",
     unseen: Annotated[bool, typer.Option(help="Also score the texts that are in no training text.")] = False,
     beam: Annotated[int, typer.Option(min=1, max=64, help="Of translations.")] = 4,
     lowercase: Annotated[bool, typer.Option(help="Compare without regard to capitals.")] = False,
@@ -38,10 +39,11 @@ def evaluate(
 
     if format and format not in get_args(Format):
         raise UserError(f"--format: {format!r} is not allowed{nearest(format, list(get_args(Format)))}")
-    if columns and not data:
-        raise UserError("--columns: says what is where in the files of --data; name them")
+    for name, given in (("--columns", columns), ("--labels", labels)):
+        if given and not data:
+            raise UserError(f"{name}: is about the files of --data; name them")
     loaded = load(model, device, dtype)
-    corpora = [_corpus(loaded.data, data, format, columns)] if data else []
+    corpora = [_corpus(loaded.data, data, format, columns, labels)] if data else []
     found = score(
         loaded,
         corpora,
@@ -61,7 +63,7 @@ def evaluate(
         typer.echo(f"{name:{width}}  {value:.4g}" if isinstance(value, float) else f"{name:{width}}  {value}")
 
 
-def _corpus(known: "DataConfig | None", files: list[Path], format: str, columns: str) -> "Corpus":
+def _corpus(known: "DataConfig | None", files: list[Path], format: str, columns: str, labels: str) -> "Corpus":
     """The files as a corpus of the form that the recipe's own have, unless it is said otherwise."""
     from clearhead.config.data import Corpus
 
@@ -71,13 +73,22 @@ def _corpus(known: "DataConfig | None", files: list[Path], format: str, columns:
         settings = {"format": like.format, "columns": dict(like.columns), "header": like.header}
     settings |= {"format": format} if format else {}
     if columns:
-        settings["columns"] = {}
-        for each in columns.split(","):
-            name, equals, place = each.partition("=")
-            if not equals or not place:
-                raise UserError(f"--columns: {each!r} is no name=column; write it like text=1,label=2")
-            settings["columns"][name.strip()] = int(place) if place.lstrip("-").isdigit() else place
+        pairs = _pairs("--columns", columns, "text=1,label=2")
+        settings["columns"] = {name: int(place) if place.lstrip("-").isdigit() else place for name, place in pairs}
+    if labels:
+        settings["rename"] = dict(_pairs("--labels", labels, "1=World,2=Sports"))
     return Corpus.build(settings | {"files": [str(path) for path in files]}, where="--data")
+
+
+def _pairs(option: str, given: str, example: str) -> list[tuple[str, str]]:
+    """What stands on both sides of each equals sign."""
+    found = []
+    for each in given.split(","):
+        name, equals, value = each.partition("=")
+        if not name.strip() or not equals or not value.strip():
+            raise UserError(f"{option}: {each!r} is no pair; write it like {example}")
+        found.append((name.strip(), value.strip()))
+    return found
 
 
 def _table(found: dict[str, Any] | None) -> None:

@@ -70,7 +70,7 @@ def classify(
     def work(chunk: list[str]) -> list[Any]:
         if not pairs:
             return ask(chunk, cut=cut)
-        firsts, seconds = _columns(chunk, second, "the two texts")
+        firsts, seconds = _columns(chunk, second, "the two texts", "--second")
         return ask(firsts, seconds, cut=cut)
 
     for text, found in each_text(texts, file, work):
@@ -156,7 +156,7 @@ def answer(
     loaded = _load(model, device, dtype)
 
     def work(chunk: list[str]) -> list[tuple[str, list[Any]]]:
-        asked, contexts = _columns(chunk, given, "question and text")
+        asked, contexts = _columns(chunk, given, "question and text", "--context")
         return list(zip(asked, loaded.answer(asked, contexts, top=top, must=must, cut=cut), strict=True))
 
     for _, (question, found) in each_text(questions, file, work):
@@ -256,7 +256,7 @@ def _printed(text: str) -> str:
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
-def _columns(lines: list[str], given: str | None, what: str) -> tuple[list[str], list[str]]:
+def _columns(lines: list[str], given: str | None, what: str, option: str) -> tuple[list[str], list[str]]:
     """The two sides of each line: the second is the same for all, or stands behind a tab."""
     from clearhead.predict.reading import WrongText
 
@@ -265,5 +265,5 @@ def _columns(lines: list[str], given: str | None, what: str) -> tuple[list[str],
     pairs = [line.split("\t") for line in lines]
     for number, pair in enumerate(pairs):
         if len(pair) != 2:
-            raise WrongText(number, f"{len(pair) - 1} tabs; write {what} with one tab between")
+            raise WrongText(number, f"{len(pair) - 1} tabs; write {what} with one tab between, or use {option}")
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]

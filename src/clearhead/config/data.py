@@ -1,5 +1,6 @@
 """What can be set about data and tokenizers: where it lies, what it is for, how it is cleaned and batched."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -44,6 +45,16 @@ Names = Annotated[tuple[str, ...], BeforeValidator(several)]
 Ranges = Annotated[tuple[tuple[Count, Count], ...], BeforeValidator(_ranges)]
 
 
+def _texts(value: Any) -> Any:
+    """Keys and values as texts: YAML takes 1 for a number."""
+    if not isinstance(value, Mapping):
+        return value
+    return {str(key): str(each) if isinstance(each, int) else each for key, each in value.items()}
+
+
+Texts = Annotated[dict[str, str], BeforeValidator(_texts)]
+
+
 class Corpus(Settings):
     """One set of files, or one that the package makes itself (embedded: its grammar; symbols: copy and reverse)."""
 
@@ -52,6 +63,7 @@ class Corpus(Settings):
     # What is where: {source: 1, target: 2} (-1: the last), or the names in the header
     columns: dict[str, int | str] = Field(default_factory=dict)
     header: bool = False  # the first line of tsv and csv names the columns; a column given by name implies it
+    rename: Texts = Field(default_factory=dict)  # labels with another name in these files: {1: World, 2: Sports}
     # Records that are left out, the first and the last of each range, counted from 1 over all files: [[2451, 3450]]
     skip: Ranges = ()
     weight: float = Field(default=1.0, gt=0, le=1000)  # 2: every sample twice an epoch; 0.5: another half each epoch

@@ -13,6 +13,8 @@ from pydantic_core import ErrorDetails
 
 from clearhead.errors import ConfigError
 
+LONG, MANY = 40, 40  # characters of a name, and names, that an error shows
+
 
 class Settings(BaseModel):
     """A group of settings: unknown keys are errors, values keep their type ("8" is no number), nothing changes."""
@@ -50,11 +52,12 @@ def several(value: Any) -> Any:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """`; did you mean heads?`, or the list of what there is when nothing is near and the list is short."""
+    """`; did you mean heads?`, or what there is when nothing is near, cut where it would be no line any more."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]}?"
-    return f"; known: {', '.join(sorted(known))}"
+    shown = [each if len(each) <= LONG else each[: LONG - 1] + "…" for each in sorted(known)]
+    return f"; known: {', '.join(shown[:MANY])}" + (f" and {len(shown) - MANY:,} more" if len(shown) > MANY else "")
 
 
 def _shown(value: Any) -> str:

@@ -101,9 +101,20 @@ def read(corpus: Corpus, columns: tuple[str, ...], published: str = "") -> Itera
         empty = True
         for record in group:
             empty = False
-            yield record
+            yield _renamed(record, columns, corpus.rename) if corpus.rename else record
         if empty:
             raise UserError(f"{path} is empty; give a file with content")
+
+
+def _renamed(record: Record, columns: tuple[str, ...], names: dict[str, str]) -> Record:
+    """The record with its label, or its tags, as they are called elsewhere."""
+    values = list(record.values)
+    for place, column in enumerate(columns):
+        if column == "label":
+            values[place] = names.get(str(values[place]), values[place])
+        elif column == "tags" and isinstance(values[place], list):
+            values[place] = [names.get(str(tag), tag) for tag in values[place]]
+    return record._replace(values=tuple(values))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -133,9 +144,9 @@ def _text(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Reco
 
 def _table(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     """TSV without quoting (a quotation mark is one), CSV with it."""
-    if columns in (TAGS, ANSWERS):
+    if columns in (TAGS, ANSWERS, ALL_ANSWERS):
         raise UserError(
-            f"format: {corpus.format} holds a text a column; this task reads {', '.join(columns)}; use jsonl"
+            f"format: {corpus.format} holds a text a column; this task reads {', '.join(columns[:4])}; use jsonl"
         )
     if corpus.format == "csv":
         reader = csv.reader((line + "\n" for _, line in _lines(path)), strict=True)
@@ -154,12 +165,13 @@ def _table(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
         least = max(place + 1 if place >= 0 else -place for place in places)
         for number, row in rows:
             if len(row) < least:
-                if corpus.format == "csv" and not row:
+                if not any(row):  # a blank line, as at the end of many files
                     continue
-                kind = "commas" if corpus.format == "csv" else "tabs"
+                kind, other, sign = ("commas", "tsv", "\t") if corpus.format == "csv" else ("tabs", "csv", ",")
+                looks = f"; if it is {other}, say so, and which columns" if any(sign in each for each in row) else ""
                 raise UserError(
                     f"{path}, line {number}: only {len(row)} columns, but {least} are needed to find "
-                    f"{' and '.join(columns)}; separate columns by {kind}, or set columns"
+                    f"{' and '.join(columns)}; separate columns by {kind}, or set columns{looks}"
                 )
             yield Record(Place(str(path), number), tuple(row[place] for place in places))
     except csv.Error as error:
@@ -170,7 +182,9 @@ def _named_column(path: Path, header: list[str], name: int | str) -> int:
     if isinstance(name, int):
         return name - 1 if name > 0 else len(header) + name
     if name not in header:
-        raise UserError(f"{path}, line 1: no column {name!r}{nearest(name, header)}")
+        raise UserError(
+            f"{path}, line 1: no column {name!r}{nearest(name, header)}; without a header, give columns by number"
+        )
     return header.index(name)
 
 
@@ -248,6 +262,8 @@ def _trec(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Reco
         raise UserError(f"format: trec holds questions and their kinds; this task reads {', '.join(columns)}")
     fine = corpus.columns.get("label") == "fine"
     for number, line in _lines(path):
+        if not line.strip():
+            continue
         kind, space, question = line.partition(" ")
         coarse, colon, _ = kind.partition(":")
         if not (space and coarse and colon):

@@ -130,6 +130,8 @@ def _answers(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
     """SQuAD's exact match and F1, over all questions, over those with an answer and over those without."""
     for record in found:
         check_answer(record._replace(values=record.values[:4]))
+        for other in record.values[4]:
+            check_answer(record._replace(values=(*record.values[:2], other, 0)), standing=False)
     contexts, questions = ([record.values[side] for record in found] for side in (0, 1))
     references = [record.values[4] if record.values[2] else [] for record in found]
     said = [several[0].text for several in model.answer(questions, contexts, cut=True)]
