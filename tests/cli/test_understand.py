@@ -216,8 +216,8 @@ LONG = " ".join(["cat"] * 25_000)  # 100,000 characters
         (["evaluate", "tag", "--data", "odd.txt", "--format", "conll"], "", "line 2: label 'B-DOG' is not in the"),
         (["evaluate", "classify", "--data", "none.tsv", "--columns", "text"], "", "--columns: 'text' is no pair;"),
         (["evaluate", "classify", "--data", "none.tsv", "--labels", "1=,2"], "", "--labels: '1=' is no pair; write it"),
-        (["evaluate", "answer", "--data", "context.jsonl", "--format", "jsonl"], "", "line 1: the context is None, not a"),
-        (["evaluate", "answer", "--data", "second.json", "--format", "squad"], "", "question 1: the answer is 5, not a"),
+        (["evaluate", "answer", "--data", "context.jsonl", "--format", "jsonl"], "", "the context is None, not a text"),
+        (["evaluate", "answer", "--data", "second.json", "--format", "squad"], "", "the answer is 5, not a text"),
         (["evaluate", "classify", "--labels", "1=X"], "", "--labels: is about the files of --data; name them"),
     ],
 )  # fmt: skip
