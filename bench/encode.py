@@ -95,7 +95,7 @@ def texts(most: int) -> tuple[dict[str, list[str]], list[float]]:
 
 def _peer(folder: Path | None) -> Any:
     if folder is not None:
-        return transformers.BertModel.from_pretrained(folder, attn_implementation="sdpa").eval()
+        return transformers.BertModel.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32).eval()
     config = transformers.BertConfig(**SHAPE, intermediate_size=1536, attn_implementation="sdpa")
     return transformers.BertModel(config).eval()
 
