@@ -216,8 +216,9 @@ LONG = " ".join(["cat"] * 25_000)  # 100,000 characters
         (["evaluate", "tag", "--data", "odd.txt", "--format", "conll"], "", "line 2: label 'B-DOG' is not in the"),
         (["evaluate", "classify", "--data", "none.tsv", "--columns", "text"], "", "--columns: 'text' is no pair;"),
         (["evaluate", "classify", "--data", "none.tsv", "--labels", "1=,2"], "", "--labels: '1=' is no pair; write it"),
-        (["evaluate", "answer", "--data", "context.jsonl", "--format", "jsonl"], "", "the context is None, not a text"),
-        (["evaluate", "answer", "--data", "second.json", "--format", "squad"], "", "the answer is 5, not a text"),
+        (["evaluate", "answer", "--data", "context.jsonl", "--format", "jsonl"], "", "line 1: None is NoneType, not"),
+        (["evaluate", "embed", "--data", "pair.jsonl", "--format", "jsonl"], "", "line 1: 5 is int, not a text"),
+        (["evaluate", "answer", "--data", "second.json", "--format", "squad"], "", "question 1: 5 is int, not a text"),
         (["evaluate", "classify", "--labels", "1=X"], "", "--labels: is about the files of --data; name them"),
     ],
 )  # fmt: skip
@@ -240,6 +241,7 @@ def test_mistakes_are_one_line_and_exit_code_two(
         "bare.txt": "cat O\ndog\n",
         "odd.txt": "cat O\ndog B-DOG\n",
         "context.jsonl": json.dumps({"context": None, "question": "who?", "answer": "cat", "start": 0}),
+        "pair.jsonl": json.dumps({"text": "a cat", "second": 5, "label": 1.0}),
         "second.json": json.dumps({"data": [{"paragraphs": [{"context": "cat", "qas": [asked]}]}]}),
     }.items():
         Path(name).write_text(text)

@@ -54,8 +54,7 @@ class Cleaner:
         return record._replace(values=tuple(values))
 
     def _text(self, record: Record, value: Any) -> str:
-        if not isinstance(value, str):
-            raise UserError(f"{record.place}: {value!r:.40} is {type(value).__name__}, not a text; put it in quotes")
+        check_text(record, value)
         value = cleaned(value, self.config)
         try:
             value.encode()
@@ -63,6 +62,12 @@ class Cleaner:
             half = f"U+{ord(value[error.start]):04X}"
             raise UserError(f"{record.place}: {half} is half of a surrogate pair, no character; replace it") from None
         return value
+
+
+def check_text(record: Record, value: Any) -> None:
+    """Refuse a value that should be a text and is none."""
+    if not isinstance(value, str):
+        raise UserError(f"{record.place}: {value!r:.40} is {type(value).__name__}, not a text; put it in quotes")
 
 
 def exchanged(record: Record) -> Record:

@@ -276,16 +276,15 @@ def windows(length: int, room: int, stride: int) -> list[int]:
     return starts
 
 
-def check_answer(record: Record, standing: bool = True) -> None:
-    """Refuse an answer that is no text, or does not stand where it is said to."""
-    context, question, answer, start = record.values
-    for name, value in (("context", context), ("question", question), ("answer", answer)):
-        if not isinstance(value, str):
-            raise UserError(f"{record.place}: the {name} is {value!r:.40}, not a text; put it in quotes")
+def check_answer(record: Record) -> None:
+    """Refuse an answer that does not stand where it is said to."""
+    context, _, answer, start = record.values
+    if not isinstance(answer, str):
+        raise UserError(f"{record.place}: the answer is {answer!r:.40}, not a text; put it in quotes")
     if not isinstance(start, int) or isinstance(start, bool) or start < 0:
         raise UserError(f"{record.place}: the answer's start is {start!r:.40}; give a whole number from 0 on")
     there = context[start : start + len(answer)]
-    if standing and there != answer:
+    if there != answer:
         raise UserError(
             f"{record.place}: the answer {answer!r:.40} does not stand at character {start} of the context (there: "
             f"{there!r:.40}); count characters, not bytes, from 0"

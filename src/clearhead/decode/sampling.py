@@ -84,11 +84,10 @@ def best(scores: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor, Te
     last = scores[:, :, words - rest :] + totals[:, :, None]  # (R, K, rest)
     sums, places = torch.cat([near.flatten(1), last.flatten(1)], dim=1).topk(count, dim=1)
     block = chosen.gather(1, (places // BLOCK).clamp(max=count - 1))
-    if not rest:
-        return sums, block // many, block % many * BLOCK + places % BLOCK
-    behind = places - near[0].numel()  # where it is one of the rest
-    found = torch.where(behind < 0, block % many * BLOCK + places % BLOCK, words - rest + behind % rest)
-    return sums, torch.where(behind < 0, block // many, behind // rest), found
+    behind = places - near[0].numel()  # from 0 on where it is one of the rest
+    tail = max(rest, 1)
+    found = torch.where(behind < 0, block % many * BLOCK + places % BLOCK, words - rest + behind % tail)
+    return sums, torch.where(behind < 0, block // many, behind // tail), found
 
 
 def highest(scores: Tensor) -> Tensor:

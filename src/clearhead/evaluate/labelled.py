@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from clearhead.config.data import Corpus, DataConfig
-from clearhead.data.clean import Cleaner, chunks
+from clearhead.data.clean import Cleaner, check_text, chunks
 from clearhead.data.formats import ALL_ANSWERS, ANSWERS, Record
 from clearhead.data.labelled import check_answer, check_tags, label_number, number
 from clearhead.data.prepare import TASKS, raw_records
@@ -53,8 +53,8 @@ def score(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
 
 def _texts(data: DataConfig, found: Sequence[Record]) -> tuple[list[str], list[str] | None]:
     for record in found:
-        if not all(isinstance(text, str) for text in record.values[: 2 if data.second else 1]):
-            raise UserError(f"{record.place}: {record.values[0]!r:.40} is not a text; put it in quotes")
+        for text in record.values[: 2 if data.second else 1]:
+            check_text(record, text)
     return [r.values[0] for r in found], [r.values[1] for r in found] if data.second else None
 
 
@@ -86,6 +86,9 @@ def _values(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
 
 def _similar(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
     """How the cosine goes with the score of a pair or, of a contrastive set, how many find their own among all."""
+    for record in found:
+        for text in record.values[:2]:
+            check_text(record, text)
     firsts, seconds = ([record.values[side] for record in found] for side in (0, 1))
     ours, theirs = model.embed(firsts, cut=True), model.embed(seconds, cut=True)
     if data.contrastive:
@@ -129,9 +132,9 @@ def _marked(words: Sequence[str], tags: Sequence[str]) -> str:
 def _answers(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
     """SQuAD's exact match and F1, over all questions, over those with an answer and over those without."""
     for record in found:
+        for text in (*record.values[:2], *record.values[4]):
+            check_text(record, text)
         check_answer(record._replace(values=record.values[:4]))
-        for other in record.values[4]:
-            check_answer(record._replace(values=(*record.values[:2], other, 0)), standing=False)
     contexts, questions = ([record.values[side] for record in found] for side in (0, 1))
     references = [record.values[4] if record.values[2] else [] for record in found]
     said = [several[0].text for several in model.answer(questions, contexts, cut=True)]
