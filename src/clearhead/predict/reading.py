@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -108,7 +109,8 @@ def read(model: Model, rows: Sequence[Row], each: Read[A]) -> list[A]:
 def _hidden(model: Model, rows: Sequence[Row]) -> tuple[Tensor, Documents]:
     """Rows one after the other as hidden states (1, N, D)."""
     documents = Documents.of([len(row.ids) for row in rows], model.device)
-    ids = torch.tensor([[token for row in rows for token in row.ids]], device=model.device)
+    joined = np.fromiter(chain.from_iterable(row.ids for row in rows), np.int64)  # a list takes torch six times as long
+    ids = torch.from_numpy(joined)[None].to(model.device)
     network = model.reader
     if isinstance(network, Decoder):
         return network.decode(ids, documents=documents), documents
