@@ -14,6 +14,7 @@ from clearhead.evaluate.model import evaluate
 from clearhead.model import build
 from clearhead.predict import Model
 from clearhead.text import ROLES, train
+from tests.predict.readers import LABELS, reader
 
 SMALL = ("width=16", "heads=2", "ff_width=32", "max_positions=256")
 
@@ -55,6 +56,19 @@ def test_a_language_model_is_scored_on_what_was_held_out(tmp_path: Path) -> None
     batches = [batch for step in Loader(valid, tokens=4096, shuffle=False, workers=0) for batch in step.batches]
     assert found["tokens"] == sum(int((batch["labels"] >= 0).sum()) for batch in batches)
     assert 60 < found["tokens"] < 200
+
+
+def test_what_was_held_out_is_unseen_unless_a_file_repeats_it(tmp_path: Path) -> None:
+    file = tmp_path / "texts.tsv"
+    file.write_text("".join(f"cat {n:02}\t{LABELS[n % 5]}\n" for n in range(60)))
+    corpus = {"format": "tsv", "files": [str(file)]}
+    made = reader("classes", train=corpus, held_out=0.3)
+    found = evaluate(made, unseen=True)
+    assert found["unseen_texts"] == found["texts"]
+    assert 5 < found["texts"] < 40
+    assert found["unseen_accuracy"] == found["accuracy"]
+    again = evaluate(made, [Corpus.build(corpus)], unseen=True)
+    assert (again["texts"], again["unseen_texts"]) == (60, 0)
 
 
 def test_without_anything_to_score_on_it_says_so(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from clearhead.config.data import Corpus, DataConfig
-from clearhead.data.clean import Cleaner, check_text, chunks
+from clearhead.data.clean import Cleaner, Part, check_text, chunks
 from clearhead.data.formats import ALL_ANSWERS, ANSWERS, Record
 from clearhead.data.labelled import check_answer, check_tags, label_number, number
 from clearhead.data.prepare import TASKS, raw_records
@@ -28,14 +28,14 @@ class Scores(NamedTuple):
     samples: list[dict[str, str]] = []  # noqa: RUF012  nobody adds to it
 
 
-def records(data: DataConfig, corpora: Sequence[Corpus]) -> Iterator[Record]:
-    """The records of corpora as they stand; of none, those that the recipe held out of its training data."""
+def records(data: DataConfig, corpora: Sequence[Corpus], part: Part = "held out") -> Iterator[Record]:
+    """The records of corpora as they stand; of none, those that the recipe held out of its training data, or kept."""
     columns = TASKS[data.task].reads(data)
     wanted = ALL_ANSWERS if columns == ANSWERS else columns
     for corpus in corpora:
         yield from raw_records(corpus, wanted, data.published)
     if not corpora:
-        cleaner = Cleaner(data, wanted, "held out")
+        cleaner = Cleaner(data, wanted, part)
         for corpus in data.train:
             for chunk in chunks(raw_records(corpus, wanted, data.published)):
                 yield from cleaner.chunk(chunk)

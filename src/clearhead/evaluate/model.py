@@ -13,7 +13,7 @@ from clearhead.config.data import Corpus, DataConfig
 from clearhead.data import IGNORED, Loader, open_set, prepare
 from clearhead.data.clean import cleaned, share
 from clearhead.data.formats import TEXT, TRANSLATION, Record
-from clearhead.data.prepare import TASKS, raw_records
+from clearhead.data.prepare import raw_records
 from clearhead.errors import UserError
 from clearhead.evaluate.labelled import records, score
 from clearhead.evaluate.translation import bleu, chrf, tokenised_bleu
@@ -56,7 +56,7 @@ def evaluate(
     result = {"texts": len(found)} | scores.numbers
     if scores.confusion is not None:
         result["confusion"] = scores.confusion
-    return result | (_unseen(model, data, found) if unseen else {})
+    return result | (_unseen(model, data, corpora, found) if unseen else {})
 
 
 def _guessed(model: Model) -> DataConfig:
@@ -69,10 +69,13 @@ def _guessed(model: Model) -> DataConfig:
     return DataConfig.build(settings, where="config.json")
 
 
-def _unseen(model: Model, data: DataConfig, found: Sequence[Record]) -> dict[str, Any]:
-    """Scores of those records whose first text is contained in no training text."""
-    columns = TASKS[data.task].reads(data)
-    read = "\n".join(_said(record) for corpus in data.train for record in raw_records(corpus, columns, data.published))
+def _unseen(model: Model, data: DataConfig, corpora: Sequence[Corpus], found: Sequence[Record]) -> dict[str, Any]:
+    """Scores of those records whose first text is contained in no text that was learnt from.
+
+    Other files may share texts with what was held out, which had a say in which step was best: it counts as seen there.
+    """
+    learnt = records(data, data.train) if corpora else records(data, (), "kept")
+    read = "\n".join(_said(record) for record in learnt)
     kept = [record for record in found if _said(record).strip() not in read]
     numbers = score(model, data, kept).numbers if kept else {}
     return {"unseen_texts": len(kept)} | {f"unseen_{name}": value for name, value in numbers.items()}
