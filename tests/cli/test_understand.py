@@ -272,19 +272,6 @@ def test_evaluate_reads_files_as_the_recipe_does(
     assert json.loads(again) == found
 
 
-def test_tags_count_the_same_whichever_way_a_file_marks_beginnings(
-    models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kinds = sorted({label[2:] for label in LABELS if label != "O"})
-    for name, first in (("iob1.txt", "I"), ("iob2.txt", "B")):
-        lines = [f"the O\ncat {first}-{kind}\ndog I-{kind}\ncat B-{kind}\n" for kind in kinds]
-        (tmp_path / name).write_text("\n".join(lines))
-    asked = ("evaluate", models["tag"], "--format", "conll", "--json", "--data")
-    told = [json.loads(said(capsys, *asked, str(tmp_path / name))) for name in ("iob1.txt", "iob2.txt")]
-    assert told[0] == told[1]
-    assert sum(map(sum, told[0]["confusion"]["counts"])) == 4 * len(kinds)
-
-
 def test_a_test_file_that_is_missing_is_not_said_to_be_published(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

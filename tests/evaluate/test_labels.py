@@ -21,7 +21,6 @@ from clearhead.evaluate import (
     pearson,
     spearman,
 )
-from clearhead.text.entities import with_beginnings
 
 SAID = ["cat", "cat", "dog", "dog", "dog", "cow"]
 TRUE = ["cat", "dog", "dog", "dog", "cat", "dog"]
@@ -79,12 +78,6 @@ def test_entities_begin_and_end_as_in_the_conll_script() -> None:
     assert entities(["B-PER", "I-LOC", "I-LOC", "I-PER"]) == [("PER", 0, 0), ("LOC", 1, 2), ("PER", 3, 3)]
     assert entities(["I-PER", "O", "I-PER"]) == [("PER", 0, 0), ("PER", 2, 2)]
     assert entities([]) == []
-
-
-def test_entities_are_the_same_with_their_beginnings_marked() -> None:
-    old = ["I-PER", "I-PER", "B-PER", "O", "I-LOC", "I-PER", "I-PER"]
-    assert with_beginnings(old) == ["B-PER", "I-PER", "B-PER", "O", "B-LOC", "B-PER", "I-PER"]
-    assert entities(with_beginnings(old)) == entities(old)
 
 
 def test_an_entity_is_right_when_type_and_ends_are() -> None:

@@ -66,10 +66,7 @@ def evaluate(
 def _corpus(known: "DataConfig | None", files: list[Path], format: str, columns: str, labels: str) -> "Corpus":
     """The files as a corpus of the form that the recipe's own have, unless it is said otherwise."""
     from clearhead.config.data import Corpus
-    from clearhead.data.formats import find
 
-    for path in files:
-        find(str(path))  # here, where nothing is said of where the training data can be found
     like = next(iter((*known.test, *known.valid, *known.train)), None) if known is not None else None
     settings: dict[str, Any] = {"format": "parallel" if len(files) == 2 else "text"}
     if like is not None and like.files and format in ("", like.format):

@@ -15,7 +15,7 @@ from clearhead.evaluate.labels import accuracy, answers, binary_f1, confusion, e
 from clearhead.predict import Model
 from clearhead.predict.reading import WrongText, label_names
 from clearhead.text.correlation import pearson, spearman
-from clearhead.text.entities import is_entity_scheme, with_beginnings
+from clearhead.text.entities import is_entity_scheme
 
 SHOWN = 5  # samples to read
 
@@ -109,8 +109,6 @@ def _tags(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
         tags = enumerate(record.values[1])
         true.append([names[label_number(record._replace(place=record.place.at(n)), tag, names)] for n, tag in tags])
     said = [[word.tag for word in each.words] for each in model.tag([record.values[0] for record in found], cut=True)]
-    if is_entity_scheme(names) and all(f"B-{name[2:]}" in names for name in names if name != "O"):
-        said, true = ([with_beginnings(tags) for tags in side] for side in (said, true))
     ours, theirs = ([tag for tags in side for tag in tags] for side in (said, true))
     numbers: dict[str, Any] = {"accuracy": accuracy(ours, theirs)}
     if is_entity_scheme(names):

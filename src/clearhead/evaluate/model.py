@@ -40,6 +40,9 @@ def evaluate(
     computed so; `unseen` adds the scores of the texts that are no part of any training text.
     """
     data = model.data or _guessed(model)
+    known = data
+    if corpora:  # where the recipe's own data are published is no matter of theirs
+        data = data.model_copy(update={"published": ""})
     corpora = corpora or data.test or data.valid
     if not corpora and not (data.held_out and data.train):
         raise UserError("data: this model's recipe names no test or validation set; name one with --data")
@@ -56,7 +59,7 @@ def evaluate(
     result = {"texts": len(found)} | scores.numbers
     if scores.confusion is not None:
         result["confusion"] = scores.confusion
-    return result | (_unseen(model, data, corpora, found) if unseen else {})
+    return result | (_unseen(model, known, corpora, found) if unseen else {})
 
 
 def _guessed(model: Model) -> DataConfig:

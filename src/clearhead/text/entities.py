@@ -26,11 +26,3 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
             found.append((tag[2:], place, place))
         before = tag
     return found
-
-
-def with_beginnings(tags: Sequence[str]) -> list[str]:
-    """The tags with a B- wherever an entity begins, which older files (IOB1) write only between two of one type."""
-    found = list(tags)
-    for kind, first, _ in entities(tags):
-        found[first] = f"B-{kind}"
-    return found
