@@ -58,7 +58,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Clearhead needs Python 3.11 or newer; try: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.runtime: pyproject.toml constraints.txt src/clearhead/model/native.c | $(VENV)/bin/python
 	@echo "Installing runtime dependencies into $(VENV) (torch is the large one) …"
 	$(PIP) --editable .
 	@touch $@

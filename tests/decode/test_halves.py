@@ -50,7 +50,9 @@ def walk(network: Any, sizes: list[int]) -> tuple[list[Tensor], Step]:
 
 
 @pytest.mark.parametrize("sizes", [[7] * ROWS, [2 + n % 7 for n in range(ROWS)]])
-def test_a_tree_in_halves_reads_what_the_whole_one_reads(sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_in_halves_reads_what_the_whole_one_reads(
+    sizes: list[int], between: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network = translator()
     rounded, step = walk(network, sizes)
     layer = step.cache.layers[0]
@@ -66,14 +68,16 @@ def test_a_tree_in_halves_reads_what_the_whole_one_reads(sizes: list[int], monke
 
 
 @pytest.mark.parametrize("position", ["sinusoidal", "learned", "rotary", "none"])
-def test_a_search_of_halves_finds_nearly_the_same_texts(position: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_of_halves_finds_nearly_the_same_texts(
+    position: str, between: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network, config = translator(torch.int8, f"position={position}"), DecodeConfig(beam=3, max_new_tokens=15)
     sources = [torch.randint(4000, (3 + n % 5,)).tolist() for n in range(ROWS)]
     rounded = translate(network, sources, config, begin=1, end=2)
     monkeypatch.setattr(halves, "_has_halves", lambda: False)
     exact = translate(network, sources, config, begin=1, end=2)
     pairs = [(ours[0], theirs[0]) for ours, theirs in zip(rounded, exact, strict=True)]
-    assert sum(ours.ids == theirs.ids for ours, theirs in pairs) >= 0.75 * ROWS
+    assert sum(ours.ids == theirs.ids for ours, theirs in pairs) >= 0.65 * ROWS
     assert all(abs(ours.score - theirs.score) < 0.05 * abs(theirs.score) for ours, theirs in pairs)
 
 

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from clearhead.config import DecodeConfig, ModelConfig, preset
 from clearhead.decode import for_reading, soft
-from clearhead.decode.light import LightTranslatorLayer, Unseen
+from clearhead.decode.light_translator import LightTranslatorLayer, NativeTranslatorLayer, Unseen
 from clearhead.decode.reading import FusedAttention, FusedFeedForward, PackedLinear
 from clearhead.decode.small import ByteLinear
-from clearhead.model import build
+from clearhead.decode.step import Step
+from clearhead.model import build, native
 from clearhead.model.cache import Cache, Tree
 from clearhead.model.layer import Layer
 from clearhead.model.quantised import Packed, QuantisedLinear
@@ -59,9 +60,10 @@ def translator(*changes: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("lengths", [None, [5, 2, 4]])
 @pytest.mark.parametrize("change", ["norm_position=pre", "norm_position=post", "activation=gelu", "position=rotary"])
-def test_light_steps_of_a_translator_equal_the_whole(change: str, lengths: list[int] | None) -> None:
+def test_light_steps_of_a_translator_equal_the_whole(change: str, lengths: list[int] | None, between: str) -> None:
     network, light = translator(change)
-    assert {type(layer) for layer in light.decoder.layers} == {Layer if "rotary" in change else LightTranslatorLayer}
+    kind = NativeTranslatorLayer if between == "native" else LightTranslatorLayer
+    assert {type(layer) for layer in light.decoder.layers} == {Layer if "rotary" in change else kind}
     source, target = torch.randint(4000, (3, 5)), torch.randint(4000, (3, 6))
     sizes = None if lengths is None else torch.tensor(lengths)
     with torch.inference_mode():
@@ -74,7 +76,7 @@ def test_light_steps_of_a_translator_equal_the_whole(change: str, lengths: list[
 
 @pytest.mark.parametrize("lengths", [None, [5, 2, 4]])
 @pytest.mark.parametrize("change", ["norm_position=pre", "norm_position=post", "position=rotary"])
-def test_light_branches_of_a_translator_equal_the_whole(change: str, lengths: list[int] | None) -> None:
+def test_light_branches_of_a_translator_equal_the_whole(change: str, lengths: list[int] | None, between: str) -> None:
     """Each branch is read as if it stood alone, also after a row has gone on from other branches."""
     network, light = translator(change)
     source, begin, steps = torch.randint(4000, (3, 5)), torch.randint(4000, (3, 1)), torch.randint(4000, (4, 3, 2))
@@ -91,6 +93,27 @@ def test_light_branches_of_a_translator_equal_the_whole(change: str, lengths: li
             for branch in range(2):
                 whole = network(source, texts[:, branch], sizes)[:, -1]
                 torch.testing.assert_close(found[:, branch], whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("change", ["norm_position=pre", "norm_position=post", "activation=gelu", "bias=false"])
+def test_bytes_are_read_alike_by_native_code_and_by_torch(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if native.library() is None:
+        pytest.skip("native.c was not compiled here")
+    sources = [torch.randint(4000, (3 + n % 5,)).tolist() for n in range(9)]
+    prompts, steps = [[1]] * 9, torch.randint(4000, (6, 9, 1))
+
+    def read() -> Tensor:
+        torch.manual_seed(0)
+        twin = for_reading(translator(change)[0], torch.int8)
+        with torch.inference_mode():
+            step = Step(twin, 9, 10)
+            return torch.stack([step.start(prompts, sources), *(step.next(ids)[:, 0] for ids in steps)])
+
+    ours = read()
+    monkeypatch.setattr(native, "library", lambda: None)
+    theirs = read()
+    assert not torch.equal(ours, theirs)
+    assert (ours - theirs).square().mean() <= 1e-3 * theirs.var(), "a number between two bytes may go either way"
 
 
 class Interrupted(Unseen):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.decode.light import LightTranslatorLayer
+from clearhead.decode.light_translator import LightTranslatorLayer
 from clearhead.model.cache import LayerCache
 from clearhead.model.dense import MANY_HEADS
 from clearhead.model.quantised import QuantisedLinear
@@ -34,13 +34,19 @@ class HalfCache(LayerCache):
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Put this step's k and v (B, H, K, E) in place; all keys and values (B, H, C, E), those to come as well."""
+        self.make_room(k, v)
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys[:, :, self.places], self.values[:, :, self.places] = k, v
+        return self.keys, self.values
+
+    def make_room(self, k: Tensor, v: Tensor) -> None:
+        """Let there be slots for what this step brings, and few others."""
         assert self.keys is not None
         assert self.values is not None
         if (held := self.keys.shape[2]) < self.readable:
             more = -(-5 * self.readable // (4 * BLOCK)) * BLOCK - held  # a quarter ahead
             self.keys, self.values = (F.pad(x, (0, 0, 0, more)) for x in (self.keys, self.values))
-        self.keys[:, :, self.places], self.values[:, :, self.places] = k, v
-        return self.keys, self.values
 
 
 def can_halve(network: nn.Module, rows: int) -> bool:

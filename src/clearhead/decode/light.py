@@ -5,20 +5,19 @@ H heads · G key-value heads · E head width · D width · S keys · F feed-forw
 
 from __future__ import annotations
 
-import math
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.decode.fused import FusedAttention, FusedFeedForward
+from clearhead.decode.light_translator import light_translator_layers
 from clearhead.model.attention import Rotation
 from clearhead.model.cache import LayerCache
-from clearhead.model.dense import few_queries, half_queries
 from clearhead.model.layer import Layer
 from clearhead.model.masks import Mask
-from clearhead.model.norms import LayerNorm, RMSNorm
+from clearhead.model.norms import RMSNorm
 from clearhead.model.stack import Stack
 
 ZERO = torch.zeros(())
@@ -90,94 +89,6 @@ class LightLayer(Layer):
         return torch.bmm(scores.softmax(dim=-1), values[0])
 
 
-class Unseen:
-    """What is hidden in one step, made by its first layer and used by all."""
-
-    def __init__(self) -> None:
-        self.held: tuple[Tensor | None, Tensor | None] = (None, None)
-
-    def of(self, lengths: Tensor | None, keys: int) -> Tensor | None:
-        """Numbers to add to scores, (B, 1, 1, S): -inf behind the lengths (B,) of sources."""
-        held = self.held  # read once: workers share the network, and each has a step of its own
-        if held[0] is not lengths:
-            hidden = None if lengths is None else _hiding(torch.arange(keys) >= lengths[:, None, None, None])
-            held = self.held = (lengths, hidden)
-        return held[1]
-
-    def off(self, paths: Tensor | None, keys: int) -> Tensor | None:
-        """Numbers to add to scores, (B, 1, K, S): -inf off the paths (B, K, up to S) of branches."""
-        held = self.held
-        if held[0] is not paths:
-            hidden = None if paths is None else _hiding(F.pad(~paths[:, None], (0, keys - paths.shape[2]), value=True))
-            held = self.held = (paths, hidden)
-        return held[1]
-
-
-def _hiding(hidden: Tensor) -> Tensor:
-    return torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)
-
-
-class LightTranslatorLayer(Layer):
-    """A decoder's layer beside a source, with LayerNorm and nothing that turns: one token in each of many rows, all of
-    them equally long, or in each branch of these rows, which share a source."""
-
-    def __init__(self, plain: Layer, unseen: Unseen, astray: Unseen):
-        nn.Module.__init__(self)
-        self.pre, self.unseen, self.astray, self.training = plain.pre, unseen, astray, plain.training
-        self.attention, self.attention_norm = plain.attention, plain.attention_norm
-        self.cross_attention, self.cross_norm, self.dropout = plain.cross_attention, plain.cross_norm, plain.dropout
-        self.feed_forward, self.feed_forward_norm = plain.feed_forward, plain.feed_forward_norm
-        own, cross, forward = (cast(Any, part) for part in (self.attention, self.cross_attention, self.feed_forward))
-        # What follows is called without a module's bookkeeping.
-        products = (own.joined, own.output, cross.query, cross.output, forward.joined, forward.down)
-        self.products = tuple(product.forward for product in products)
-        self.heads, self.activation = own.heads, forward.activation
-        norms = (cast(Any, norm) for norm in (self.attention_norm, self.cross_norm, self.feed_forward_norm))
-        self.norms = tuple((norm.normalized_shape, norm.weight, norm.bias, norm.eps) for norm in norms)
-
-    def forward(
-        self,
-        x: Tensor,
-        mask: Mask,
-        rotation: Rotation | None = None,
-        memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
-        cache: LayerCache | None = None,
-        real: Tensor | None = None,
-    ) -> Tensor:
-        """(B, T, D) to (B, T, D)."""
-        paths, (rows, tokens, width) = mask.paths, x.shape
-        is_step = paths is not None or (tokens == 1 and isinstance(mask.start, int))
-        if cache is None or cache.source is None or not is_step:
-            return super().forward(x, mask, rotation, memory, memory_mask, cache, real)
-        assert memory_mask is not None
-        joined, output, ask, bring, wide, down = self.products
-        heads, flat = self.heads, x.reshape(rows * tokens, width)
-        q, k, v = joined(self._before(flat, 0)).view(rows, tokens, 3, heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, E)
-        keys, values = cache.extend(k, v)
-        astray = self.astray.off(None if paths is None else paths.allowed, keys.shape[2])
-        flat = self._after(flat, 0, output(_looked(q, keys, values, astray)))
-        q, (keys, values) = ask(self._before(flat, 1)).view(rows, tokens, heads, -1).transpose(1, 2), cache.source
-        hidden = self.unseen.of(memory_mask.lengths, keys.shape[2])
-        flat = self._after(flat, 1, bring(_looked(q, keys, values, hidden)))
-        flat = self._after(flat, 2, down(self.activation(wide(self._before(flat, 2)))))
-        return flat.view(rows, tokens, width)
-
-    def _before(self, x: Tensor, sublayer: int) -> Tensor:
-        return torch.layer_norm(x, *self.norms[sublayer]) if self.pre else x
-
-    def _after(self, x: Tensor, sublayer: int, found: Tensor) -> Tensor:
-        x = found.add_(x)
-        return x if self.pre else torch.layer_norm(x, *self.norms[sublayer])
-
-
-def _looked(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
-    """What the queries (B, H, T, E) bring home, their heads joined: (B · T, D)."""
-    look = half_queries if keys.dtype == torch.bfloat16 else few_queries
-    found = look(q, keys, values, hidden).view(q.shape).transpose(1, 2)
-    return found.to(q.dtype, memory_format=torch.contiguous_format).reshape(len(q) * q.shape[2], -1)
-
-
 def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of a single token."""
     flat = x.view(-1)
@@ -192,9 +103,8 @@ def lighten(network: nn.Module) -> None:
         if all(_can_be_light(layer) for layer in layers):
             turns = Turns(layers[0].attention.heads, layers[0].attention.kv_heads)
             stack.layers = nn.ModuleList(LightLayer(layer, turns) for layer in layers)
-        elif stack.config.position != "rotary" and all(_can_translate_lightly(layer) for layer in layers):
-            unseen, astray = Unseen(), Unseen()
-            stack.layers = nn.ModuleList(LightTranslatorLayer(layer, unseen, astray) for layer in layers)
+        elif (light := light_translator_layers(stack.config, layers)) is not None:
+            stack.layers = nn.ModuleList(light)
 
 
 def _can_be_light(layer: Layer) -> bool:
@@ -206,19 +116,6 @@ def _can_be_light(layer: Layer) -> bool:
     if not isinstance(attention, FusedAttention) or attention.pattern.kind != "full":
         return False
     return isinstance(forward, FusedFeedForward) and forward.is_gated and forward.activation is F.silu
-
-
-def _can_translate_lightly(layer: Layer) -> bool:
-    attention, cross, forward = layer.attention, layer.cross_attention, layer.feed_forward
-    norms = (layer.attention_norm, layer.cross_norm, layer.feed_forward_norm)
-    if not all(
-        isinstance(norm, LayerNorm) and norm.weight.dtype == torch.float32 and norm.weight.is_cpu for norm in norms
-    ):
-        return False
-    if not isinstance(attention, FusedAttention) or not isinstance(cross, FusedAttention):
-        return False
-    full = attention.pattern.kind == "full" and attention.heads == attention.kv_heads
-    return full and isinstance(forward, FusedFeedForward) and not forward.is_gated
 
 
 def _is_plain(weight: Tensor) -> bool:

@@ -124,7 +124,7 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(…, in) to (…, out)."""
         name, form = self.activations[self.activation]
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, name, [], form)
+        return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, name, [], form)
 
 
 def _as_it_is(x: Tensor) -> Tensor:

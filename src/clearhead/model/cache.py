@@ -31,16 +31,22 @@ class LayerCache:
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Put this step's k and v (B, G, T, E) in place; returns all keys and values up to here, without gradient."""
-        if self.keys is None or self.values is None:  # the first step says in which dtype and on which device
-            self.keys, self.values = (x.new_zeros(*x.shape[:2], self.slots + 1, x.shape[3]) for x in (k, v))
-        elif (more := self.slots + 1 - self.keys.shape[2]) > 0:
-            self.keys, self.values = (F.pad(x, (0, 0, 0, more)) for x in (self.keys, self.values))
+        self.make_room(k, v)
+        assert self.keys is not None
+        assert self.values is not None
         for held, new in ((self.keys, k.detach()), (self.values, v.detach())):
             if isinstance(self.places, slice):
                 held[:, :, self.places] = new
             elif self.places is not None:  # an index on two axes puts them first: (B, T, G, E)
                 held[self.places[0], :, self.places[1]] = new.transpose(1, 2)
         return self.read()
+
+    def make_room(self, k: Tensor, v: Tensor) -> None:
+        """Let there be slots for what this step brings, k and v (B, G, T, E)."""
+        if self.keys is None or self.values is None:  # the first step says in which dtype and on which device
+            self.keys, self.values = (x.new_zeros(*x.shape[:2], self.slots + 1, x.shape[3]) for x in (k, v))
+        elif (more := self.slots + 1 - self.keys.shape[2]) > 0:
+            self.keys, self.values = (F.pad(x, (0, 0, 0, more)) for x in (self.keys, self.values))
 
     def read(self) -> tuple[Tensor, Tensor]:
         """The keys and values that this step looks at: (B, G, readable, E) each."""

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from clearhead.model import native
+
 log = logging.getLogger("clearhead")
 LARGEST = 127  # of signed bytes, so that -127 is there too
 ROWS = 32  # of a typical step, for which weights are laid out; others work as well
@@ -53,7 +55,7 @@ class QuantisedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) to (…, N)."""
-        if x.dim() == 2 and isinstance(self._packed, Packed) and len(x) > 1 and x.dtype == torch.float32:
+        if x.dim() == 2 and isinstance(self._packed, Packed) and x.dtype == torch.float32:
             return self._packed(x)  # most steps of a search: nothing else is asked
         rows = x.reshape(-1, self.inputs)
         if self.bits == 8 and _has_integer_product(rows, self.outputs):
@@ -76,19 +78,19 @@ class QuantisedLinear(nn.Module):
         return (groups * self.scale[..., None] + self.lowest[..., None]).flatten(1)
 
     def _integer_product(self, rows: Tensor) -> Tensor:
-        if rows.is_cpu and _has_packed_product():
-            if not isinstance(self._packed, Packed):
-                self._packed = Packed(self)
-            if len(rows) > 1:
-                return self._packed(rows.float())
-            unsigned, largest = _unsigned_rows(rows.float(), self._packed.shift, self.nonnegative)
-            sums = torch._int_mm(unsigned.bitwise_xor_(128).view(torch.int8), self.weight.t())  # faster for one row
-            return _spread_rows(sums.float().mul_(self.scale.t()), largest, self.bias)
+        if rows.is_cpu and has_packed_product():
+            return self.packed()(rows.float())
         numbers, scale = quantise_rows(rows.float())  # (M, K), (M, 1)
         if rows.is_cuda and len(rows) <= 16:  # CUDA's product wants more than 16 rows
             numbers = F.pad(numbers, (0, 0, 0, 17 - len(rows)))
         sums = torch._int_mm(numbers, self.weight.t())[: len(rows)]  # (M, N) int32, exact
         return self._biased(sums.float().mul_(self.scale.t()).mul_(scale))
+
+    def packed(self) -> Packed:
+        """The same 8-bit weights as oneDNN wants them, on a CPU that multiplies bytes."""
+        if not isinstance(self._packed, Packed):
+            self._packed = Packed(self)
+        return self._packed
 
     def _half_byte_product(self, rows: Tensor) -> Tensor:
         if not isinstance(self._packed, tuple):
@@ -114,15 +116,29 @@ class Packed:
 
     def __init__(self, layer: QuantisedLinear):
         self.weights = torch.ops.onednn.qlinear_prepack(layer.weight, [ROWS, layer.inputs])
+        self.plain = layer.weight
         self.scale, self.zeros = layer.scale[:, 0].clone(), torch.zeros(layer.outputs, dtype=torch.int32)  # (N,)
         self.shift = torch.full((layer.inputs,), 1.5 * 2**23 + 128)
         self.bias = None if layer.bias is None else layer.bias.detach()
-        self.nonnegative = layer.nonnegative
+        self.nonnegative, self.native = layer.nonnegative, native.fits(layer.inputs, layer.outputs)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Rows (M, K) in fp32, each rounded by itself, to (M, N)."""
+        if self.native:
+            return native.whole(self.raw(native.in_bytes(native.Raw(rows.contiguous()))))
         unsigned, largest = _unsigned_rows(rows, self.shift, self.nonnegative)
-        return _spread_rows(_packed_product(unsigned, self.weights, self.scale, self.zeros), largest, self.bias)
+        return _spread_rows(self.product(unsigned), largest, self.bias)
+
+    def raw(self, small: native.Small) -> native.Raw:
+        """Rows (M, K) in bytes to what native code goes on with."""
+        return native.Raw(self.product(small.numbers), small.scales, self.bias)
+
+    def product(self, unsigned: Tensor) -> Tensor:
+        """Bytes (M, K), 128 standing for 0, times the weights: (M, N) in fp32."""
+        if len(unsigned) == 1:  # faster so
+            sums = torch._int_mm(unsigned.bitwise_xor_(128).view(torch.int8), self.plain.t())
+            return sums.float().mul_(self.scale)
+        return _packed_product(unsigned, self.weights, self.scale, self.zeros)
 
 
 def _unsigned_rows(x: Tensor, shift: Tensor, nonnegative: bool) -> tuple[Tensor, Tensor]:
@@ -158,7 +174,7 @@ def _pack_four(layer: QuantisedLinear) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def _has_packed_product() -> bool:
+def has_packed_product() -> bool:
     """Whether oneDNN multiplies bytes exactly here: without VNNI or AMX it adds in 16 bits, which overflow."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.onednn, "qlinear_pointwise"):
         return False

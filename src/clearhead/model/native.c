@@ -1,0 +1,287 @@
+/* What a step of decoding does between its matrix products, on a CPU: attention of a few queries a row over what is held,
+   and everything that happens to a row of numbers from one product to the next. native.py calls it; torch's own
+   operations do the same where this file could not be compiled.
+
+   B rows · H heads · T queries · S keys · E head width · M rows of numbers · D width
+
+   Vectors are GCC's own, 16 floats wide, which it fits to any processor; threads are those of torch's OpenMP. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#define WIDE 16
+typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(32), aligned(2), may_alias));
+typedef uint8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
+
+static const Ints NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__x86_64__)
+#define EVERY_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define EVERY_PROCESSOR
+#endif
+
+INLINE Floats load(const float *from) { return *(const Floats *)from; }
+INLINE void store(float *to, Floats x) { *(Floats *)to = x; }
+INLINE Floats all(float x) { return x - (Floats){}; }
+INLINE Ints choose_bits(Ints which, Ints yes, Ints no) { return (yes & which) | (no & ~which); }
+INLINE Floats choose(Ints which, Floats yes, Floats no) { return (Floats)choose_bits(which, (Ints)yes, (Ints)no); }
+
+/* Sixteen numbers that are held in fp32, or in bf16, whose bits are the upper half of fp32's. */
+INLINE Floats held(const void *from, int64_t at, int halves) {
+    if (!halves) return load((const float *)from + at);
+    return (Floats)(__builtin_convertvector(*(const Halves *)((const uint16_t *)from + at), Ints) << 16);
+}
+
+INLINE void keep(void *to, int64_t at, Floats x, int halves) {
+    if (!halves) return store((float *)to + at, x);
+    Ints bits = (Ints)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16; /* to the nearest, or the even one */
+    *(Halves *)((uint16_t *)to + at) = __builtin_convertvector(choose_bits(x == x, rounded, bits >> 16 | 64), Halves);
+}
+
+/* Both, each with its neighbours at `distance` added to it, alternating: how sixteen sums become one vector. */
+#define PAIRED(a, b, ...) (__builtin_shufflevector(a, b, __VA_ARGS__))
+INLINE Floats add1(Floats a, Floats b) {
+    return PAIRED(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
+           PAIRED(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+}
+INLINE Floats add2(Floats a, Floats b) {
+    return PAIRED(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+           PAIRED(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+}
+INLINE Floats add4(Floats a, Floats b) {
+    return PAIRED(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
+           PAIRED(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+}
+INLINE Floats add8(Floats a, Floats b) {
+    return PAIRED(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+           PAIRED(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+}
+INLINE float sum(Floats x) {
+    x = add1(x, x);
+    x = add2(x, x);
+    x = add4(x, x);
+    return x[0] + x[8];
+}
+#define LARGER(x, ...) (choose(PAIRED(x, x, __VA_ARGS__) > x, PAIRED(x, x, __VA_ARGS__), x))
+INLINE float largest(Floats x) {
+    x = LARGER(x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    x = LARGER(x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    x = LARGER(x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    return x[0] > x[1] ? x[0] : x[1];
+}
+
+/* e to the power of x, for x up to 0: 2^n times a polynomial, right to the last bit or two; -inf gives 0, NaN stays. */
+INLINE Floats power(Floats x) {
+    const float to_twos = 1.44269504f, high = 0.693359375f, low = -2.12194440e-4f, whole = 12582912.0f; /* 1.5 · 2^23 */
+    Ints none = x < all(-87.0f);
+    x = choose(none, all(0.0f), x);
+    Floats shifted = x * to_twos + whole, n = shifted - whole;
+    Floats r = x - n * high - n * low;
+    Floats y = all(1.9875691500e-4f);
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    Floats twos = (Floats)(((Ints)shifted << 23) + 0x3f800000);
+    return choose(none, all(0.0f), y * twos);
+}
+
+/* One query q (E) over the keys and values that lie at the places `seen`: softmax(q kᵀ / √E) v to out (E).
+   Behind the last place, up to a multiple of 16, it stands again. Scores have as much room. */
+INLINE void look_once(const float *q, const void *keys, const void *values, const int64_t *seen, int64_t count,
+                      int64_t width, int halves, float *scores, float *out) {
+    const float scale = 1.0f / sqrtf((float)width);
+    Floats most = all(-INFINITY), total = {};
+    for (int64_t first = 0; first < count; first += WIDE) {
+        Floats s[WIDE];
+#pragma GCC unroll 16
+        for (int i = 0; i < WIDE; i++) {
+            s[i] = load(q) * held(keys, seen[first + i], halves);
+#pragma GCC unroll 4
+            for (int64_t e = WIDE; e < width; e += WIDE) s[i] += load(q + e) * held(keys, seen[first + i] + e, halves);
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < WIDE; i += 2) s[i / 2] = add1(s[i], s[i + 1]);
+#pragma GCC unroll 4
+        for (int i = 0; i < WIDE / 2; i += 2) s[i / 2] = add2(s[i], s[i + 1]);
+        Floats found = add8(add4(s[0], s[1]), add4(s[2], s[3])) * scale;
+        found = choose(NUMBERS < (int32_t)(count - first), found, all(-INFINITY));
+        store(scores + first, found);
+        most = choose(found > most, found, most);
+    }
+    const Floats top = all(largest(most));
+    for (int64_t first = 0; first < count; first += WIDE) {
+        Floats weights = power(load(scores + first) - top);
+        store(scores + first, weights);
+        total += weights;
+    }
+    const float share = 1.0f / sum(total);
+    for (int64_t e = 0; e < width; e += 4 * WIDE) { /* four vectors at a time stay in registers */
+        const int parts = width - e < 4 * WIDE ? (int)(width - e) / WIDE : 4;
+        Floats brought[4] = {};
+        for (int64_t i = 0; i < count; i++)
+#pragma GCC unroll 4
+            for (int p = 0; p < parts; p++) brought[p] += scores[i] * held(values, seen[i] + e + p * WIDE, halves);
+        for (int p = 0; p < parts; p++) store(out + e + p * WIDE, brought[p] * share);
+    }
+}
+
+struct look {
+    const float *q;                 /* (B, H, T, E) */
+    const float *new_k, *new_v;     /* (B, H, T, E) what is put in place first, if anything; apart as q is */
+    void *keys, *values;            /* (B, H, S, E) each, laid out alike */
+    const uint8_t *allowed;         /* (B, T, S) which keys a query sees; or */
+    const int64_t *lengths;         /* (B,) the first so many; or, with neither, all */
+    float *out;                     /* (B, T, H, E) in one piece */
+    int64_t q_row, q_head, q_query; /* how far they lie apart; what a head has lies together */
+    int64_t row, head, key;
+    int64_t rows, heads, queries, count, width, halves, place;
+};
+
+/* The places of the keys that query t of row b sees, behind their number. */
+INLINE void find_seen(const struct look *l, int64_t b, int64_t t, int64_t *seen) {
+    int64_t count = 0, *places = seen + 1;
+    if (l->allowed) {
+        const uint8_t *allowed = l->allowed + (b * l->queries + t) * l->count;
+        for (int64_t i = 0; i < l->count; i++) {
+            places[count] = i * l->key;
+            count += allowed[i];
+        }
+    } else {
+        count = l->lengths ? l->lengths[b] : l->count;
+        for (int64_t i = 0; i < count; i++) places[i] = i * l->key;
+    }
+    *seen = count;
+    for (int64_t i = count; i % WIDE; i++) places[i] = places[count - 1];
+}
+
+/* Of all heads of all rows one after the other, some; false if there is no memory. */
+EVERY_PROCESSOR static int look_part(const struct look *l, int64_t first, int64_t last) {
+    const int64_t most = (l->count + WIDE - 1) / WIDE * WIDE, size = l->halves ? 2 : 4;
+    const int64_t kinds = l->allowed ? l->queries : 1; /* of lists of places: a row's heads see the same */
+    int64_t *lists = malloc((kinds * (most + 1) + most) * sizeof(int64_t));
+    if (!lists) return 0;
+    float *scores = (float *)(lists + kinds * (most + 1));
+    char *keys = l->keys, *values = l->values;
+    for (int64_t item = first; item < last; item++) {
+        const int64_t b = item / l->heads, h = item % l->heads, next = item + 1;
+        if (item == first || h == 0)
+            for (int64_t t = 0; t < kinds; t++) find_seen(l, b, t, lists + t * (most + 1));
+        const int64_t here = (b * l->row + h * l->head) * size, q_here = b * l->q_row + h * l->q_head;
+        const int64_t there = (next / l->heads * l->row + next % l->heads * l->head) * size;
+        if (next < last) /* reading memory takes longer than computing: let it begin */
+            for (int64_t n = 0; n < l->count * l->key * size; n += 64) {
+                __builtin_prefetch(keys + there + n, 0, 2);
+                __builtin_prefetch(values + there + n, 0, 2);
+            }
+        for (int64_t t = 0; l->new_k && t < l->queries; t++)
+            for (int64_t e = 0; e < l->width; e += WIDE) {
+                const int64_t from = q_here + t * l->q_query + e, to = (l->place + t) * l->key + e;
+                keep(keys + here, to, load(l->new_k + from), (int)l->halves);
+                keep(values + here, to, load(l->new_v + from), (int)l->halves);
+            }
+        for (int64_t t = 0; t < l->queries; t++) {
+            const int64_t *seen = lists + (l->allowed ? t * (most + 1) : 0);
+            const float *q = l->q + q_here + t * l->q_query;
+            float *out = l->out + ((b * l->queries + t) * l->heads + h) * l->width;
+#define LOOK(width, halves) look_once(q, keys + here, values + here, seen + 1, *seen, width, halves, scores, out)
+            if (l->width == 64 && l->halves) LOOK(64, 1); /* what is known here need not be asked in every loop */
+            else if (l->width == 64) LOOK(64, 0);
+            else if (l->width == 32 && l->halves) LOOK(32, 1);
+            else if (l->width == 32) LOOK(32, 0);
+            else if (l->halves) LOOK(l->width, 1);
+            else LOOK(l->width, 0);
+        }
+    }
+    free(lists);
+    return 1;
+}
+
+/* False if there is no memory. */
+int clearhead_look(const struct look *l, int64_t threads) {
+    const int64_t items = l->rows * l->heads;
+    int done = 1;
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(&: done)
+    for (int64_t n = 0; n < threads; n++) done &= look_part(l, items * n / threads, items * (n + 1) / threads);
+    return done;
+}
+
+struct between {
+    const float *x;              /* (M, D) what a product has given */
+    const float *scales;         /* (M,) what its rows must be multiplied with */
+    const float *bias;           /* (D,) and what is added then */
+    const float *residual;       /* (M, D) and then */
+    const float *weight, *shift; /* (D,) of the norm that follows */
+    float *sum, *normed;         /* (M, D) where all that goes */
+    uint8_t *bytes;              /* (M, D) and what came last, rounded by each row's largest, 128 for 0 */
+    float *sizes;                /* (M,) with what a step of one is worth; any of these but x may be missing */
+    int64_t rows, width, relu;
+    float eps;
+};
+
+EVERY_PROCESSOR static int between_part(const struct between *w, int64_t first, int64_t last) {
+    const int64_t width = w->width;
+    float *row = malloc(width * sizeof(float));
+    if (!row) return 0;
+    for (int64_t b = first; b < last; b++) {
+        const float *x = w->x + b * width, *residual = w->residual ? w->residual + b * width : 0;
+        const float scale = w->scales ? w->scales[b] : 1.0f;
+        Floats total = {}, most = {};
+        for (int64_t d = 0; d < width; d += WIDE) {
+            Floats y = load(x + d) * scale;
+            if (w->bias) y += load(w->bias + d);
+            if (residual) y += load(residual + d);
+            if (w->relu) y = choose(y < all(0.0f), all(0.0f), y);
+            store(row + d, y);
+            total += y;
+            if (w->sum) store(w->sum + b * width + d, y);
+            Floats size = choose(y < all(0.0f), -y, y);
+            most = choose(size > most, size, most);
+        }
+        if (w->weight) {
+            const float mean = sum(total) / (float)width;
+            Floats square = {};
+            for (int64_t d = 0; d < width; d += WIDE) {
+                Floats y = load(row + d) - mean;
+                square += y * y;
+            }
+            const float rate = 1.0f / sqrtf(sum(square) / (float)width + w->eps);
+            most = total = all(0.0f);
+            for (int64_t d = 0; d < width; d += WIDE) {
+                Floats y = (load(row + d) - mean) * rate * load(w->weight + d);
+                if (w->shift) y += load(w->shift + d);
+                store(row + d, y);
+                if (w->normed) store(w->normed + b * width + d, y);
+                Floats size = choose(y < all(0.0f), -y, y);
+                most = choose(size > most, size, most);
+                total += y;
+            }
+        }
+        if (w->bytes) {
+            const float all_of_it = sum(total), top = all_of_it == all_of_it ? largest(most) : NAN; /* NaN shows */
+            const float rate = top > 0 ? 127.0f / top : 0.0f;
+            for (int64_t d = 0; d < width; d += WIDE) {
+                Floats y = load(row + d) * rate + (12582912.0f + 128.0f); /* rounded by the addition itself */
+                *(Bytes *)(w->bytes + b * width + d) = __builtin_convertvector((Ints)y, Bytes);
+            }
+            w->sizes[b] = top / 127.0f;
+        }
+    }
+    free(row);
+    return 1;
+}
+
+/* False if there is no memory. */
+int clearhead_between(const struct between *w, int64_t threads) {
+    int done = 1;
+#pragma omp parallel for num_threads(threads) schedule(static) reduction(&: done)
+    for (int64_t n = 0; n < threads; n++) done &= between_part(w, w->rows * n / threads, w->rows * (n + 1) / threads);
+    return done;
+}
