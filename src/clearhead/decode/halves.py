@@ -34,13 +34,13 @@ class HalfCache(LayerCache):
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Put this step's k and v (B, H, K, E) in place; all keys and values (B, H, C, E), those to come as well."""
-        self.make_room(k, v)
+        self.grow()
         assert self.keys is not None
         assert self.values is not None
         self.keys[:, :, self.places], self.values[:, :, self.places] = k, v
         return self.keys, self.values
 
-    def make_room(self, k: Tensor, v: Tensor) -> None:
+    def grow(self) -> None:
         """Let there be slots for what this step brings, and few others."""
         assert self.keys is not None
         assert self.values is not None

@@ -88,11 +88,10 @@ class LightTranslatorLayer(Layer):
             return super().forward(x, mask, rotation, memory, memory_mask, cache, real)
         assert memory_mask is not None
         joined, output, ask, bring, wide, down = self.products
-        heads, here = self.heads, self._enter(x.reshape(rows * tokens, width))
-        q, k, v = self._ask(here, 0, joined).view(rows, tokens, 3, heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, E)
-        here = self._join(here, 0, output, self._look_back(q, k, v, cache, None if paths is None else paths.allowed))
-        q = self._ask(here, 1, ask).view(rows, tokens, heads, -1).transpose(1, 2)
-        here = self._join(here, 1, bring, self._look(q, *cache.source, None, memory_mask.lengths))
+        here = self._enter(x.reshape(rows * tokens, width))
+        found = self._look_back(self._ask(here, 0, joined), cache, None if paths is None else paths.allowed, rows)
+        here = self._join(here, 0, output, found)
+        here = self._join(here, 1, bring, self._look(self._ask(here, 1, ask), cache.source, memory_mask.lengths))
         here = self._join(here, 2, down, self._widen(here, wide))
         return self._leave(here).view(rows, tokens, width)
 
@@ -104,7 +103,7 @@ class LightTranslatorLayer(Layer):
     def _leave(self, here: Any) -> Tensor:
         return here
 
-    def _ask(self, here: Any, sublayer: int, product: Any) -> Tensor:
+    def _ask(self, here: Any, sublayer: int, product: Any) -> Any:
         """What a product (to N) makes of it, behind the sublayer's norm if that comes first: (B · T, N)."""
         return product.forward(torch.layer_norm(here, *self.norms[sublayer]) if self.pre else here)
 
@@ -116,20 +115,23 @@ class LightTranslatorLayer(Layer):
     def _widen(self, here: Any, wide: Any) -> Any:
         return self.activation(self._ask(here, 2, wide))
 
-    def _look_back(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, allowed: Tensor | None) -> Any:
-        """Keys and values (B, H, T, E) of the new tokens join those that are held, and the queries look at them."""
-        return self._look(q, *cache.extend(k, v), allowed, None)
+    def _look_back(self, asked: Any, cache: LayerCache, allowed: Tensor | None, rows: int) -> Any:
+        """Of queries, keys and values (B · T, 3 · D) the last two join what is held; then as `_look`.
 
-    def _look(self, q: Tensor, keys: Tensor, values: Tensor, allowed: Tensor | None, lengths: Tensor | None) -> Any:
-        """What the queries (B, H, T, E) bring home, their heads joined: (B · T, D).
-
-        They see the keys that are `allowed` (B, T, up to S), or as many as a source is long (B,), or all.
+        Each of T queries sees what is `allowed` (B, T, up to S), or, if nothing is said, all.
         """
-        hidden = None
-        if allowed is not None:
-            hidden = self.astray.off(allowed, keys.shape[2])
-        elif lengths is not None:
-            hidden = self.unseen.of(lengths, keys.shape[2])
+        q, k, v = asked.view(rows, len(asked) // rows, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, E)
+        keys, values = cache.extend(k, v)
+        return self._brought(q, keys, values, self.astray.off(allowed, keys.shape[2]))
+
+    def _look(self, asked: Any, source: tuple[Tensor, Tensor], lengths: Tensor | None) -> Any:
+        """What queries (B · T, D) bring home from keys and values (B, H, S, E), their heads joined: (B · T, D)."""
+        rows, heads, keys, width = source[0].shape
+        q = asked.view(rows, len(asked) // rows, heads, width).transpose(1, 2)
+        return self._brought(q, *source, self.unseen.of(lengths, keys))
+
+    @staticmethod
+    def _brought(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
         look = half_queries if keys.dtype == torch.bfloat16 else few_queries
         found = look(q, keys, values, hidden).view(q.shape).transpose(1, 2)
         return found.to(q.dtype, memory_format=torch.contiguous_format).reshape(len(q) * q.shape[2], -1)
@@ -164,8 +166,8 @@ class NativeTranslatorLayer(LightTranslatorLayer):
     def _leave(self, here: Here) -> Tensor:
         return here.flat
 
-    def _ask(self, here: Here, sublayer: int, product: Any) -> Tensor:
-        return native.whole(product.packed().raw(here.read)) if self.small else product.forward(here.read)
+    def _ask(self, here: Here, sublayer: int, product: Any) -> Raw:
+        return product.packed().raw(here.read) if self.small else Raw(product.forward(here.read))
 
     def _join(self, here: Here, sublayer: int, product: Any, found: Any) -> Here:
         raw = product.packed().raw(found) if self.small else Raw(product.forward(found))
@@ -173,7 +175,7 @@ class NativeTranslatorLayer(LightTranslatorLayer):
         if self.pre and sublayer == 2:  # the next layer has its own norm
             native.between(raw, here.flat, sum=numbers)
             return Here(numbers, numbers)
-        small = native.rounded(numbers) if self.small else None
+        small = native.rounded(*numbers.shape) if self.small else None
         if not self.pre:
             normed = torch.empty_like(numbers)
             native.between(raw, here.flat, norm=self.own_norms[sublayer], normed=normed, small=small)
@@ -192,18 +194,26 @@ class NativeTranslatorLayer(LightTranslatorLayer):
         raw, relu = wide.packed().raw(here.read), self.activation is torch.relu_
         return native.in_bytes(raw if relu else Raw(self.activation(native.whole(raw))), relu)
 
-    def _look_back(self, q: Tensor, k: Tensor, v: Tensor, cache: LayerCache, allowed: Tensor | None) -> Tensor | Small:
+    def _look_back(self, asked: Raw, cache: LayerCache, allowed: Tensor | None, rows: int) -> Tensor | Small:
         assert isinstance(cache.places, slice)  # all rows are equally long
-        cache.make_room(k, v)
-        return self._bring(native.look(q, *cache.read(), allowed, new=(k, v, cache.places.start)))
+        cache.grow()
+        return self._brought_home(asked, *cache.read(), allowed, None, cache.places.start)
 
-    def _look(
-        self, q: Tensor, keys: Tensor, values: Tensor, allowed: Tensor | None, lengths: Tensor | None
+    def _look(self, asked: Raw, source: tuple[Tensor, Tensor], lengths: Tensor | None) -> Tensor | Small:
+        return self._brought_home(asked, *source, None, lengths, None)
+
+    def _brought_home(
+        self,
+        asked: Raw,
+        keys: Tensor,
+        values: Tensor,
+        allowed: Tensor | None,
+        lengths: Tensor | None,
+        place: int | None,
     ) -> Tensor | Small:
-        return self._bring(native.look(q, keys, values, allowed, lengths))
-
-    def _bring(self, found: Tensor) -> Tensor | Small:
-        return native.in_bytes(Raw(found)) if self.small else found
+        small = native.rounded(len(asked.numbers), keys.shape[1] * keys.shape[3]) if self.small else None
+        found = native.look(asked, keys, values, allowed, lengths, place, small)
+        return small or found
 
 
 def light_translator_layers(config: ModelConfig, layers: list[Any]) -> list[Layer] | None:

@@ -31,9 +31,9 @@ class LayerCache:
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Put this step's k and v (B, G, T, E) in place; returns all keys and values up to here, without gradient."""
-        self.make_room(k, v)
-        assert self.keys is not None
-        assert self.values is not None
+        if self.keys is None or self.values is None:  # the first step says in which dtype and on which device
+            self.keys, self.values = (x.new_zeros(*x.shape[:2], self.slots + 1, x.shape[3]) for x in (k, v))
+        self.grow()
         for held, new in ((self.keys, k.detach()), (self.values, v.detach())):
             if isinstance(self.places, slice):
                 held[:, :, self.places] = new
@@ -41,11 +41,11 @@ class LayerCache:
                 held[self.places[0], :, self.places[1]] = new.transpose(1, 2)
         return self.read()
 
-    def make_room(self, k: Tensor, v: Tensor) -> None:
-        """Let there be slots for what this step brings, k and v (B, G, T, E)."""
-        if self.keys is None or self.values is None:  # the first step says in which dtype and on which device
-            self.keys, self.values = (x.new_zeros(*x.shape[:2], self.slots + 1, x.shape[3]) for x in (k, v))
-        elif (more := self.slots + 1 - self.keys.shape[2]) > 0:
+    def grow(self) -> None:
+        """Let there be slots for what this step brings."""
+        assert self.keys is not None
+        assert self.values is not None
+        if (more := self.slots + 1 - self.keys.shape[2]) > 0:
             self.keys, self.values = (F.pad(x, (0, 0, 0, more)) for x in (self.keys, self.values))
 
     def read(self) -> tuple[Tensor, Tensor]:

@@ -31,12 +31,14 @@ INLINE Floats all(float x) { return x - (Floats){}; }
 INLINE Ints choose_bits(Ints which, Ints yes, Ints no) { return (yes & which) | (no & ~which); }
 INLINE Floats choose(Ints which, Floats yes, Floats no) { return (Floats)choose_bits(which, (Ints)yes, (Ints)no); }
 
-/* Sixteen numbers that are held in fp32, or in bf16, whose bits are the upper half of fp32's. */
-INLINE Floats held(const void *from, int64_t at, int halves) {
-    if (!halves) return load((const float *)from + at);
-    return (Floats)(__builtin_convertvector(*(const Halves *)((const uint16_t *)from + at), Ints) << 16);
+/* Numbers that are held in fp32, or in bf16, whose bits are the upper half of fp32's. 32 of them are two vectors: the
+   first and the second half, but of bf16 those at even and at odd places, as they come apart with the least work. */
+INLINE Floats held(const void *from, int64_t at, int second, int halves) {
+    if (!halves) return load((const float *)from + at + second * WIDE);
+    const Ints both = *(const Ints *)((const uint16_t *)from + at);
+    if (second) return (Floats)(both & (int32_t)0xffff0000);
+    return (Floats)(both << 16);
 }
-
 INLINE void keep(void *to, int64_t at, Floats x, int halves) {
     if (!halves) return store((float *)to + at, x);
     Ints bits = (Ints)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16; /* to the nearest, or the even one */
@@ -61,6 +63,10 @@ INLINE Floats add8(Floats a, Floats b) {
     return PAIRED(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
            PAIRED(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
 }
+#define FIRST_TOGETHER(a, b) PAIRED(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#define LAST_TOGETHER(a, b) PAIRED(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#define EVEN(a, b) PAIRED(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+#define ODD(a, b) PAIRED(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
 INLINE float sum(Floats x) {
     x = add1(x, x);
     x = add2(x, x);
@@ -94,7 +100,8 @@ INLINE Floats power(Floats x) {
 }
 
 /* One query q (E) over the keys and values that lie at the places `seen`: softmax(q kᵀ / √E) v to out (E).
-   Behind the last place, up to a multiple of 16, it stands again. Scores have as much room. */
+   Behind the last place, up to a multiple of 16, it stands again. Scores have as much room. Of halves, q lies as `held`
+   gives them. */
 INLINE void look_once(const float *q, const void *keys, const void *values, const int64_t *seen, int64_t count,
                       int64_t width, int halves, float *scores, float *out) {
     const float scale = 1.0f / sqrtf((float)width);
@@ -103,9 +110,11 @@ INLINE void look_once(const float *q, const void *keys, const void *values, cons
         Floats s[WIDE];
 #pragma GCC unroll 16
         for (int i = 0; i < WIDE; i++) {
-            s[i] = load(q) * held(keys, seen[first + i], halves);
-#pragma GCC unroll 4
-            for (int64_t e = WIDE; e < width; e += WIDE) s[i] += load(q + e) * held(keys, seen[first + i] + e, halves);
+            const int64_t at = seen[first + i];
+            s[i] = load(q) * held(keys, at, 0, halves) + load(q + WIDE) * held(keys, at, 1, halves);
+#pragma GCC unroll 2
+            for (int64_t e = 2 * WIDE; e < width; e += 2 * WIDE)
+                s[i] += load(q + e) * held(keys, at + e, 0, halves) + load(q + e + WIDE) * held(keys, at + e, 1, halves);
         }
 #pragma GCC unroll 8
         for (int i = 0; i < WIDE; i += 2) s[i / 2] = add1(s[i], s[i + 1]);
@@ -124,26 +133,61 @@ INLINE void look_once(const float *q, const void *keys, const void *values, cons
     }
     const float share = 1.0f / sum(total);
     for (int64_t e = 0; e < width; e += 4 * WIDE) { /* four vectors at a time stay in registers */
-        const int parts = width - e < 4 * WIDE ? (int)(width - e) / WIDE : 4;
+        const int parts = width - e < 4 * WIDE ? 2 : 4;
         Floats brought[4] = {};
         for (int64_t i = 0; i < count; i++)
 #pragma GCC unroll 4
-            for (int p = 0; p < parts; p++) brought[p] += scores[i] * held(values, seen[i] + e + p * WIDE, halves);
-        for (int p = 0; p < parts; p++) store(out + e + p * WIDE, brought[p] * share);
+            for (int p = 0; p < parts; p++)
+                brought[p] += scores[i] * held(values, seen[i] + e + p / 2 * 2 * WIDE, p % 2, halves);
+        for (int p = 0; p < parts; p += 2) {
+            Floats one = brought[p] * share, two = brought[p + 1] * share, even = one, odd = two;
+            if (halves) one = FIRST_TOGETHER(even, odd), two = LAST_TOGETHER(even, odd);
+            store(out + e + p * WIDE, one);
+            store(out + e + p * WIDE + WIDE, two);
+        }
     }
 }
 
+/* Rows of numbers in bytes: of each row the nearest to its largest / 127, 128 standing for 0. */
+INLINE void round_row(const float *row, int64_t width, float top, uint8_t *bytes, float *size) {
+    const float rate = top > 0 ? 127.0f / top : 0.0f;
+    for (int64_t d = 0; d < width; d += WIDE) {
+        Floats y = load(row + d) * rate + (12582912.0f + 128.0f); /* rounded by the addition itself */
+        *(Bytes *)(bytes + d) = __builtin_convertvector((Ints)y, Bytes);
+    }
+    *size = top / 127.0f;
+}
+
+/* What a row's largest is, given the largest in each place and the sum: where a number is none, that shows. */
+INLINE float top_of(Floats most, Floats total) {
+    const float all_of_it = sum(total);
+    return all_of_it == all_of_it ? largest(most) : NAN;
+}
+
 struct look {
-    const float *q;                 /* (B, H, T, E) */
-    const float *new_k, *new_v;     /* (B, H, T, E) what is put in place first, if anything; apart as q is */
-    void *keys, *values;            /* (B, H, S, E) each, laid out alike */
-    const uint8_t *allowed;         /* (B, T, S) which keys a query sees; or */
-    const int64_t *lengths;         /* (B,) the first so many; or, with neither, all */
-    float *out;                     /* (B, T, H, E) in one piece */
-    int64_t q_row, q_head, q_query; /* how far they lie apart; what a head has lies together */
-    int64_t row, head, key;
-    int64_t rows, heads, queries, count, width, halves, place;
+    const float *asked;        /* (B, T, N) what a product has given: queries of all heads, and behind them, if there */
+    int64_t apart, place;      /* are new ones, keys and values, which are put in place first; N, and where, or -1 */
+    const float *scales;       /* (B, T) what all that must be multiplied with */
+    const float *bias;         /* (N,) and what is added then */
+    void *keys, *values;       /* (B, H, S, E) each, laid out alike */
+    int64_t row, head, key;    /* how far they lie apart */
+    const uint8_t *allowed;    /* (B, T, S) which keys a query sees; or */
+    const int64_t *lengths;    /* (B,) the first so many; or, with neither, all */
+    float *out;                /* (B, T, H, E) */
+    uint8_t *bytes;            /* (B, T, H, E) the same in bytes, */
+    float *sizes;              /* (B, T) with what a step of one is worth */
+    int64_t rows, heads, queries, count, width, halves;
 };
+
+/* A head's numbers of what was asked, from n on, with their scale and bias: E of them. */
+INLINE void take(const struct look *l, int64_t line, int64_t n, void *to, int64_t at, int halves) {
+    const float scale = l->scales ? l->scales[line] : 1.0f;
+    for (int64_t e = 0; e < l->width; e += WIDE) {
+        Floats x = load(l->asked + line * l->apart + n + e) * scale;
+        if (l->bias) x += load(l->bias + n + e);
+        keep(to, at + e, x, halves);
+    }
+}
 
 /* The places of the keys that query t of row b sees, behind their number. */
 INLINE void find_seen(const struct look *l, int64_t b, int64_t t, int64_t *seen) {
@@ -164,33 +208,37 @@ INLINE void find_seen(const struct look *l, int64_t b, int64_t t, int64_t *seen)
 
 /* Of all heads of all rows one after the other, some; false if there is no memory. */
 EVERY_PROCESSOR static int look_part(const struct look *l, int64_t first, int64_t last) {
-    const int64_t most = (l->count + WIDE - 1) / WIDE * WIDE, size = l->halves ? 2 : 4;
+    const int64_t most = (l->count + WIDE - 1) / WIDE * WIDE, size = l->halves ? 2 : 4, all_heads = l->heads * l->width;
     const int64_t kinds = l->allowed ? l->queries : 1; /* of lists of places: a row's heads see the same */
-    int64_t *lists = malloc((kinds * (most + 1) + most) * sizeof(int64_t));
+    int64_t *lists = malloc((kinds * (most + 1) + most) * sizeof(int64_t) + l->width * sizeof(float));
     if (!lists) return 0;
-    float *scores = (float *)(lists + kinds * (most + 1));
+    float *scores = (float *)(lists + kinds * (most + 1)), *q = scores + 2 * most;
     char *keys = l->keys, *values = l->values;
     for (int64_t item = first; item < last; item++) {
         const int64_t b = item / l->heads, h = item % l->heads, next = item + 1;
         if (item == first || h == 0)
             for (int64_t t = 0; t < kinds; t++) find_seen(l, b, t, lists + t * (most + 1));
-        const int64_t here = (b * l->row + h * l->head) * size, q_here = b * l->q_row + h * l->q_head;
+        const int64_t here = (b * l->row + h * l->head) * size;
         const int64_t there = (next / l->heads * l->row + next % l->heads * l->head) * size;
         if (next < last) /* reading memory takes longer than computing: let it begin */
             for (int64_t n = 0; n < l->count * l->key * size; n += 64) {
                 __builtin_prefetch(keys + there + n, 0, 2);
                 __builtin_prefetch(values + there + n, 0, 2);
             }
-        for (int64_t t = 0; l->new_k && t < l->queries; t++)
-            for (int64_t e = 0; e < l->width; e += WIDE) {
-                const int64_t from = q_here + t * l->q_query + e, to = (l->place + t) * l->key + e;
-                keep(keys + here, to, load(l->new_k + from), (int)l->halves);
-                keep(values + here, to, load(l->new_v + from), (int)l->halves);
-            }
+        for (int64_t t = 0; l->place >= 0 && t < l->queries; t++) {
+            const int64_t line = b * l->queries + t, to = (l->place + t) * l->key;
+            take(l, line, all_heads + h * l->width, keys + here, to, (int)l->halves);
+            take(l, line, 2 * all_heads + h * l->width, values + here, to, (int)l->halves);
+        }
         for (int64_t t = 0; t < l->queries; t++) {
-            const int64_t *seen = lists + (l->allowed ? t * (most + 1) : 0);
-            const float *q = l->q + q_here + t * l->q_query;
-            float *out = l->out + ((b * l->queries + t) * l->heads + h) * l->width;
+            const int64_t *seen = lists + (l->allowed ? t * (most + 1) : 0), line = b * l->queries + t;
+            float *out = l->out + line * all_heads + h * l->width;
+            take(l, line, h * l->width, q, 0, 0);
+            for (int64_t e = 0; l->halves && e < l->width; e += 2 * WIDE) { /* as keys come apart */
+                Floats one = load(q + e), two = load(q + e + WIDE);
+                store(q + e, EVEN(one, two));
+                store(q + e + WIDE, ODD(one, two));
+            }
 #define LOOK(width, halves) look_once(q, keys + here, values + here, seen + 1, *seen, width, halves, scores, out)
             if (l->width == 64 && l->halves) LOOK(64, 1); /* what is known here need not be asked in every loop */
             else if (l->width == 64) LOOK(64, 0);
@@ -199,17 +247,29 @@ EVERY_PROCESSOR static int look_part(const struct look *l, int64_t first, int64_
             else if (l->halves) LOOK(l->width, 1);
             else LOOK(l->width, 0);
         }
+        for (int64_t t = 0; l->bytes && h == l->heads - 1 && t < l->queries; t++) { /* the row is complete */
+            const int64_t line = b * l->queries + t;
+            const float *out = l->out + line * all_heads;
+            Floats top = {}, total = {};
+            for (int64_t d = 0; d < all_heads; d += WIDE) {
+                Floats y = load(out + d), magnitude = choose(y < all(0.0f), -y, y);
+                top = choose(magnitude > top, magnitude, top);
+                total += y;
+            }
+            round_row(out, all_heads, top_of(top, total), l->bytes + line * all_heads, l->sizes + line);
+        }
     }
     free(lists);
     return 1;
 }
 
-/* False if there is no memory. */
+/* False if there is no memory. Where a row becomes bytes, all its heads are one thread's. */
 int clearhead_look(const struct look *l, int64_t threads) {
-    const int64_t items = l->rows * l->heads;
+    const int64_t together = l->bytes ? l->heads : 1, items = l->rows * l->heads / together;
     int done = 1;
 #pragma omp parallel for num_threads(threads) schedule(static) reduction(&: done)
-    for (int64_t n = 0; n < threads; n++) done &= look_part(l, items * n / threads, items * (n + 1) / threads);
+    for (int64_t n = 0; n < threads; n++)
+        done &= look_part(l, items * n / threads * together, items * (n + 1) / threads * together);
     return done;
 }
 
@@ -264,15 +324,7 @@ EVERY_PROCESSOR static int between_part(const struct between *w, int64_t first, 
                 total += y;
             }
         }
-        if (w->bytes) {
-            const float all_of_it = sum(total), top = all_of_it == all_of_it ? largest(most) : NAN; /* NaN shows */
-            const float rate = top > 0 ? 127.0f / top : 0.0f;
-            for (int64_t d = 0; d < width; d += WIDE) {
-                Floats y = load(row + d) * rate + (12582912.0f + 128.0f); /* rounded by the addition itself */
-                *(Bytes *)(w->bytes + b * width + d) = __builtin_convertvector((Ints)y, Bytes);
-            }
-            w->sizes[b] = top / 127.0f;
-        }
+        if (w->bytes) round_row(row, width, top_of(most, total), w->bytes + b * width, w->sizes + b);
     }
     free(row);
     return 1;

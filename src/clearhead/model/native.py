@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-WIDE = 16  # numbers that are computed at once; every width must be a multiple of it
+WIDE = 32  # every width must be a multiple of it: two vectors of 16 numbers are computed at once
 LITTLE = 4096  # numbers for which a second thread is not worth waking
 
 
@@ -49,9 +49,10 @@ class _Look(ctypes.Structure):
     """As `struct look` in native.c."""
 
     _fields_: ClassVar = [
-        *((name, c_void_p) for name in ("q", "new_k", "new_v", "keys", "values", "allowed", "lengths", "out")),
-        *((name, c_int64) for name in ("q_row", "q_head", "q_query", "row", "head", "key")),
-        *((name, c_int64) for name in ("rows", "heads", "queries", "count", "width", "halves", "place")),
+        *(("asked", c_void_p), ("apart", c_int64), ("place", c_int64), ("scales", c_void_p), ("bias", c_void_p)),
+        *(("keys", c_void_p), ("values", c_void_p), ("row", c_int64), ("head", c_int64), ("key", c_int64)),
+        *((name, c_void_p) for name in ("allowed", "lengths", "out", "bytes", "sizes")),
+        *((name, c_int64) for name in ("rows", "heads", "queries", "count", "width", "halves")),
     ]
 
 
@@ -87,32 +88,33 @@ def fits(*widths: int) -> bool:
 
 
 def look(
-    q: Tensor,
+    asked: Raw,
     k: Tensor,
     v: Tensor,
     allowed: Tensor | None = None,
     lengths: Tensor | None = None,
-    new: tuple[Tensor, Tensor, int] | None = None,
+    place: int | None = None,
+    small: Small | None = None,
 ) -> Tensor:
-    """Attention of q (B, H, T, E) over k and v (B, H, S, E), in fp32 or bf16, the heads joined: (B · T, H · E).
+    """Attention over k and v (B, H, S, E), in fp32 or bf16, the heads joined: (B · T, H · E), and the same in bytes.
 
-    `allowed` (B, T, up to S) says which keys a query sees, or `lengths` (B,) how many, or all are seen; each must see
-    one. `new` are keys and values (B, H, T, E) that are put in place first, from a slot on.
+    What a product has `asked` are queries (B · T, H · E); or, with a `place`, these and as many keys and values, which
+    are put in place first, from that slot on. `allowed` (B, T, up to S) says which keys a query sees, or `lengths` (B,)
+    how many, or all are seen; each must see one.
     """
-    (rows, heads, queries, width), keys = q.shape, k.shape[2] if allowed is None else allowed.shape[2]
-    apart, held = q.stride(), k.stride()
-    assert apart[3] == held[3] == 1, "a head's numbers must lie together"
+    (rows, heads, keys, width), held = k.shape, k.stride()
+    lines, outputs = asked.numbers.shape
     assert held == v.stride(), "keys and values must be laid out alike"
-    new_k, new_v, place = new or (None, None, 0)
-    if new_k is not None and new_v is not None:
-        assert new_k.stride() == new_v.stride() == apart, "new keys and values must be laid out as queries are"
-    out = q.new_empty(rows * queries, heads * width)
-    asked = _Look(
-        *(q.data_ptr(), _to(new_k), _to(new_v), k.data_ptr(), v.data_ptr()),
-        *(_at(allowed), _at(lengths), out.data_ptr(), *apart[:3], *held[:3]),
-        *(rows, heads, queries, keys, width, k.dtype == torch.bfloat16, place),
+    assert held[3] == 1, "a head's numbers must lie together"
+    assert outputs == heads * width * (1 if place is None else 3), "queries, or queries, keys and values"
+    out = asked.numbers.new_empty(lines, heads * width)
+    numbers, sizes = small or (None, None)
+    wanted = _Look(
+        *(_at(asked.numbers), outputs, -1 if place is None else place, _at(asked.scales), _at(asked.bias)),
+        *(k.data_ptr(), v.data_ptr(), *held[:3], _at(allowed), _at(lengths), out.data_ptr(), _at(numbers), _at(sizes)),
+        *(rows, heads, lines // rows, keys if allowed is None else allowed.shape[2], width, k.dtype == torch.bfloat16),
     )
-    _call("clearhead_look", asked, k.numel())
+    _call("clearhead_look", wanted, k.numel())
     return out
 
 
@@ -138,14 +140,14 @@ def between(
     _call("clearhead_between", _Between(*map(_at, tensors), rows, width, relu, eps), rows * width)
 
 
-def rounded(x: Tensor) -> Small:
-    """Room for x (M, D) in bytes."""
-    return Small(torch.empty(x.shape, dtype=torch.uint8), x.new_empty(len(x)))
+def rounded(rows: int, width: int) -> Small:
+    """Room for rows of bytes."""
+    return Small(torch.empty(rows, width, dtype=torch.uint8), torch.empty(rows))
 
 
 def in_bytes(raw: Raw, relu: bool = False, norm: Norm | None = None) -> Small:
     """What a product gave, behind a relu or a norm if there is one, in bytes alone."""
-    small = rounded(raw.numbers)
+    small = rounded(*raw.numbers.shape)
     between(raw, None, relu, norm, small=small)
     return small
 
@@ -158,10 +160,6 @@ def whole(raw: Raw) -> Tensor:
 
 def _at(x: Tensor | None) -> int | None:
     assert x is None or x.is_contiguous(), "native code reads what lies together"
-    return _to(x)
-
-
-def _to(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
