@@ -186,3 +186,16 @@ def test_threads_and_rows_beside_it_never_change_a_row() -> None:
     assert torch.equal(alone, seen[0][6:9])
     one: Small = native.in_bytes(Raw(x[7:8].clone()), norm=norm)
     assert torch.equal(one.numbers, rounded[0].numbers[7:8])
+
+
+@compiled
+def test_of_equal_sums_the_first_is_the_best_and_one_that_is_none_shows() -> None:
+    scores, totals = torch.zeros(2, 3, 200), torch.zeros(2, 3)
+    sums, beams, words = native.best(scores, totals, 4)
+    assert sums.tolist() == [[0.0] * 4] * 2
+    assert beams.tolist() == [[0] * 4] * 2
+    assert words.tolist() == [[0, 1, 2, 3]] * 2
+    scores[1, 2, 150] = torch.nan
+    sums, beams, words = native.best(scores, totals, 4)
+    assert sums.isnan().tolist() == [[False] * 4, [True, False, False, False]]
+    assert (beams[1, 0], words[1, 0]) == (2, 150)

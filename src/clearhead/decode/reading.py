@@ -22,6 +22,7 @@ from clearhead.model import Decoder, Network
 from clearhead.model.attention import Attention
 from clearhead.model.feedforward import FeedForward
 from clearhead.model.gelu import gelu_tanh
+from clearhead.model.memory import hold_freed_memory
 from clearhead.model.quantised import ROWS, QuantisedLinear
 
 HALF = (torch.bfloat16, torch.float16)
@@ -36,8 +37,13 @@ def for_reading(network: AnyNetwork, dtype: torch.dtype | None = None) -> AnyNet
     INT4 is int4 weights in groups. A decoder on a CPU then holds small weights alone, its embedding's too.
     Without a dtype it is the network's own but, on a CPU, float32 in the place of halves, which many CPUs compute
     slowly. On other devices the network stays as it is, but for small weights.
+
+    On a CPU the process holds from here on what it frees, up to 1 GiB: a search needs the same room again for its next
+    batch.
     """
     own = next(network.parameters())
+    if own.is_cpu:
+        hold_freed_memory()
     on_cpu, small = own.is_cpu, dtype in (torch.int8, INT4)
     if is_small(network) or not (on_cpu or small):
         return network

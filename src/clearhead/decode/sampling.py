@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from clearhead.config import DecodeConfig
+from clearhead.model import native
 
 # splitmix64 (Steele, Lea and Flood 2014): an odd step, and two multipliers that mix it; int64 wraps around.
 STEP, FIRST, SECOND = (x - (1 << 64) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -72,6 +73,9 @@ def best(scores: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor, Te
     have to be put in order.
     """
     words = scores.shape[2]
+    count = min(count, scores[0].numel())
+    if scores.is_cpu and scores.dtype == torch.float32 and native.library() is not None:
+        return native.best(scores.contiguous(), totals.contiguous(), count)
     if not scores.is_cpu or words < 4 * count * BLOCK:
         gains, found = scores.topk(min(count, words), dim=2)  # (R, K, up to count)
         sums, chosen = (totals[:, :, None] + gains).flatten(1).topk(min(count, gains[0].numel()), dim=1)

@@ -337,3 +337,53 @@ int clearhead_between(const struct between *w, int64_t threads) {
     for (int64_t n = 0; n < threads; n++) done &= between_part(w, w->rows * n / threads, w->rows * (n + 1) / threads);
     return done;
 }
+
+struct best {
+    const float *scores; /* (B, K, V) */
+    const float *totals; /* (B, K) added to them */
+    float *sums;         /* (B, C) the highest sums, highest first, the first of equals; */
+    int64_t *beams;      /* (B, C) of which beam */
+    int64_t *words;      /* (B, C) and which word */
+    int64_t rows, each, count, kept;
+};
+#define MANY (4 * WIDE)
+
+/* Where a sum is none, it counts as the highest of its row, so that it shows. */
+EVERY_PROCESSOR static void best_part(const struct best *w, int64_t first, int64_t last) {
+    for (int64_t b = first; b < last; b++) {
+        float *sums = w->sums + b * w->kept;
+        int64_t *beams = w->beams + b * w->kept, *words = w->words + b * w->kept, found = 0;
+        for (int64_t k = 0; k < w->each; k++) {
+            const float total = w->totals[b * w->each + k];
+            const float *scores = w->scores + (b * w->each + k) * w->count;
+            for (int64_t n = 0; n < w->count; n++) {
+                if (found == w->kept && n + MANY <= w->count) { /* many that are all too low, as nearly all are */
+                    const Floats lowest = all(sums[found - 1]);
+                    Ints higher = {};
+                    for (int i = 0; i < MANY; i += WIDE) higher |= ~(load(scores + n + i) + total <= lowest);
+                    if (sum(choose(higher, all(1.0f), all(0.0f))) == 0) {
+                        n += MANY - 1;
+                        continue;
+                    }
+                }
+                const float x = scores[n] + total;
+                if (found == w->kept && x <= sums[found - 1]) continue;
+                int64_t place = found < w->kept ? found++ : found - 1;
+                for (; place > 0 && (x > sums[place - 1] || (x != x && sums[place - 1] == sums[place - 1])); place--) {
+                    sums[place] = sums[place - 1];
+                    beams[place] = beams[place - 1];
+                    words[place] = words[place - 1];
+                }
+                sums[place] = x;
+                beams[place] = k;
+                words[place] = n;
+            }
+        }
+    }
+}
+
+int clearhead_best(const struct best *w, int64_t threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t n = 0; n < threads; n++) best_part(w, w->rows * n / threads, w->rows * (n + 1) / threads);
+    return 1;
+}

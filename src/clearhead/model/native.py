@@ -67,6 +67,15 @@ class _Between(ctypes.Structure):
     ]
 
 
+class _Best(ctypes.Structure):
+    """As `struct best` in native.c."""
+
+    _fields_: ClassVar = [
+        *((name, c_void_p) for name in ("scores", "totals", "sums", "beams", "words")),
+        *((name, c_int64) for name in ("rows", "each", "count", "kept")),
+    ]
+
+
 @cache
 def library() -> Any | None:
     """The compiled functions, or None where there are none."""
@@ -75,7 +84,8 @@ def library() -> Any | None:
     for path in Path(__file__).parent.glob("_native.*"):
         try:
             found = ctypes.CDLL(str(path))  # torch's OpenMP is loaded already, and its threads are shared
-            found.clearhead_look.argtypes = found.clearhead_between.argtypes = [c_void_p, c_int64]
+            for function in (found.clearhead_look, found.clearhead_between, found.clearhead_best):
+                function.argtypes = [c_void_p, c_int64]
         except (OSError, AttributeError):  # of another system, or an older file
             continue
         return found
@@ -156,6 +166,15 @@ def whole(raw: Raw) -> Tensor:
     """What a product gave, in fp32, in its own place."""
     between(raw, sum=raw.numbers)
     return raw.numbers
+
+
+def best(scores: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The highest of totals (B, K) plus scores (B, K, V), highest first, their beams and words: (B, count) each."""
+    rows, beams, words = scores.shape
+    sums, chosen = scores.new_empty(rows, count), torch.empty(2, rows, count, dtype=torch.long)
+    pointers = (*map(_at, (scores, totals, sums)), chosen[0].data_ptr(), chosen[1].data_ptr())
+    _call("clearhead_best", _Best(*pointers, rows, beams, words, count), scores.numel())
+    return sums, chosen[0], chosen[1]
 
 
 def _at(x: Tensor | None) -> int | None:

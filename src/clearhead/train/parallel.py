@@ -19,9 +19,9 @@ from clearhead.config.train import TrainConfig
 from clearhead.errors import UserError
 from clearhead.model import Network
 from clearhead.model.device import choose_device
+from clearhead.model.memory import hold_freed_memory
 from clearhead.train.fused import fuse
 from clearhead.train.kernel import kernel_piece, kernel_works
-from clearhead.train.memory import hold_freed_memory
 from clearhead.train.objective import Objective
 from clearhead.train.pieces import piece
 

@@ -12,15 +12,16 @@ import torch
 from clearhead.config import preset
 from clearhead.config.data import DataConfig
 from clearhead.config.train import TrainConfig
+from clearhead.decode import reading
 from clearhead.model import build
+from clearhead.model.memory import OWN, hold_freed_memory
 from clearhead.train import parallel
-from clearhead.train.memory import OWN, hold_freed_memory
 from clearhead.train.objective import Objective
 from tests.train.tiny import recipe, run
 
 FAULTS = """
 import resource, sys
-from clearhead.train.memory import hold_freed_memory
+from clearhead.model.memory import hold_freed_memory
 if sys.argv[1] == "held":
     assert hold_freed_memory()
 def step():
@@ -79,6 +80,15 @@ def test_training_on_a_cpu_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     called = []
     monkeypatch.setattr(parallel, "hold_freed_memory", lambda: called.append(True))
     run(tmp_path, recipe("gpt", steps=1))
+    assert called == [True]
+
+
+def test_reading_on_a_cpu_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    monkeypatch.setattr(reading, "hold_freed_memory", lambda: called.append(True))
+    reading.for_reading(build(preset("tiny-gpt")).eval())
+    assert called == [True]
+    reading.for_reading(build(preset("tiny-gpt"), "meta").eval())
     assert called == [True]
 
 
