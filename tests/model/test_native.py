@@ -5,6 +5,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 import torch
@@ -24,6 +25,11 @@ WIDTHS = st.sampled_from([32, 64, 96, 160])
 def test_it_is_compiled_where_a_compiler_is() -> None:
     if platform.system() != "Linux" or platform.machine() != "x86_64" or shutil.which("gcc") is None:
         pytest.skip("nothing to compile it with, or another machine")
+    if os.environ.get("CLEARHEAD_NATIVE") == "0" or "gcc" not in str(sysconfig.get_config_var("CC")):
+        pytest.skip("turned off, or Python is compiled with something else")
+    version = subprocess.run(["gcc", "-dumpversion"], capture_output=True, text=True, check=True).stdout
+    if int(version.split(".")[0]) < 12:
+        pytest.skip(f"GCC {version.strip()} is too old")
     assert native.library() is not None
 
 
@@ -88,6 +94,7 @@ def test_new_keys_and_values_are_put_in_place_first(dtype: torch.dtype) -> None:
     for held, rows in zip(expected, new, strict=True):
         held[:, :, 4:7] = rows.view(2, 3, 4, 32).transpose(1, 2)
     found = native.look(Raw(asked, scales, bias), k[:, :, :7], v[:, :, :7], place=4)
+    assert torch.equal(k.float(), expected[0].float()) or dtype is torch.float32
     torch.testing.assert_close([k, v], expected)
     everything = torch.ones(2, 3, 7, dtype=torch.bool)
     torch.testing.assert_close(found.double(), formula(q, k[:, :, :7], v[:, :, :7], everything), rtol=1e-5, atol=2e-6)
@@ -172,15 +179,22 @@ def test_threads_and_rows_beside_it_never_change_a_row() -> None:
     before = torch.get_num_threads()
     q, k, v = torch.randn(6 * 3, 4 * 64), torch.randn(6, 4, 50, 64), torch.randn(6, 4, 50, 64)
     x, norm = torch.randn(90, 128), Norm(torch.randn(128), None, 1e-5)
-    seen, rounded = [], []
+    seen, rounded, chosen = [], [], []
+    scores, totals = torch.randn(3, 4, 900), torch.randn(3, 4)
     try:
-        for threads in (1, 2, 3, 5):
+        for threads in (1, 2, 3, 5, 9):  # more than there are rows, too
             torch.set_num_threads(threads)
-            seen.append(native.look(Raw(q), k, v))
+            small = native.rounded(*q.shape)
+            seen.append(native.look(Raw(q), k, v, small=small))
+            again = native.in_bytes(Raw(seen[-1]))
+            assert torch.equal(small.numbers, again.numbers)
+            assert torch.equal(small.scales, again.scales)
+            chosen.append(native.best(scores, totals, 9))
             rounded.append(native.in_bytes(Raw(x), norm=norm))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(found, seen[0]) for found in seen)
+    assert all(torch.equal(a, b) for found in chosen for a, b in zip(found, chosen[0], strict=True))
     assert all(torch.equal(found.numbers, rounded[0].numbers) for found in rounded)
     alone = native.look(Raw(q[6:9]), k[2:3], v[2:3])
     assert torch.equal(alone, seen[0][6:9])
@@ -199,3 +213,39 @@ def test_of_equal_sums_the_first_is_the_best_and_one_that_is_none_shows() -> Non
     sums, beams, words = native.best(scores, totals, 4)
     assert sums.isnan().tolist() == [[False] * 4, [True, False, False, False]]
     assert (beams[1, 0], words[1, 0]) == (2, 150)
+    scores[1] = torch.nan
+    assert native.best(scores, totals, 4)[0][1].isnan().all()
+
+
+@compiled
+def test_lengths_beyond_the_source_are_cut() -> None:
+    q, k = torch.randn(3, 32), torch.randn(3, 1, 5, 32)
+    found = native.look(Raw(q), k, k, lengths=torch.tensor([400, 5, 2]))
+    assert torch.equal(found, native.look(Raw(q), k, k, lengths=torch.tensor([5, 5, 2])))
+    native.look(Raw(q), k, k, lengths=torch.tensor([-3, 5, 2]))  # it sees nothing, and nothing is destroyed
+
+
+@compiled
+def test_rows_that_are_nearly_alike_are_normed_as_torch_does() -> None:
+    x = 1e-4 * torch.randn(4, 64) + 3
+    normed = torch.empty(4, 64)
+    native.between(Raw(x), norm=Norm(torch.ones(64), None, 1e-5), normed=normed)
+    torch.testing.assert_close(normed, torch.layer_norm(x, (64,)), rtol=1e-3, atol=1e-3)
+
+
+@compiled
+def test_what_it_cannot_read_is_refused() -> None:
+    q, k = torch.randn(2, 64), torch.randn(2, 1, 5, 64)
+    for bad in (k.double(), k.half()):
+        with pytest.raises(AssertionError):
+            native.look(Raw(q), bad, bad)
+    with pytest.raises(AssertionError):
+        native.look(Raw(q), k, k, allowed=torch.ones(2, 1, 5))
+    with pytest.raises(AssertionError):
+        native.look(Raw(q), k, k, lengths=torch.tensor([5]))
+    with pytest.raises(AssertionError):
+        native.look(Raw(torch.randn(2, 192)), k, k, place=5)
+    with pytest.raises(AssertionError):
+        native.between(Raw(q.double()), sum=q)
+    with pytest.raises(AssertionError):
+        native.between(Raw(q), residual=torch.randn(1, 64), sum=q)

@@ -84,7 +84,7 @@ class LightTranslatorLayer(Layer):
         """(B, T, D) to (B, T, D)."""
         paths, (rows, tokens, width) = mask.paths, x.shape
         is_step = paths is not None or (tokens == 1 and isinstance(mask.start, int))
-        if cache is None or cache.source is None or not is_step:
+        if cache is None or cache.source is None or not is_step or x.dtype != torch.float32:
             return super().forward(x, mask, rotation, memory, memory_mask, cache, real)
         assert memory_mask is not None
         joined, output, ask, bring, wide, down = self.products
@@ -154,7 +154,8 @@ class NativeTranslatorLayer(LightTranslatorLayer):
         self.own_norms = tuple(Norm(weight.detach(), _detached(bias), eps) for _, weight, bias, eps in self.norms)
 
     def _enter(self, flat: Tensor) -> Here:
-        norm, raw = self.own_norms[0] if self.pre else None, Raw(flat.contiguous())
+        flat = flat.contiguous()
+        norm, raw = self.own_norms[0] if self.pre else None, Raw(flat)
         if self.small:
             return Here(flat, native.in_bytes(raw, norm=norm))
         if norm is None:

@@ -123,14 +123,16 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype):
         super().__init__()
-        self.bias = linear.bias
+        self.plain_bias = (
+            None if linear.bias is None else linear.bias.detach().to(dtype)
+        )  # found at once, unlike a parameter
         self.activation: Callable[[Tensor], Tensor] | None = None
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(dtype), ROWS)
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, in) to (…, out)."""
         name, form = self.activations[self.activation]
-        return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, name, [], form)
+        return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.plain_bias, name, [], form)
 
 
 def _as_it_is(x: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def best(scores: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor, Te
     """
     words = scores.shape[2]
     count = min(count, scores[0].numel())
-    if scores.is_cpu and scores.dtype == torch.float32 and native.library() is not None:
+    if count and scores.is_cpu and scores.dtype == totals.dtype == torch.float32 and native.library() is not None:
         return native.best(scores.contiguous(), totals.contiguous(), count)
     if not scores.is_cpu or words < 4 * count * BLOCK:
         gains, found = scores.topk(min(count, words), dim=2)  # (R, K, up to count)

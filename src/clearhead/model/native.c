@@ -1,5 +1,5 @@
-/* What a step of decoding does between its matrix products, on a CPU: attention of a few queries a row over what is held,
-   and everything that happens to a row of numbers from one product to the next. native.py calls it; torch's own
+/* What a step of decoding does between its matrix products, on a CPU: attention of a few queries a row over what is
+   held, and everything that happens to a row of numbers from one product to the next. native.py calls it; torch's own
    operations do the same where this file could not be compiled.
 
    B rows · H heads · T queries · S keys · E head width · M rows of numbers · D width
@@ -10,9 +10,16 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "bf16 is taken apart as it lies on little-endian machines"
+#endif
+
 #define WIDE 16
+#define NEAR (1 << 17) /* bytes that are fetched ahead: a good part of the cache of one core */
+#define VERSION 1      /* of what this file does, as native.py has it */
 typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint32_t Bits __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(32), aligned(2), may_alias));
 typedef uint8_t Bytes __attribute__((vector_size(16), aligned(1), may_alias));
 
@@ -41,8 +48,9 @@ INLINE Floats held(const void *from, int64_t at, int second, int halves) {
 }
 INLINE void keep(void *to, int64_t at, Floats x, int halves) {
     if (!halves) return store((float *)to + at, x);
-    Ints bits = (Ints)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16; /* to the nearest, or the even one */
-    *(Halves *)((uint16_t *)to + at) = __builtin_convertvector(choose_bits(x == x, rounded, bits >> 16 | 64), Halves);
+    Bits bits = (Bits)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16; /* to the nearest, or the even one */
+    Ints kept = choose_bits(x == x, (Ints)rounded, (Ints)(bits >> 16 | 64)); /* NaN stays */
+    *(Halves *)((uint16_t *)to + at) = __builtin_convertvector((Bits)kept, Halves);
 }
 
 /* Both, each with its neighbours at `distance` added to it, alternating: how sixteen sums become one vector. */
@@ -114,7 +122,8 @@ INLINE void look_once(const float *q, const void *keys, const void *values, cons
             s[i] = load(q) * held(keys, at, 0, halves) + load(q + WIDE) * held(keys, at, 1, halves);
 #pragma GCC unroll 2
             for (int64_t e = 2 * WIDE; e < width; e += 2 * WIDE)
-                s[i] += load(q + e) * held(keys, at + e, 0, halves) + load(q + e + WIDE) * held(keys, at + e, 1, halves);
+                s[i] += load(q + e) * held(keys, at + e, 0, halves) +
+                        load(q + e + WIDE) * held(keys, at + e, 1, halves);
         }
 #pragma GCC unroll 8
         for (int i = 0; i < WIDE; i += 2) s[i / 2] = add1(s[i], s[i + 1]);
@@ -150,12 +159,12 @@ INLINE void look_once(const float *q, const void *keys, const void *values, cons
 
 /* Rows of numbers in bytes: of each row the nearest to its largest / 127, 128 standing for 0. */
 INLINE void round_row(const float *row, int64_t width, float top, uint8_t *bytes, float *size) {
-    const float rate = top > 0 ? 127.0f / top : 0.0f;
+    const float rate = top > 1e-30f ? 127.0f / top : 0.0f; /* below it, 1 / top may be none */
     for (int64_t d = 0; d < width; d += WIDE) {
         Floats y = load(row + d) * rate + (12582912.0f + 128.0f); /* rounded by the addition itself */
         *(Bytes *)(bytes + d) = __builtin_convertvector((Ints)y, Bytes);
     }
-    *size = top / 127.0f;
+    *size = top > 1e-30f || top != top ? top / 127.0f : 0.0f;
 }
 
 /* What a row's largest is, given the largest in each place and the sum: where a number is none, that shows. */
@@ -199,7 +208,8 @@ INLINE void find_seen(const struct look *l, int64_t b, int64_t t, int64_t *seen)
             count += allowed[i];
         }
     } else {
-        count = l->lengths ? l->lengths[b] : l->count;
+        count = l->lengths && l->lengths[b] < l->count ? l->lengths[b] : l->count;
+        if (count < 0) count = 0;
         for (int64_t i = 0; i < count; i++) places[i] = i * l->key;
     }
     *seen = count;
@@ -221,7 +231,7 @@ EVERY_PROCESSOR static int look_part(const struct look *l, int64_t first, int64_
         const int64_t here = (b * l->row + h * l->head) * size;
         const int64_t there = (next / l->heads * l->row + next % l->heads * l->head) * size;
         if (next < last) /* reading memory takes longer than computing: let it begin */
-            for (int64_t n = 0; n < l->count * l->key * size; n += 64) {
+            for (int64_t n = 0; n < l->count * l->key * size && n < NEAR; n += 64) {
                 __builtin_prefetch(keys + there + n, 0, 2);
                 __builtin_prefetch(values + there + n, 0, 2);
             }
@@ -367,7 +377,7 @@ EVERY_PROCESSOR static void best_part(const struct best *w, int64_t first, int64
                     }
                 }
                 const float x = scores[n] + total;
-                if (found == w->kept && x <= sums[found - 1]) continue;
+                if (found == w->kept && !(x > sums[found - 1]) && (x == x || sums[found - 1] != sums[found - 1])) continue;
                 int64_t place = found < w->kept ? found++ : found - 1;
                 for (; place > 0 && (x > sums[place - 1] || (x != x && sums[place - 1] == sums[place - 1])); place--) {
                     sums[place] = sums[place - 1];
@@ -386,4 +396,9 @@ int clearhead_best(const struct best *w, int64_t threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t n = 0; n < threads; n++) best_part(w, w->rows * n / threads, w->rows * (n + 1) / threads);
     return 1;
+}
+
+/* What native.py compares with its own: a library that was compiled from another version of this file is not used. */
+int64_t clearhead_layout(void) {
+    return VERSION + 1000 * (sizeof(struct look) + sizeof(struct between) + sizeof(struct best));
 }

@@ -9,7 +9,9 @@ CLEARHEAD_NATIVE=0, torch's operations do the same.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+import sysconfig
 from ctypes import c_float, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -18,7 +20,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+log = logging.getLogger("clearhead")
 WIDE = 32  # every width must be a multiple of it: two vectors of 16 numbers are computed at once
+VERSION = 1  # of what native.c does, as it stands there
 LITTLE = 4096  # numbers for which a second thread is not worth waking
 
 
@@ -43,6 +47,10 @@ class Norm(NamedTuple):
     weight: Tensor  # (D,)
     bias: Tensor | None
     eps: float
+
+
+NOTHING = (None, None)
+NO_NORM = (None, None, 0.0)
 
 
 class _Look(ctypes.Structure):
@@ -81,14 +89,19 @@ def library() -> Any | None:
     """The compiled functions, or None where there are none."""
     if os.environ.get("CLEARHEAD_NATIVE") == "0":
         return None
-    for path in Path(__file__).parent.glob("_native.*"):
+    own = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"  # that of another Python would do as well
+    for path in sorted(Path(__file__).parent.glob("_native.*"), key=lambda path: path.name != own):
         try:
             found = ctypes.CDLL(str(path))  # torch's OpenMP is loaded already, and its threads are shared
             for function in (found.clearhead_look, found.clearhead_between, found.clearhead_best):
                 function.argtypes = [c_void_p, c_int64]
-        except (OSError, AttributeError):  # of another system, or an older file
+            found.clearhead_layout.restype = c_int64
+        except (OSError, AttributeError) as error:  # of another system, or an older file
+            log.info("%s cannot be used: %s", path, error)
             continue
-        return found
+        if found.clearhead_layout() == VERSION + 1000 * sum(map(ctypes.sizeof, (_Look, _Between, _Best))):
+            return found
+        log.info("%s was compiled from another version of native.c; install the package again", path)
     return None
 
 
@@ -112,17 +125,23 @@ def look(
     are put in place first, from that slot on. `allowed` (B, T, up to S) says which keys a query sees, or `lengths` (B,)
     how many, or all are seen; each must see one.
     """
-    (rows, heads, keys, width), held = k.shape, k.stride()
-    lines, outputs = asked.numbers.shape
-    assert held == v.stride(), "keys and values must be laid out alike"
+    (rows, heads, keys, width), held, x = k.shape, k.stride(), asked.numbers
+    lines, outputs = x.shape
+    queries, seen = lines // rows, keys if allowed is None else allowed.shape[2]
+    assert (lines, outputs) == (rows * queries, heads * width * (1 if place is None else 3)), "q, or q, k and v"
+    assert (held, k.dtype) == (v.stride(), v.dtype), "keys and values must be laid out alike"
     assert held[3] == 1, "a head's numbers must lie together"
-    assert outputs == heads * width * (1 if place is None else 3), "queries, or queries, keys and values"
-    out = asked.numbers.new_empty(lines, heads * width)
-    numbers, sizes = small or (None, None)
+    assert k.dtype is torch.float32 or k.dtype is torch.bfloat16
+    assert allowed is None or (_is_plain(allowed, torch.bool, (rows, queries, seen)) and seen <= keys)
+    assert lengths is None or _is_plain(lengths, torch.int64, (rows,))
+    assert place is None or place + queries <= keys, "there must be room"
+    assert _is_plain(x, torch.float32, x.shape)
+    out = torch.empty(lines, heads * width)
+    numbers, sizes = small or NOTHING
     wanted = _Look(
-        *(_at(asked.numbers), outputs, -1 if place is None else place, _at(asked.scales), _at(asked.bias)),
-        *(k.data_ptr(), v.data_ptr(), *held[:3], _at(allowed), _at(lengths), out.data_ptr(), _at(numbers), _at(sizes)),
-        *(rows, heads, lines // rows, keys if allowed is None else allowed.shape[2], width, k.dtype == torch.bfloat16),
+        *(x.data_ptr(), outputs, -1 if place is None else place, _to(asked.scales), _to(asked.bias)),
+        *(k.data_ptr(), v.data_ptr(), *held[:3], _to(allowed), _to(lengths), out.data_ptr(), _to(numbers), _to(sizes)),
+        *(rows, heads, queries, seen, width, k.dtype is torch.bfloat16),
     )
     _call("clearhead_look", wanted, k.numel())
     return out
@@ -143,11 +162,17 @@ def between(
     This is written to `sum`, which may be the product itself; its norm to `normed`; and whichever came last, rounded to
     bytes, to `small`. None of these: it is not wanted.
     """
-    rows, width = raw.numbers.shape
-    weight, bias, eps = norm or (None, None, 0.0)
-    numbers, scales = small or (None, None)
-    tensors = (raw.numbers, raw.scales, raw.bias, residual, weight, bias, sum, normed, numbers, scales)
-    _call("clearhead_between", _Between(*map(_at, tensors), rows, width, relu, eps), rows * width)
+    x = raw.numbers
+    assert _is_plain(x, torch.float32, x.shape)
+    assert residual is None or _is_plain(residual, torch.float32, x.shape)
+    rows, width = x.shape
+    weight, bias, eps = norm or NO_NORM
+    numbers, sizes = small or NOTHING
+    wanted = _Between(
+        *(x.data_ptr(), _to(raw.scales), _to(raw.bias), _to(residual), _to(weight), _to(bias)),
+        *(_to(sum), _to(normed), _to(numbers), _to(sizes), rows, width, relu, eps),
+    )
+    _call("clearhead_between", wanted, rows * width)
 
 
 def rounded(rows: int, width: int) -> Small:
@@ -171,15 +196,23 @@ def whole(raw: Raw) -> Tensor:
 def best(scores: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """The highest of totals (B, K) plus scores (B, K, V), highest first, their beams and words: (B, count) each."""
     rows, beams, words = scores.shape
-    sums, chosen = scores.new_empty(rows, count), torch.empty(2, rows, count, dtype=torch.long)
-    pointers = (*map(_at, (scores, totals, sums)), chosen[0].data_ptr(), chosen[1].data_ptr())
+    assert 0 < count <= beams * words
+    assert _is_plain(scores, torch.float32, scores.shape)
+    assert _is_plain(totals, torch.float32, (rows, beams))
+    sums, chosen = torch.empty(rows, count), torch.empty(2, rows, count, dtype=torch.long)
+    first, second = chosen
+    pointers = (scores.data_ptr(), totals.data_ptr(), sums.data_ptr(), first.data_ptr(), second.data_ptr())
     _call("clearhead_best", _Best(*pointers, rows, beams, words, count), scores.numel())
-    return sums, chosen[0], chosen[1]
+    return sums, first, second
 
 
-def _at(x: Tensor | None) -> int | None:
-    assert x is None or x.is_contiguous(), "native code reads what lies together"
+def _to(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
+
+
+def _is_plain(x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    """Whether native code can read x: these numbers, on the CPU, one behind the other."""
+    return x.dtype is dtype and x.shape == shape and x.is_contiguous() and x.is_cpu
 
 
 def _call(name: str, asked: ctypes.Structure, numbers: int) -> None:

@@ -174,7 +174,8 @@ class EncoderDecoder(Network):
         if len(memory.hidden) != len(target):
             raise ValueError(f"{len(memory.hidden)} rows of source, but {len(target)} of target")
         if cache is not None:
-            cache.source, cache.source_lengths = memory, memory.lengths
+            lengths = None if memory.lengths is None else memory.lengths.long().contiguous()
+            cache.source, cache.source_lengths = memory, lengths
         return Mask(lengths=memory.lengths)
 
     def forward(

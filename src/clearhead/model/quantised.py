@@ -119,7 +119,7 @@ class Packed:
         self.plain = layer.weight
         self.scale, self.zeros = layer.scale[:, 0].clone(), torch.zeros(layer.outputs, dtype=torch.int32)  # (N,)
         self.shift = torch.full((layer.inputs,), 1.5 * 2**23 + 128)
-        self.bias = None if layer.bias is None else layer.bias.detach()
+        self.bias = None if layer.bias is None else layer.bias.detach().float()
         self.nonnegative, self.native = layer.nonnegative, native.fits(layer.inputs, layer.outputs)
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class Packed:
     def product(self, unsigned: Tensor) -> Tensor:
         """Bytes (M, K), 128 standing for 0, times the weights: (M, N) in fp32."""
         if len(unsigned) == 1:  # faster so
-            sums = torch._int_mm(unsigned.bitwise_xor_(128).view(torch.int8), self.plain.t())
+            sums = torch._int_mm(unsigned.bitwise_xor(128).view(torch.int8), self.plain.t())
             return sums.float().mul_(self.scale)
         return _packed_product(unsigned, self.weights, self.scale, self.zeros)
 
