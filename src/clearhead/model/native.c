@@ -358,7 +358,31 @@ struct best {
 };
 #define MANY (4 * WIDE)
 
-/* Where a sum is none, it counts as the highest of its row, so that it shows. */
+/* One more sum takes its place among the highest, if it is one of them; behind its equals, and one that is no number
+   before all others, so that it shows. How many there are then. */
+INLINE int64_t rank(float x, int64_t beam, int64_t word, int64_t found, int64_t kept, float *sums, int64_t *beams,
+                    int64_t *words) {
+#define ABOVE(n) (x > sums[n] || (x != x && sums[n] == sums[n]))
+    if (found == kept && !ABOVE(found - 1)) return found;
+    int64_t place = found < kept ? found++ : found - 1;
+    for (; place > 0 && ABOVE(place - 1); place--) {
+        sums[place] = sums[place - 1];
+        beams[place] = beams[place - 1];
+        words[place] = words[place - 1];
+    }
+    sums[place] = x;
+    beams[place] = beam;
+    words[place] = word;
+    return found;
+}
+
+/* Whether any of the next MANY scores, with the total, may be among the highest: of nearly all, none is. */
+INLINE int any_higher(const float *scores, float total, float lowest) {
+    Ints higher = {};
+    for (int n = 0; n < MANY; n += WIDE) higher |= ~(load(scores + n) + total <= all(lowest));
+    return sum(choose(higher, all(1.0f), all(0.0f))) > 0;
+}
+
 EVERY_PROCESSOR static void best_part(const struct best *w, int64_t first, int64_t last) {
     for (int64_t b = first; b < last; b++) {
         float *sums = w->sums + b * w->kept;
@@ -366,27 +390,11 @@ EVERY_PROCESSOR static void best_part(const struct best *w, int64_t first, int64
         for (int64_t k = 0; k < w->each; k++) {
             const float total = w->totals[b * w->each + k];
             const float *scores = w->scores + (b * w->each + k) * w->count;
-            for (int64_t n = 0; n < w->count; n++) {
-                if (found == w->kept && n + MANY <= w->count) { /* many that are all too low, as nearly all are */
-                    const Floats lowest = all(sums[found - 1]);
-                    Ints higher = {};
-                    for (int i = 0; i < MANY; i += WIDE) higher |= ~(load(scores + n + i) + total <= lowest);
-                    if (sum(choose(higher, all(1.0f), all(0.0f))) == 0) {
-                        n += MANY - 1;
-                        continue;
-                    }
-                }
-                const float x = scores[n] + total;
-                if (found == w->kept && !(x > sums[found - 1]) && (x == x || sums[found - 1] != sums[found - 1])) continue;
-                int64_t place = found < w->kept ? found++ : found - 1;
-                for (; place > 0 && (x > sums[place - 1] || (x != x && sums[place - 1] == sums[place - 1])); place--) {
-                    sums[place] = sums[place - 1];
-                    beams[place] = beams[place - 1];
-                    words[place] = words[place - 1];
-                }
-                sums[place] = x;
-                beams[place] = k;
-                words[place] = n;
+            for (int64_t n = 0; n < w->count; n += MANY) {
+                const int64_t end = n + MANY < w->count ? n + MANY : w->count;
+                if (found == w->kept && end == n + MANY && !any_higher(scores + n, total, sums[found - 1])) continue;
+                for (int64_t i = n; i < end; i++)
+                    found = rank(scores[i] + total, k, i, found, w->kept, sums, beams, words);
             }
         }
     }
