@@ -53,7 +53,8 @@ INLINE void keep(void *to, int64_t at, Floats x, int halves) {
     *(Halves *)((uint16_t *)to + at) = __builtin_convertvector((Bits)kept, Halves);
 }
 
-/* Both, each with its neighbours at `distance` added to it, alternating: how sixteen sums become one vector. */
+/* Numbers added to those 1, 2, 4 or 8 places behind them, those of both vectors side by side: after all four, sixteen
+   vectors have become one, of their sums. */
 #define PAIRED(a, b, ...) (__builtin_shufflevector(a, b, __VA_ARGS__))
 INLINE Floats add1(Floats a, Floats b) {
     return PAIRED(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
