@@ -73,13 +73,12 @@ def best(scores: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor, Te
     have to be put in order.
     """
     words = scores.shape[2]
-    count = min(count, scores[0].numel())
-    if count and scores.is_cpu and scores.dtype == totals.dtype == torch.float32 and native.library() is not None:
-        return native.best(scores.contiguous(), totals.contiguous(), count)
     if not scores.is_cpu or words < 4 * count * BLOCK:
         gains, found = scores.topk(min(count, words), dim=2)  # (R, K, up to count)
         sums, chosen = (totals[:, :, None] + gains).flatten(1).topk(min(count, gains[0].numel()), dim=1)
         return sums, chosen // found.shape[2], found.flatten(1).gather(1, chosen)
+    if count and scores.dtype == totals.dtype == torch.float32 and native.library() is not None:
+        return native.best(scores.contiguous(), totals.contiguous(), count)
     many, rest = divmod(words, BLOCK)  # the rest, of less than a block, is looked at in any case
     blocks = scores[:, :, : words - rest].unflatten(2, (many, BLOCK))
     chosen = (blocks.amax(dim=3) + totals[:, :, None]).flatten(1).topk(count, dim=1).indices  # (R, count)

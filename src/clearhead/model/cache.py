@@ -28,7 +28,6 @@ class LayerCache:
     places: slice | tuple[Tensor, Tensor] | None = None  # this step's slots: the same for all, or rows and slots (B, T)
     readable: int = 0  # how many slots this step looks at
     source: tuple[Tensor, Tensor] | None = None  # (B, G, S, E) each
-    blank: bool = True  # whether new slots must be zeros, since some are looked at, and hidden, before they are written
 
     def extend(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Put this step's k and v (B, G, T, E) in place; returns all keys and values up to here, without gradient."""
@@ -47,7 +46,7 @@ class LayerCache:
         assert self.keys is not None
         assert self.values is not None
         if (more := self.slots + 1 - self.keys.shape[2]) > 0:
-            self.keys, self.values = (_longer(x, more, self.blank) for x in (self.keys, self.values))
+            self.keys, self.values = (F.pad(x, (0, 0, 0, more)) for x in (self.keys, self.values))
 
     def read(self) -> tuple[Tensor, Tensor]:
         """The keys and values that this step looks at: (B, G, readable, E) each."""
@@ -184,15 +183,6 @@ class Cache:
                 layer.source = (_without(layer.source[0], row), _without(layer.source[1], row))
 
 
-def _longer(x: Tensor, more: int, blank: bool) -> Tensor:
-    """x (B, G, C, E) with more slots behind it."""
-    if blank:
-        return F.pad(x, (0, 0, 0, more))
-    grown = x.new_empty(*x.shape[:2], x.shape[2] + more, x.shape[3])
-    grown[:, :, : x.shape[2]] = x
-    return grown
-
-
 def _below(top: Tensor, bottom: Tensor, slots: int) -> Tensor:
     """Rows below rows: (B, G, C, E) and (B', G, C', E) to (B + B', G, slots, E), cut or with zeros behind."""
     joined = top.new_zeros(len(top) + len(bottom), top.shape[1], slots, top.shape[3])
@@ -218,8 +208,6 @@ class Tree(Cache):
         self.config, self.longest, self.slots, self.even = trunk.config, trunk.longest, trunk.slots, trunk.even
         self.capacity, self.first_slots = trunk.longest + branches * steps, branches * FIRST_SLOTS
         self.lengths, self.layers = trunk.lengths, trunk.layers
-        for layer in self.layers:
-            layer.blank = False  # all branches of all rows write, and then look
         self.source, self.source_lengths = trunk.source, trunk.source_lengths
         device, rows = self.lengths.device, len(trunk)
         self.positions = torch.arange(trunk.longest, device=device).expand(rows, -1)  # (B, slots used), of the keys

@@ -81,7 +81,10 @@ def test_its_own_library_agrees_on_invented_names(names: Path, ctranslate2: Any)
         expected = ["".join(each.hypotheses[0]) for each in found]
         mine = model.translate(texts, beam=beam, max_new_tokens=40, **options)
         same = sum(a == b for a, b in zip(mine, expected, strict=True))
-        print(f"beam {beam}: {same} of {INPUTS} the same")
+        print(
+            f"beam {beam}: {same} of {INPUTS} the same",
+            [pair for pair in zip(mine, expected, strict=True) if pair[0] != pair[1]],
+        )
         assert same >= 0.995 * INPUTS
 
 
