@@ -123,9 +123,8 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype):
         super().__init__()
-        self.plain_bias = (
-            None if linear.bias is None else linear.bias.detach().to(dtype)
-        )  # found at once, unlike a parameter
+        # No parameter, which would have to be looked for at every step.
+        self.plain_bias = None if linear.bias is None else linear.bias.detach().to(dtype)
         self.activation: Callable[[Tensor], Tensor] | None = None
         self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(dtype), ROWS)
 
