@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead.decode.kernel import BLOCK, ENOUGH, FINE, PROGRAMS, cut, kernel_works
+from clearhead.decode import kernel
+from clearhead.decode.kernel import BLOCK, ENOUGH, FINE, PROGRAMS, cut, kernel_works, kernels_run
 
 
 def test_it_holds_in_the_interpreter() -> None:
@@ -40,3 +41,17 @@ def test_there_is_work_for_all_multiprocessors_and_none_for_nothing(
 
 def test_it_is_not_for_a_cpu() -> None:
     assert not kernel_works(torch.empty(1, 6, 64), torch.empty(1, 2, 512, 64))
+    assert not kernels_run(torch.device("cpu"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a machine with CUDA kernels may well run")
+def test_where_kernels_cannot_be_made_steps_go_without_them_and_say_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernel, "triton", object())
+    kernels_run.cache_clear()
+    assert not kernels_run(torch.device("cuda"))
+    kernels_run.cache_clear()
+    [record] = caplog.records
+    assert "without Triton's kernels" in record.getMessage()
+    assert "\n" not in record.getMessage()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from clearhead.config import DecodeConfig
-from clearhead.decode.joined import CHUNK, can_join, joined
+from clearhead.decode.joined import CHUNK, Joined, can_join, joined
 from clearhead.decode.processors import processors
 from clearhead.decode.recording import Choice, Recording, pieces
 from clearhead.decode.rows import Rows, look_every
@@ -37,21 +37,25 @@ class Graphs:
 
     def __init__(self, network: Decoder, compiled: bool):
         self.twin, self.compiled = joined(network), compiled
+        self.small = any(isinstance(module, Joined) and module.scale is not None for module in self.twin.modules())
         self.places = _places(network)
         self.recordings: list[Recording] = []
         self.lock = Lock()
 
     def take(self, user: object, rows: int, tokens: int, choice: Choice) -> Recording:
         """A recording for at least so many rows, of so many tokens each, until its user is gone."""
-        kind = rows, slots, _ = _power(rows), max(FIRST_SLOTS, _power(tokens)), choice
+        kind = _power(rows), max(FIRST_SLOTS, _power(tokens)), choice
         with self.lock:
             idle = [one for one in self.recordings if one.user is None or one.user() is None]
             same = [one for one in idle if (one.rows, one.slots, one.choice) == kind]
-            found = same[0] if same else Recording(self.twin, pieces(self.compiled, rows), rows, slots, choice)
+            found = same[0] if same else self._record(*kind)
             found.user = ref(user)
             busy = [one for one in self.recordings if one not in idle]
             self.recordings = [*busy, *[one for one in idle if one is not found][-KEPT:], found]
         return found
+
+    def _record(self, rows: int, slots: int, choice: Choice) -> Recording:
+        return Recording(self.twin, pieces(self.compiled, rows, self.small), rows, slots, choice)
 
     def rows(
         self,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.decode.kernel import kernel_look_back, kernel_works
+from clearhead.decode.kernel import kernel_look_back, kernel_works, kernels_run
 from clearhead.model import Decoder
 from clearhead.model.attention import Attention, Rotation
 from clearhead.model.dense import sdpa
@@ -85,6 +85,7 @@ class StepAttention(nn.Module):
         self.heads, self.kv_heads = attention.heads, attention.kv_heads
         self.joint = Joined([attention.query, attention.key, attention.value])
         self.output = _alone(attention.output)
+        self.kernels = kernels_run(self.joint.weight.device)
 
     def forward(
         self, x: Tensor, mask: None, memory: None = None, rotation: Rotation | None = None, cache: Held | None = None
@@ -92,7 +93,7 @@ class StepAttention(nn.Module):
         """x (B, 1, D) to (B, 1, D); the token's key and value go to their places."""
         assert cache is not None
         heads = self.joint(x).unflatten(-1, (self.heads + 2 * self.kv_heads, -1))  # (B, 1, H + 2G, E)
-        if torch.compiler.is_compiling() and kernel_works(heads[:, 0], cache.keys):
+        if self.kernels and kernel_works(heads[:, 0], cache.keys):
             found = kernel_look_back(heads[:, 0], rotation, cache.keys, cache.values, cache.lengths)
             return self.output(found.reshape(len(x), 1, -1))
         q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=2)

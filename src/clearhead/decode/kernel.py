@@ -8,7 +8,9 @@ there are fewer heads than multiprocessors: then the past of each is cut up, and
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def, unused-ignore"
 
+import logging
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -21,11 +23,27 @@ try:
 except ImportError:  # there is none for this platform; `look_back` does the same
     triton = None
 
+log = logging.getLogger(__name__)
+
 BLOCK, FINE = 64, 32  # slots that a program sees at once, at most: of the whole past, and of a share of it
 TILE = 16384  # bytes that their keys may have; there is room for the next ones beside them
 WARPS, STAGES = 4, 3
 ENOUGH, PROGRAMS = 128, 256  # programs that need no cutting, and as many as cutting should give
 LEAST = 16  # rows and columns of a matrix that tensor cores take
+
+
+@cache
+def kernels_run(device: torch.device) -> bool:
+    """Whether Triton's kernels run on a device: the first one made needs a C compiler, which not every machine has."""
+    if triton is None or device.type != "cuda":
+        return False
+    try:
+        parts, masses, found = (torch.ones(size, device=device) for size in (2 * LEAST, 2, LEAST))
+        _add_up[(1, 1)](parts, masses, found, LEAST, LEAST, 2, 2, num_warps=WARPS)
+    except Exception as error:  # whatever a compiler, a driver or a full disk may say
+        log.warning("steps go without Triton's kernels, and slower: %s", str(error).split("\n")[0])
+        return False
+    return True
 
 
 def kernel_works(heads: Tensor, keys: Tensor) -> bool:

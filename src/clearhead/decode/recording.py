@@ -68,11 +68,15 @@ class Pieces(NamedTuple):
     gumbel: Callable[..., Tensor] = gumbel
 
 
-def pieces(compiled: bool, rows: int) -> Pieces:
-    """As they are, or compiled: one row's products as tuned sums, those of more rows by the kernel that wins."""
+def pieces(compiled: bool, rows: int, small: bool = False) -> Pieces:
+    """As they are, or compiled: one row's products as tuned sums, those of more rows by cuBLAS.
+
+    What a compiler would measure of products as short as these is mostly how long it takes to ask for them, and its
+    choice is as good as any. Only of `small` weights, of one byte, it makes kernels that read them as they are.
+    """
     if not compiled:
         return Pieces()
-    options: Any = {"coordinate_descent_tuning": True} if rows == 1 else {"max_autotune_gemm": True}
+    options: Any = {"coordinate_descent_tuning": True} if rows == 1 else {"max_autotune_gemm": small}
     return Pieces(*(torch.compile(piece, fullgraph=True, dynamic=False, options=options) for piece in Pieces()))
 
 
