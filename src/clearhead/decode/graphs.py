@@ -3,9 +3,9 @@
 R rows · N tokens · V words
 
 `use_graphs` says for which network; a search that graphs are no good for goes on without them. Recording takes about
-as long as ten steps. With `compiled` the kernels are fused and tuned by torch.compile first, which takes some tens of
-seconds for each batch size and each doubling of the context, after which a step of one row takes little more time
-than reading all weights does: for a server, or for many texts.
+as long as ten steps, the first time on a machine a second or two more, for the kernel of attention. With `compiled` all
+kernels are fused and tuned by torch.compile first, which takes up to some tens of seconds for each batch size and each
+doubling of the context: for a server, or for many texts.
 """
 
 from __future__ import annotations

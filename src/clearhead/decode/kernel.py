@@ -38,8 +38,9 @@ def kernels_run(device: torch.device) -> bool:
     if triton is None or device.type != "cuda":
         return False
     try:
-        parts, masses, found = (torch.ones(size, device=device) for size in (2 * LEAST, 2, LEAST))
-        _add_up[(1, 1)](parts, masses, found, LEAST, LEAST, 2, 2, num_warps=WARPS)
+        with torch.cuda.device(device):
+            parts, masses, found = (torch.ones(size, device=device) for size in (2 * LEAST, 2, LEAST))
+            _add_up[(1, 1)](parts, masses, found, LEAST, LEAST, 2, 2, num_warps=WARPS)
     except Exception as error:  # whatever a compiler, a driver or a full disk may say
         log.warning("steps go without Triton's kernels, and slower: %s", str(error).split("\n")[0])
         return False
