@@ -1,6 +1,7 @@
 """In a pipe: a line out for every line in, in order; memory stays; Ctrl-C and a closed pipe leave whole lines."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -91,6 +92,16 @@ def test_memory_does_not_grow_with_the_lines(models: Path, verb: str, name: str,
     sender.join()
     assert (child.wait(30), number) == (0, total)
     assert max(held) - held[0] < 8 << 20, held
+
+
+def test_ctrl_c_is_not_lost_while_torch_is_imported(tmp_path: Path) -> None:
+    swallow = "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt:\n    pass\n"
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(swallow)  # as the real one does now and then
+    command = [sys.executable, "-m", "clearhead", "translate", "en-de"]
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    told = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, check=False)
+    assert (told.returncode, told.stdout, told.stderr) == (130, b"", b"")
 
 
 def test_ctrl_c_leaves_whole_lines(models: Path) -> None:

@@ -70,6 +70,11 @@ def test_blank_lines_are_no_records(put: Any, format: str, content: str) -> None
     assert lines_of(put(content), format, LABELLED) == [2, 4]
 
 
+def test_conll_has_tokens_that_are_spaces_of_some_kind_and_tabs_behind_tags(put: Any) -> None:
+    path = put("Berlin\tB-LOC\t\n\u00a0\tO\nis\tO \n\t\nx\tO\n")
+    assert values(path, "conll", TAGS) == [(["Berlin", "\u00a0", "is"], ["B-LOC", "O", "O"]), (["x"], ["O"])]
+
+
 def test_labels_and_tags_with_other_names_are_renamed(put: Any) -> None:
     names = Corpus.build({"files": ["x"], "rename": {1: "World", "b": 2}}).rename  # YAML reads a number there
     assert values(put("a\t1\n1\tb\nc\tc\n"), "tsv", LABELLED, rename=names) == [("a", "World"), ("1", "2"), ("c", "c")]

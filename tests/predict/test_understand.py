@@ -278,6 +278,29 @@ def test_empty_and_endless_texts_are_refused_by_number(output: str) -> None:
         assert model.answer("who?", "The cat sat. " * 8_000)[0][0].behind <= 104_000
 
 
+def test_a_word_too_long_for_the_tokenizer_is_no_short_text() -> None:
+    model, endless = reader("classes", "wordpiece"), "x" * 100_000
+    assert len(model.tokenizer.encode(endless)) == 1
+    with pytest.raises(WrongText, match=r"text 2: 100,000 characters, but the model reads 46 tokens; shorten it, or"):
+        model.classify(["cat", endless])
+    assert len(model.classify([endless], cut=True)) == 1
+    with pytest.raises(WrongText, match=r"text 1: 100,007 characters, but the model reads 46 tokens; shorten it$"):
+        reader("words", "wordpiece").fill("[MASK] " + endless)
+    with pytest.raises(WrongText, match="text 1: 100,000 characters"):
+        reader("tags", "wordpiece").tag(endless)
+
+
+def test_words_that_have_no_token_are_outside_of_everything() -> None:
+    model, unseen = reader("tags", "wordpiece"), ["\u200b", "\u200b"]
+    assert model.tokenizer.encode(" ".join(unseen)) == []
+    first, none, last = model.tag([["The", "cat"], unseen, ["cat", "\u200b"]])
+    assert [word.tag for word in none.words] == ["O", "O"]
+    assert (none.spans, last.words[1].tag) == ([], "O")
+    assert [first] == model.tag([["The", "cat"]])
+    with pytest.raises(WrongText, match="text 2: empty; give some text"):
+        model.tag([["cat"], []])
+
+
 def test_a_model_without_the_head_says_what_it_is_for() -> None:
     for act in (lambda m: m.classify("a"), lambda m: m.tag("a"), lambda m: m.answer("a", "b")):
         with pytest.raises(UserError, match=r"small was made for masked-language-model, not for .*; fine-tune it"):

@@ -83,6 +83,20 @@ def test_regression_and_similarity_are_measured_by_correlation(bases: dict[str, 
     assert evaluate(load(tmp_path / "regression", "cpu"), unseen=True)["unseen_texts"] == 0
 
 
+def test_rows_without_words_are_left_out_of_scores_as_of_losses(bases: dict[str, Path], tmp_path: Path) -> None:
+    rows = "".join(f"the cat {number}\tthe dog\t{number % 2}\n" for number in range(9))
+    (tmp_path / "rows.tsv").write_text(rows)
+    (tmp_path / "holes.tsv").write_text(rows + "\tthe dog\t1\n \t \t0\nthe cat\t\t1\n")
+    train, valid = ({"format": "tsv", "files": [str(tmp_path / name)]} for name in ("rows.tsv", "holes.tsv"))
+    found = tuned(bases["bert"], "classification", second=True, train={"steps": 3})
+    data = found.data.model_dump(mode="json") | {"train": [train], "valid": [valid], "held_out": 0.0}
+    whole = Recipe.build(found.model_dump(mode="json") | {"data": data}, where="test")
+    run(tmp_path / "run", whole)
+    assert evaluate(load(tmp_path / "run" / "last", "cpu"))["texts"] == 9
+    with pytest.raises(UserError, match=r"holes\.tsv, line 10: empty; give some text"):
+        evaluate(load(tmp_path / "run" / "last", "cpu"), whole.data.valid)
+
+
 def test_the_body_is_the_folders_and_the_head_is_new(bases: dict[str, Path], tmp_path: Path) -> None:
     made = tuned(bases["bert"], "classification")
     data = prepare(made.data, tokenizers_for(made))

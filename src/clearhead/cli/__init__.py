@@ -1,7 +1,9 @@
 """The command line: one thin file for each group of verbs. Nothing here imports torch before a verb needs it."""
 
 import os
+import signal
 import sys
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -62,6 +64,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character shows a ? instead of a traceback
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         code = app(standalone_mode=False)
         if sys.stdout is not None:
@@ -86,6 +90,13 @@ def main() -> None:
     except OSError as error:
         _close_output()
         _complain(f"cannot write the output ({error.strerror}); nothing more was done")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C, as Python does it, but while torch is being imported, which has been seen to lose the exception."""
+    if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
+        os._exit(130)  # nothing has been read or written yet
+    raise KeyboardInterrupt
 
 
 def _close_output() -> None:

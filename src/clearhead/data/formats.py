@@ -215,13 +215,13 @@ def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
     tags: list[str] = []
     first = 1
     for number, line in _lines(path):
-        parts = line.split("\t") if "\t" in line else line.split()
+        parts = line.rstrip("\t ").split("\t") if "\t" in line else line.split()
         if not line.strip() or parts[0] == "-DOCSTART-":
             if tokens:
                 yield Record(Place(str(path), first, lines=True), (tokens, tags))
             tokens, tags, first = [], [], number + 1
             continue
-        if len(parts) < 2 or not all(part.strip() for part in parts):
+        if len(parts) < 2 or not all(part.strip(" ") for part in parts):  # other spaces are tokens here and there
             raise UserError(f"{path}, line {number}: {line[:40]!r} has no tag beside its token; write `token tag`")
         if max(abs(token), abs(tag)) > len(parts):
             raise UserError(f"{path}, line {number}: only {len(parts)} columns; columns asks for {token} and {tag}")

@@ -13,7 +13,7 @@ from clearhead.data.prepare import TASKS, raw_records
 from clearhead.errors import UserError
 from clearhead.evaluate.labels import accuracy, answers, binary_f1, confusion, entity_f1, macro_f1, matthews
 from clearhead.predict import Model
-from clearhead.predict.reading import WrongText, label_names
+from clearhead.predict.reading import WrongText, clean, label_names
 from clearhead.text.correlation import pearson, spearman
 from clearhead.text.entities import is_entity_scheme
 
@@ -39,6 +39,20 @@ def records(data: DataConfig, corpora: Sequence[Corpus], part: Part = "held out"
         for corpus in data.train:
             for chunk in chunks(raw_records(corpus, wanted, data.published)):
                 yield from cleaner.chunk(chunk)
+
+
+def own_records(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> list[Record]:
+    """The records of a recipe's own sets but those without words, which were left out when the sets were prepared."""
+    found = list(records(data, corpora))
+    if data.task == "tagging":
+        return [record for record in found if record.values[0]]
+    for side in range(2 if data.second or data.task in ("similarity", "answering") else 1):
+        for record in found:
+            check_text(record, record.values[side])
+        texts = clean(model, [record.values[side] for record in found])
+        ids = model.tokenizer.encode_all(texts)
+        found = [record for record, text, some in zip(found, texts, ids, strict=True) if text.strip() and some]
+    return found
 
 
 def score(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:

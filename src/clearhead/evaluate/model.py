@@ -15,7 +15,7 @@ from clearhead.data.clean import cleaned, share
 from clearhead.data.formats import TEXT, TRANSLATION, Record
 from clearhead.data.prepare import raw_records
 from clearhead.errors import UserError
-from clearhead.evaluate.labelled import records, score
+from clearhead.evaluate.labelled import own_records, records, score
 from clearhead.evaluate.translation import bleu, chrf, tokenised_bleu
 from clearhead.model import Decoder, Encoder
 from clearhead.predict import Model
@@ -40,7 +40,7 @@ def evaluate(
     computed so; `unseen` adds the scores of the texts that are no part of any training text.
     """
     data = model.data or _guessed(model)
-    known = data
+    known, given = data, bool(corpora)
     if corpora:  # where the recipe's own data are published is no matter of theirs
         data = data.model_copy(update={"published": ""})
     corpora = corpora or data.test or data.valid
@@ -54,7 +54,7 @@ def evaluate(
         return _language_model(model, data, corpora)
     if data.task == "masked-language-model":
         return _masked(model, data, corpora)
-    found = list(records(data, corpora))
+    found = list(records(data, corpora)) if given else own_records(model, data, corpora)
     scores = score(model, data, found)
     result = {"texts": len(found)} | scores.numbers
     if scores.confusion is not None:

@@ -86,6 +86,6 @@ def _rows(model: Model, texts: Sequence[str], mask: int) -> list[Row]:
         for piece, inner in zip(pieces[1:], others, strict=True):
             begun = inner[:1] == [alone] and not piece.startswith(" ")  # a space that only the tokenizer put there
             ids += [mask, *inner[begun:]]
-        check_length(model, number, len(ids) - len(opens), cut=None)
+        check_length(model, number, len(ids) - len(opens), len(text), cut=None)
         rows.append(Row([*ids, *closes], len(ids) + len(closes)))
     return rows

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 TOKENS = {"cpu": 2048}  # of a batch: enough to keep the device busy, few enough to stay in a CPU's caches
 TOKENS_ELSEWHERE = 1 << 16
+LONG_TOKEN = 100  # characters: a longer word is unknown to WordPiece
 A = TypeVar("A")
 Read = Callable[[Tensor, Documents, list[int]], Sequence[A]]
 
@@ -75,18 +76,25 @@ def rows(model: Model, texts: Sequence[str], seconds: Sequence[str] | None = Non
         written = (texts[number], *(() if seconds is None else (seconds[number],)))
         if not all(parts) or not all(text.strip() for text in written):
             raise WrongText(number, "empty; give some text")
-        check_length(model, number, sum(map(len, parts)), len(parts), cut)
+        check_length(model, number, sum(map(len, parts)), sum(map(len, written)), len(parts), cut)
         found.append(Row(*enclose(model.tokenizer, limit(model), *parts)))
     return found
 
 
-def check_length(model: Model, number: int, tokens: int, parts: int = 1, cut: bool | None = False) -> None:
-    """Refuse a text with more tokens than the model reads at once, unless it is cut; None where it cannot be."""
+def check_length(
+    model: Model, number: int, tokens: int, characters: int, parts: int = 1, cut: bool | None = False
+) -> None:
+    """Refuse a text with more tokens than the model reads at once, unless it is cut; None where it cannot be.
+
+    One with few tokens for very many characters has words too long for its tokenizer, which reads nothing of them.
+    """
     opens, closes = frame(model.tokenizer)
     room = limit(model) - len(opens) - parts * len(closes)
+    fix = "shorten it" + ("" if cut is None else ", or let it be cut")
     if tokens > room and not cut:
-        fix = "shorten it" + ("" if cut is None else ", or let it be cut")
         raise WrongText(number, f"{tokens:,} tokens, but the model reads {room:,}; {fix}")
+    if characters > room * LONG_TOKEN and not cut:
+        raise WrongText(number, f"{characters:,} characters, but the model reads {room:,} tokens; {fix}")
 
 
 def read(model: Model, rows: Sequence[Row], each: Read[A]) -> list[A]:

@@ -55,13 +55,16 @@ def tag(model: Model, texts: Sequence[str | Sequence[str]], spaced: bool = False
     names = label_names(model, model.config.labels)
     split = [_split(number, text, spaced) for number, text in enumerate(texts)]
     told = [clean(model, [text[first:behind] for first, behind in places]) for text, places in split]
-    found: list[tuple[Row, list[int | None]]] = []
+    found: list[tuple[Row | None, list[int | None]]] = []
     for number, (ours, tokens) in enumerate(
         zip(told, model.tokenizer.offsets_all(list(map(" ".join, told))), strict=True)
     ):
-        if not tokens:
+        if not ours:
             raise WrongText(number, "empty; give some text")
-        check_length(model, number, len(tokens), cut=cut)
+        check_length(model, number, len(tokens), sum(map(len, ours)), cut=cut)
+        if not tokens:  # words that are there, but not for the tokenizer
+            found.append((None, []))
+            continue
         opens, closes = frame(model.tokenizer)
         kept = tokens[: limit(model) - len(opens) - len(closes)]
         row = Row(*enclose(model.tokenizer, limit(model), [token for token, _, _ in kept]))
@@ -73,10 +76,11 @@ def tag(model: Model, texts: Sequence[str | Sequence[str]], spaced: bool = False
         pairs = zip(best.values.cpu().split(sizes), best.indices.cpu().split(sizes), strict=True)
         return [(scores.tolist(), numbers.tolist()) for scores, numbers in pairs]
 
-    answers = read(model, [row for row, _ in found], each)
+    answers = iter(read(model, [row for row, _ in found if row is not None], each))
     outside = ("O" if "O" in names else names[0], 0.0)  # of a word behind the cut, or one without any token
     tagged = []
-    for (text, places), (_, firsts), (scores, numbers) in zip(split, found, answers, strict=True):
+    for (text, places), (seen, firsts) in zip(split, found, strict=True):
+        scores, numbers = ([], []) if seen is None else next(answers)
         said = {word: (names[n], s) for word, n, s in zip(firsts, numbers, scores, strict=True) if word is not None}
         words = [Word(text[a:b], a, b, *said.get(n, outside)) for n, (a, b) in enumerate(places)]
         tagged.append(Tagged(text, words, _spans(text, words, is_entity_scheme(names))))

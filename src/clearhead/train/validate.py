@@ -17,7 +17,7 @@ from clearhead.data import Data, Dataset, Loader
 from clearhead.data.tasks import LanguageModel, Translation
 from clearhead.decode import generate, translate
 from clearhead.decode.step import pad
-from clearhead.evaluate.labelled import LABELLED, records, score
+from clearhead.evaluate.labelled import LABELLED, own_records, score
 from clearhead.evaluate.translation import bleu, chrf
 from clearhead.model import Decoder, EncoderDecoder, Network
 from clearhead.predict import Model
@@ -119,7 +119,7 @@ def _labelled(network: Network, data: Data) -> tuple[dict[str, Any], list[Sample
     config = data.task.config
     extra = {"task": config.task, "labels": list(data.labels), "data": config.model_dump(mode="json")}
     model = Model(network, data.tokenizers, extra, "the model")
-    found = score(model, config, list(records(config, config.valid)))
+    found = score(model, config, own_records(model, config, config.valid))
     table = {} if found.confusion is None else {"confusion": found.confusion}
     return found.numbers | table, [Sample(**each) for each in found.samples]  # type: ignore[typeddict-item]
 
