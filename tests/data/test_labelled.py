@@ -38,7 +38,7 @@ def test_one_text_or_two_are_framed_as_bert_does(packed: bool) -> None:
     assert samples_of(batch, "ids") == [[OPEN, *ids_of(text), CLOSE] for text in ("a cat", "dog")]
     assert batch["labels"].tolist() == [1, 0]
     assert not batch["segments"].any()
-    rows = [("a cat", "sat", "x"), ("a", "", "y"), ("", "", "y")]
+    rows = [("a cat", "sat", "x"), ("a", "dog", "y"), ("a", "", "y")]
     batch = whole(dataset("classification", rows, labels=("y", "x"), second=True, packed=packed))
     wanted = [[OPEN, *ids_of(a), CLOSE, *ids_of(b), CLOSE] for a, b, _ in rows[:2]]
     assert samples_of(batch, "ids") == wanted
@@ -171,6 +171,7 @@ def test_windows_cover_the_context_and_share_a_stride(length: int, room: int, st
     assert len(starts) == 1 or starts[-2] + room < length, "none too many"
 
 
+PAIR_OF_TEXTS, PAIRS = ("a cat", "a dog"), {"second": True, "labels": ("x",)}
 CONTEXT = "The old cat 🐈 sat on the mät. Zoë's quagmire, née 猫坐在垫子上, sang in the garden behind our house " * 2
 
 
@@ -211,6 +212,13 @@ def test_answers_are_found_in_every_window_that_has_them_whole(kind: Kind, data:
 def test_no_answer_points_to_the_first_token() -> None:
     batch = whole(dataset("answering", [("a cat sat", "why?", "", 0)], longest=40, stride=5))
     assert batch["first_token"].tolist() == batch["last_token"].tolist() == [0]
+
+
+def test_texts_with_nothing_to_read_are_left_out_of_every_task() -> None:
+    holes = [("", "a cat"), ("a cat", " \u00a0"), ("\t", "\n")]
+    assert dataset("answering", [(*each, "", 0) for each in [*holes, PAIR_OF_TEXTS]], longest=40, stride=5).size(0) == 1
+    assert dataset("classification", [(*each, "x") for each in [*holes, PAIR_OF_TEXTS]], **PAIRS).size(0) == 1
+    assert dataset("similarity", [(*each, 1.0) for each in [*holes, PAIR_OF_TEXTS]]).size(0) == 1
 
 
 def test_a_long_question_leaves_room_for_the_context() -> None:

@@ -91,6 +91,9 @@ def test_rows_without_words_are_left_out_of_scores_as_of_losses(bases: dict[str,
     found = tuned(bases["bert"], "classification", second=True, train={"steps": 3})
     data = found.data.model_dump(mode="json") | {"train": [train], "valid": [valid], "held_out": 0.0}
     whole = Recipe.build(found.model_dump(mode="json") | {"data": data}, where="test")
+    valid_set = prepare(whole.data, tokenizers_for(whole)).valid
+    assert valid_set is not None
+    assert valid_set.size(0) == 9
     run(tmp_path / "run", whole)
     assert evaluate(load(tmp_path / "run" / "last", "cpu"))["texts"] == 9
     with pytest.raises(UserError, match=r"holes\.tsv, line 10: empty; give some text"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,11 @@ def label_number(record: Record, label: Any, labels: tuple[str, ...]) -> int:
     return labels.index(str(label))
 
 
+def is_empty(text: str, tokens: Sequence[object]) -> bool:
+    """Whether there is nothing to read in a text: blanks alone, or nothing that its tokenizer knows."""
+    return not tokens or not text.strip()
+
+
 class _Framed(Task):
     """Rows of `open text close`, or `open text close second close`."""
 
@@ -95,7 +101,7 @@ class Classification(_Framed):
         for record, *texts in zip(records, *sides, strict=True):
             label = self.label(record)
             ids, boundary = self.enclose(*texts)
-            if not any(texts):
+            if any(map(is_empty, record.values, texts)):
                 dropped["empty"] += 1
             else:
                 rows.append({"ids": ids, "boundary": [boundary], "label": [label]})
@@ -138,7 +144,7 @@ class Similarity(Classification):
         rows: list[Row] = []
         for record, first, second in zip(records, *sides, strict=True):
             label = 1.0 if self.config.contrastive else self.likeness(record)
-            if not first or not second:
+            if any(map(is_empty, record.values, (first, second))):
                 dropped["empty"] += 1
             else:
                 rows.append({"first": self.enclose(first)[0], "second": self.enclose(second)[0], "label": [label]})
@@ -244,6 +250,9 @@ class Answering(_Framed):
         rows: list[Row] = []
         for record, context, question in zip(records, contexts, questions, strict=True):
             first, last = self._tokens_of(record, context)
+            if is_empty(record.values[0], context) or is_empty(record.values[1], question):
+                dropped["empty"] += 1
+                continue
             question = question[: self.config.longest // 2]
             room = self.config.longest - len(opens) - len(question) - 2 * len(closes)
             for start in windows(len(context), room, self.config.stride):

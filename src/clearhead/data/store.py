@@ -26,7 +26,7 @@ from clearhead.errors import UserError
 from clearhead.files import locked, named, write_text
 
 CLOCK = 1_000_000_000  # nanoseconds within which a file can change without its time showing it, on any file system
-VERSION = 2  # of the layout and of everything that decides what is in a store
+VERSION = 3  # of the layout and of everything that decides what is in a store
 Row = Mapping[str, Sequence[int] | Sequence[float]]
 
 

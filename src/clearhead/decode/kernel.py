@@ -23,7 +23,7 @@ try:
 except ImportError:  # there is none for this platform; `look_back` does the same
     triton = None
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("clearhead")
 
 BLOCK, FINE = 64, 32  # slots that a program sees at once, at most: of the whole past, and of a share of it
 TILE = 16384  # bytes that their keys may have; there is room for the next ones beside them
@@ -48,11 +48,11 @@ def kernels_run(device: torch.device) -> bool:
 
 
 def kernel_works(heads: Tensor, keys: Tensor) -> bool:
-    """Whether this machine can use it for heads (B, H + 2G, E) and keys (B, G, C, E)."""
+    """Whether it is for heads (B, H + 2G, E) and keys (B, G, C, E) like these; `kernels_run` says on which devices."""
     width, group = heads.shape[-1], heads.shape[-2] // keys.shape[1] - 2
     fits = LEAST <= width <= 256 and width & (width - 1) == 0 and group <= LEAST and keys.is_contiguous()
     exact = heads.dtype == keys.dtype and keys.dtype in (torch.bfloat16, torch.float16, torch.float32)
-    return triton is not None and keys.device.type == "cuda" and fits and exact
+    return fits and exact
 
 
 def cut(keys: Tensor) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from clearhead.config.data import Corpus, DataConfig
 from clearhead.data.clean import Cleaner, Part, check_text, chunks
 from clearhead.data.formats import ALL_ANSWERS, ANSWERS, Record
-from clearhead.data.labelled import check_answer, check_tags, label_number, number
+from clearhead.data.labelled import check_answer, check_tags, is_empty, label_number, number
 from clearhead.data.prepare import TASKS, raw_records
 from clearhead.errors import UserError
 from clearhead.evaluate.labels import accuracy, answers, binary_f1, confusion, entity_f1, macro_f1, matthews
@@ -50,8 +50,8 @@ def own_records(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> li
         for record in found:
             check_text(record, record.values[side])
         texts = clean(model, [record.values[side] for record in found])
-        ids = model.tokenizer.encode_all(texts)
-        found = [record for record, text, some in zip(found, texts, ids, strict=True) if text.strip() and some]
+        pairs = zip(texts, model.tokenizer.encode_all(texts), strict=True)
+        found = [record for record, pair in zip(found, pairs, strict=True) if not is_empty(*pair)]
     return found
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.data.labelled import frame, windows
+from clearhead.data.labelled import frame, is_empty, windows
 from clearhead.model import Documents
 from clearhead.predict.reading import Row, WrongText, check_text, clean, head, limit, read
 
@@ -57,7 +57,7 @@ def answer(
     starts: list[list[int]] = []
     for number, (question, tokens) in enumerate(zip(asked, given, strict=True)):
         for name, text, ids in (("question", questions[number], question), ("context", contexts[number], tokens)):
-            if not text.strip() or not ids:
+            if is_empty(text, ids):
                 raise WrongText(number, f"the {name} is empty; give some text")
         half = limit(model) // 2
         if len(question) > half and not cut:

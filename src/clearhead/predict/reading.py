@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.data.clean import cleaned
-from clearhead.data.labelled import enclose, frame
+from clearhead.data.labelled import enclose, frame, is_empty
 from clearhead.errors import UserError
 from clearhead.model import Decoder, Documents, Encoder, EncoderDecoder
 
@@ -74,7 +74,7 @@ def rows(model: Model, texts: Sequence[str], seconds: Sequence[str] | None = Non
     found = []
     for number, parts in enumerate(zip(*sides, strict=True)):
         written = (texts[number], *(() if seconds is None else (seconds[number],)))
-        if not all(parts) or not all(text.strip() for text in written):
+        if any(map(is_empty, written, parts)):
             raise WrongText(number, "empty; give some text")
         check_length(model, number, sum(map(len, parts)), sum(map(len, written)), len(parts), cut)
         found.append(Row(*enclose(model.tokenizer, limit(model), *parts)))
