@@ -46,19 +46,19 @@ torture: $(VENV)/.dev
 	$(TEST_ENV) $(BIN)/python -m tests.train.torture 200 50
 	$(TEST_ENV) CLEARHEAD_INTERRUPTIONS=20 CLEARHEAD_KILLS=200 CLEARHEAD_COMPILE=1 $(BIN)/python -m pytest \
 		tests/train/test_resume.py tests/checkpoint/test_crash.py tests/train/test_golden.py $(ARGS)
-	$(TEST_ENV) CLEARHEAD_REQUESTS=10000 $(BIN)/python -m pytest tests/decode/test_engine.py $(ARGS)
+	$(TEST_ENV) CLEARHEAD_REQUESTS=10000 $(BIN)/python -m pytest tests/inference/test_engine.py $(ARGS)
 
 test-gpu: $(VENV)/.dev
 	TORCHDYNAMO_DISABLE=0 $(BIN)/python -m pytest -n 0 -m gpu -rs tests/gpu $(ARGS)
 
 clean:
-	rm -rf build src/*.egg-info src/clearhead/model/_native.* $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build src/*.egg-info src/clearhead/ops/native/_native.* $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Clearhead needs Python 3.11 or newer; try: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(VENV)/.runtime: pyproject.toml constraints.txt src/clearhead/model/native.c | $(VENV)/bin/python
+$(VENV)/.runtime: pyproject.toml constraints.txt src/clearhead/ops/native/native.c | $(VENV)/bin/python
 	@echo "Installing runtime dependencies into $(VENV) (torch is the large one) …"
 	$(PIP) --editable .
 	@touch $@

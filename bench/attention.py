@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from bench.timing import machine, matrix_ceiling, measure
 from clearhead.model import Mask, Pattern, attend
-from clearhead.model.backends import choose
-from clearhead.model.measure import keys_seen
+from clearhead.model.cost import keys_seen
+from clearhead.ops.attention.dispatch import choose
 
 WINDOW, STRIDE, SUMMARY = 512, 128, 8
 PATTERNS = {

@@ -24,8 +24,8 @@ import torch
 from bench.sides import Side
 from bench.timing import machine
 from clearhead.checkpoint import load_model
-from clearhead.checkpoint.foreign import gguf_write, huggingface, pull
-from clearhead.decode import Step
+from clearhead.checkpoint.formats import gguf_write, huggingface, pull
+from clearhead.inference import Step
 from clearhead.predict import load
 
 FILE = "q4_1.gguf"

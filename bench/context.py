@@ -4,10 +4,11 @@ import torch
 
 from bench.timing import measure
 from clearhead.config import ModelConfig
-from clearhead.decode import graphs, use_graphs
-from clearhead.decode.recording import Choice
-from clearhead.decode.sampling import Sampler
-from clearhead.decode.step import Step
+from clearhead.inference import replay as graphs
+from clearhead.inference import use_graphs
+from clearhead.inference.cuda_graph import Choice
+from clearhead.inference.sampling import Sampler
+from clearhead.inference.step import Step
 from clearhead.model import build
 
 CONTEXTS = [128, 256, 512, 1024, 2048, 4096]

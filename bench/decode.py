@@ -26,11 +26,12 @@ from torch.nn import functional as F
 from bench.context import by_context
 from bench.timing import machine, measure
 from clearhead.config import DecodeConfig, ModelConfig, preset
-from clearhead.decode import graphs, use_graphs
-from clearhead.decode.rows import Rows
-from clearhead.decode.search import written
+from clearhead.inference import replay as graphs
+from clearhead.inference import use_graphs
+from clearhead.inference.generate import written
+from clearhead.inference.generation_batch import Rows
 from clearhead.model import build
-from clearhead.model.quantised import quantise
+from clearhead.ops.linear.quantized import quantise
 
 PROMPT, NEW, RUNS = 128, 256, 3
 WANTED = {1: 2.5, 32: 2.8}  # times transformers' static cache

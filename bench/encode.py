@@ -30,11 +30,11 @@ from torch.nn import functional as F
 
 from bench.timing import machine
 from clearhead.checkpoint.folder import with_weights
-from clearhead.checkpoint.foreign import read_foreign
+from clearhead.checkpoint.formats import read_foreign
 from clearhead.evaluate import spearman
 from clearhead.model.heads import mean_pool
 from clearhead.predict import Model
-from clearhead.predict.reading import Row, read
+from clearhead.predict.encode_batch import Row, read
 from clearhead.text import Tokenizer, load_folder
 
 DATA = Path(os.environ.get("CLEARHEAD_DATA", "../shared/data"))

@@ -35,7 +35,7 @@ from torch.nn import functional as F
 from bench.timing import machine
 from clearhead.checkpoint import Loaded, load_model
 from clearhead.checkpoint.folder import with_weights
-from clearhead.checkpoint.foreign import export_model, read_foreign
+from clearhead.checkpoint.formats import export_model, read_foreign
 from clearhead.config.data import Corpus
 from clearhead.config.recipe import Recipe, load_recipe
 from clearhead.data import IGNORED, Batch, Data, prepare
@@ -45,14 +45,14 @@ from clearhead.data.order import draws
 from clearhead.data.prepare import TASKS
 from clearhead.evaluate.model import evaluate
 from clearhead.files import read_document
-from clearhead.model.device import choose_device
+from clearhead.ops.device import choose_device
 from clearhead.predict import Model, load
 from clearhead.predict.find import find_model
+from clearhead.train.distributed import cast
+from clearhead.train.init_from import class_weights, start_network, tokenizers_for
 from clearhead.train.loop import train
+from clearhead.train.lr_schedule import rate
 from clearhead.train.objective import Objective
-from clearhead.train.parallel import cast
-from clearhead.train.schedules import rate
-from clearhead.train.start import class_weights, start_network, tokenizers_for
 from clearhead.train.validate import better
 
 TASK_CLASSES = {

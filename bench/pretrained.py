@@ -29,10 +29,10 @@ from clearhead.config.recipe import Recipe, load_recipe
 from clearhead.evaluate import accuracy
 from clearhead.evaluate.model import evaluate
 from clearhead.model import build
-from clearhead.model.device import choose_device
+from clearhead.ops.device import choose_device
 from clearhead.predict import load
 from clearhead.predict.find import find_model
-from clearhead.train.several import run_folder, several
+from clearhead.train.sweep import run_folder, several
 
 HEAD = ("sentence", "label")
 RATES = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3)

@@ -22,9 +22,9 @@ import torch
 from bench.sides import Side, Turn
 from bench.timing import machine
 from clearhead.checkpoint import load_model
-from clearhead.checkpoint.foreign import export_model
+from clearhead.checkpoint.formats import export_model
+from clearhead.evaluate.bleu import bleu
 from clearhead.evaluate.model import pairs
-from clearhead.evaluate.translation import bleu
 from clearhead.predict import load
 from clearhead.predict.find import find_model
 

@@ -31,12 +31,12 @@ from clearhead.config.data import Corpus, DataConfig, TokenizerConfig
 from clearhead.config.train import TrainConfig
 from clearhead.data import Batch, Loader, prepare
 from clearhead.model import build
-from clearhead.model.measure import parameters
+from clearhead.model.cost import parameters
+from clearhead.train.cuda_graph import recorded
+from clearhead.train.distributed import Place, cast, precision, speed_up
 from clearhead.train.objective import Objective
-from clearhead.train.optimiser import optimiser
-from clearhead.train.parallel import Place, cast, precision, speed_up
-from clearhead.train.recorded import recorded
-from clearhead.train.step import Progress, Updater
+from clearhead.train.optimizer import optimiser
+from clearhead.train.updater import Progress, Updater
 
 Work = Callable[[], int]  # one step; gives its real tokens
 OURS, WHOLE = "ours, eager", "ours, compiled"

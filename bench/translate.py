@@ -28,8 +28,8 @@ from torch import nn
 from bench.sides import Side, timed
 from bench.timing import machine
 from clearhead.config import DecodeConfig
-from clearhead.decode import for_reading, translate
-from clearhead.decode.reading import PackedLinear
+from clearhead.inference import for_reading, translate
+from clearhead.inference.optimize import PackedLinear
 from clearhead.model import build
 from tests.model.peers import copy, from_hugging_face
 

@@ -69,7 +69,7 @@ def test_both_languages_hold_the_same_code_and_figures(english: str, chinese: st
 
 
 def test_every_backend_and_every_model_file_is_in_the_guide() -> None:
-    from clearhead.model.backends import BACKENDS
+    from clearhead.ops.attention.dispatch import BACKENDS
 
     text = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
     files = [path.name for path in (ROOT / "src/clearhead/model").glob("*.py") if path.name != "__init__.py"]

@@ -17,7 +17,7 @@ from clearhead.checkpoint.tensors import tensors_of
 from clearhead.config import ModelConfig, preset, preset_names
 from clearhead.errors import UserError
 from clearhead.model import build
-from clearhead.model.quantised import quantise
+from clearhead.ops.linear.quantized import quantise
 from clearhead.text import Tokenizer
 from tests.checkpoint.small import TEXTS, contents, equal, network, tokenizer
 from tests.strategies import configs, logits, network_of, tokens

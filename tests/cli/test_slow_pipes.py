@@ -14,9 +14,9 @@ from typing import IO, TypeVar
 import pytest
 
 from clearhead.checkpoint import save_model
-from clearhead.cli.lines import CHUNK, chunks, each_text
+from clearhead.cli.text_input import CHUNK, chunks, each_text
 from clearhead.errors import UserError
-from clearhead.predict.reading import WrongText
+from clearhead.predict.encode_batch import WrongText
 from tests.cli.forked import calls
 from tests.cli.models import make, start
 from tests.predict.readers import reader

@@ -12,7 +12,7 @@ import yaml
 
 from clearhead.checkpoint import newest_state
 from clearhead.config.recipe import dump_recipe, recipe_names
-from clearhead.train.record import read_log
+from clearhead.train.run_log import read_log
 from tests.train.tiny import recipe
 
 

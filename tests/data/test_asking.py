@@ -7,13 +7,13 @@ from random import Random
 import pytest
 
 from clearhead.config.data import Corpus
-from clearhead.data.embedded import LANGUAGES, Grammar
-from clearhead.data.embedded.asking import ask, may_answer
-from clearhead.data.embedded.entries import Name
-from clearhead.data.embedded.example import clauses
-from clearhead.data.embedded.nodes import NounPhrase, Pronoun
 from clearhead.data.formats import ANSWERS
-from clearhead.data.own import records
+from clearhead.data.grammar import LANGUAGES, Grammar
+from clearhead.data.grammar.asking import ask, may_answer
+from clearhead.data.grammar.entries import Name
+from clearhead.data.grammar.example import clauses
+from clearhead.data.grammar.nodes import NounPhrase, Pronoun
+from clearhead.data.synthetic import records
 
 FULL = Grammar(3)
 SAMPLE = [FULL.example("train", index) for index in range(3000)]

@@ -11,7 +11,7 @@ from clearhead.config.data import DataConfig, TokenizerConfig
 from clearhead.data import Data, Dataset, from_records, open_set, prepare
 from clearhead.data.clean import share
 from clearhead.errors import ConfigError
-from clearhead.evaluate.labelled import records
+from clearhead.evaluate.labeled import records
 from tests.data.helpers import config, epoch, prepared, sentences, tokenizer, write
 
 SEPARATOR = tokenizer().id("separator")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clearhead.config.data import Corpus, DataConfig
-from clearhead.data import own
+from clearhead.data import synthetic as own
 from clearhead.data.clean import Cleaner
 from clearhead.data.formats import ALL_ANSWERS, ANSWERS, PAIR, TAGS, TEXT, TRANSLATION, find, read
 from clearhead.errors import UserError

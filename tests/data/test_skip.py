@@ -12,7 +12,7 @@ from clearhead.config.data import Corpus, DataConfig
 from clearhead.data.formats import ANSWERS, PAIR, TAGS, TEXT, TRANSLATION, Place, Record
 from clearhead.data.prepare import raw_records, without
 from clearhead.errors import ConfigError, UserError
-from clearhead.evaluate.labelled import records
+from clearhead.evaluate.labeled import records
 from tests.corpora import corpus as real
 from tests.data.helpers import config, prepared, write
 

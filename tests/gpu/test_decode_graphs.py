@@ -7,14 +7,16 @@ import pytest
 import torch
 
 from clearhead.config import DecodeConfig, preset
-from clearhead.decode import generate, graphs, kernel, stream, use_graphs
-from clearhead.decode.kernel import kernel_works
-from clearhead.decode.recording import Choice
-from clearhead.decode.step import Step
+from clearhead.inference import generate, stream, use_graphs
+from clearhead.inference import replay as graphs
+from clearhead.inference.cuda_graph import Choice
+from clearhead.inference.step import Step
 from clearhead.model import build
-from clearhead.model.quantised import quantise
-from tests.decode.one_token import check, given
-from tests.decode.random_writers import same
+from clearhead.ops.linear.quantized import quantise
+from clearhead.ops.triton import decode_attention as kernel
+from clearhead.ops.triton.decode_attention import kernel_works
+from tests.inference.one_token import check, given
+from tests.inference.random_writers import same
 
 pytestmark = [
     pytest.mark.gpu,
@@ -136,8 +138,8 @@ def test_compiled_steps_by_the_kernel_write_the_texts_of_the_ordinary_path(
     network, config = writer(name, torch.float32), DecodeConfig(max_new_tokens=60)
     prompts = [[5 + row, 6, 7][: 1 + row % 3] for row in range(rows)]
     expected = generate(network, prompts, config, end=0)
-    monkeypatch.setattr("clearhead.decode.joined.look_back", None)  # nor does anything else look back
-    monkeypatch.setattr("clearhead.decode.joined.sdpa", None)
+    monkeypatch.setattr("clearhead.inference.static_decoder.look_back", None)  # nor does anything else look back
+    monkeypatch.setattr("clearhead.inference.static_decoder.sdpa", None)
     assert use_graphs(network, compiled=True)
     found = generate(network, prompts, config, end=0)
     told = [output.ids == other.ids for [output], [other] in zip(found, expected, strict=True)]

@@ -6,10 +6,10 @@ from torch import nn
 
 from clearhead.config import preset
 from clearhead.model import Cache, Documents, Mask, Pattern, attend, backend, build
-from clearhead.model.backends import BACKENDS, choose
 from clearhead.model.heads import mean_pool
-from clearhead.model.kernels import varlen_options
-from clearhead.model.quantised import QuantisedLinear, quantise, quantise_rows
+from clearhead.ops.attention.dispatch import BACKENDS, choose
+from clearhead.ops.attention.varlen import varlen_options
+from clearhead.ops.linear.quantized import QuantisedLinear, quantise, quantise_rows
 from tests.equality import check, inputs
 
 pytestmark = [

@@ -8,8 +8,8 @@ import torch
 
 from clearhead.config import DecodeConfig, ModelConfig
 from clearhead.model import build
-from tests.decode.plain import search
-from tests.decode.random_writers import same
+from tests.inference.random_writers import same
+from tests.inference.reference import search
 
 pytestmark = [
     pytest.mark.gpu,

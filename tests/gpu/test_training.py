@@ -13,14 +13,14 @@ from clearhead.data import Batch
 from clearhead.data.batch import arrange
 from clearhead.model import build
 from clearhead.model.heads import WordHead
-from clearhead.train.kernel import kernel_piece
+from clearhead.ops.cross_entropy import piece
+from clearhead.ops.triton.cross_entropy import kernel_piece
+from clearhead.train.cuda_graph import WARM, Recorded, recorded
+from clearhead.train.distributed import Place, precision, speed_up
 from clearhead.train.losses import word_loss
 from clearhead.train.objective import Objective
-from clearhead.train.optimiser import optimiser
-from clearhead.train.parallel import Place, precision, speed_up
-from clearhead.train.pieces import piece
-from clearhead.train.recorded import WARM, Recorded, recorded
-from clearhead.train.step import Progress, Updater
+from clearhead.train.optimizer import optimiser
+from clearhead.train.updater import Progress, Updater
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -10,10 +10,11 @@ from torch.nn import functional as F
 
 from clearhead.config import preset
 from clearhead.model import build
-from clearhead.train import adam, cublas
-from clearhead.train.fused import fuse, together
-from clearhead.train.kernel import kernel_piece
-from clearhead.train.slopes import GeluBetween, GeluOfBiased, NormBeside
+from clearhead.ops import adamw as adam
+from clearhead.ops import cublas
+from clearhead.ops.triton.backward_kernels import GeluBetween, GeluOfBiased, NormBeside
+from clearhead.ops.triton.cross_entropy import kernel_piece
+from clearhead.train.training_layers import fuse, together
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [

@@ -7,7 +7,7 @@ from torch import nn
 from clearhead.config import ModelConfig
 from clearhead.model import Mask, build
 from clearhead.model.attention import Attention
-from clearhead.model.backends import weights_of
+from clearhead.ops.attention.dispatch import weights_of
 from tests.model.peers import TORCH_ATTENTION, TorchTranslator, assert_same, copy, disturb, from_torch
 
 MODES = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])

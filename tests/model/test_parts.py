@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.config import ModelConfig, RopeScaling, preset
 from clearhead.model import Cache, Documents, Mask, build
+from clearhead.model.cost import parameters
 from clearhead.model.feedforward import ACTIVATIONS
-from clearhead.model.measure import parameters
 from clearhead.model.norms import BatchNorm
 from clearhead.model.positions import rotate, rotations, sinusoids, stretched
 

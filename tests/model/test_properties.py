@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.config import ModelConfig
-from clearhead.inside import watch
+from clearhead.interpret import watch
 from clearhead.model import Cache, Documents, EncoderDecoder, backend
 from tests.strategies import configs, logits, network_of, tokens
 

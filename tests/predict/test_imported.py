@@ -11,10 +11,10 @@ from tokenizers.decoders import Metaspace as Spaced
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Metaspace
 
-from clearhead.checkpoint.foreign import import_model
+from clearhead.checkpoint.formats import import_model
 from clearhead.errors import UserError
 from clearhead.predict import Model, engine_for, generate_each, load, submit
-from tests.checkpoint.foreign.peers import WORDS, peer
+from tests.checkpoint.formats.peers import WORDS, peer
 from tests.cli.models import make
 from tests.corpora import corpus
 

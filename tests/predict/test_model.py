@@ -9,10 +9,10 @@ from torch import nn
 
 from clearhead.checkpoint import save_model
 from clearhead.config import DecodeConfig, preset
-from clearhead.decode import translate
 from clearhead.errors import UserError
+from clearhead.inference import translate
 from clearhead.model import build
-from clearhead.model.quantised import QuantisedLinear
+from clearhead.ops.linear.quantized import QuantisedLinear
 from clearhead.predict import Model, load
 from clearhead.text import ROLES, train
 

@@ -9,12 +9,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from clearhead.data.labelled import windows
+from clearhead.data.labeled import windows
 from clearhead.errors import UserError
 from clearhead.predict import Model
 from clearhead.predict import answer as answering
+from clearhead.predict.encode_batch import WrongText
 from clearhead.predict.fill import _rows
-from clearhead.predict.reading import WrongText
 from clearhead.text import KINDS, Kind
 from clearhead.text.words import words
 from tests.predict.readers import LABELS, reader
@@ -113,7 +113,7 @@ def test_vectors_are_those_of_each_text_by_itself(family: str, pooling: str) -> 
 def test_many_batches_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     model, texts = reader(""), [" ".join(["cat"] * (1 + n * 7 % 11)) + f" {n}" for n in range(40)]
     whole = model.embed(texts)
-    monkeypatch.setattr("clearhead.predict.reading.TOKENS", {"cpu": 20})
+    monkeypatch.setattr("clearhead.predict.encode_batch.TOKENS", {"cpu": 20})
     assert np.abs(model.embed(texts) - whole).max() < 1e-5
 
 

@@ -10,12 +10,12 @@ from clearhead.config.data import DataConfig
 from clearhead.config.train import TrainConfig
 from clearhead.data import Batch
 from clearhead.model import build
-from clearhead.train.adam import Adam
+from clearhead.ops.adamw import Adam
+from clearhead.train.cuda_graph import of_products
+from clearhead.train.distributed import Place, place
 from clearhead.train.objective import Objective
-from clearhead.train.optimiser import freeze, optimiser
-from clearhead.train.parallel import Place, place
-from clearhead.train.recorded import of_products
-from clearhead.train.step import Updater
+from clearhead.train.optimizer import freeze, optimiser
+from clearhead.train.updater import Updater
 
 SMALL = ["vocab_size=20", "width=8", "heads=2", "ff_width=12", "max_positions=16"]
 SMALL += ["dropout=0.0", "attention_dropout=0.0"]

@@ -16,9 +16,9 @@ from clearhead.data import Batch, prepare
 from clearhead.errors import ConfigError, UserError
 from clearhead.evaluate.model import evaluate
 from clearhead.predict import load
+from clearhead.train.init_from import class_weights, start_network, tokenizers_for
 from clearhead.train.objective import Objective
-from clearhead.train.several import several
-from clearhead.train.start import class_weights, start_network, tokenizers_for
+from clearhead.train.sweep import several
 from tests.train.tiny import TEXTS, TRAIN, distance, events, losses, recipe, run, tensors
 
 TASKS: dict[str, dict[str, Any]] = {

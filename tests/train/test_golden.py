@@ -14,8 +14,8 @@ from clearhead.checkpoint import load_model
 from clearhead.data import IGNORED, Loader, prepare
 from clearhead.model import EncoderDecoder
 from clearhead.train import objective
-from clearhead.train.schedules import rate
-from clearhead.train.start import start_network, tokenizers_for
+from clearhead.train.init_from import start_network, tokenizers_for
+from clearhead.train.lr_schedule import rate
 from tests.train.tiny import FAMILIES, distance, events, losses, recipe, run, tensors
 
 # Of ten steps each without dropout (whose draws depend on the build of torch), and the loss on validation data after

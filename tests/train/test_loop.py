@@ -11,7 +11,7 @@ from clearhead.checkpoint import average, load_model
 from clearhead.config.recipe import Recipe, load_recipe
 from clearhead.data import Loader
 from clearhead.model import Network
-from clearhead.train.dry import dry_run
+from clearhead.train.dry_run import dry_run
 from clearhead.train.objective import Objective
 from clearhead.train.run import Run
 from tests.train.tiny import EMBEDDED, FAMILIES, TRAIN, distance, events, losses, recipe, run, tensors

@@ -13,7 +13,7 @@ from bench import finetune
 from clearhead.checkpoint import load_model
 from clearhead.config.recipe import Recipe
 from clearhead.data import prepare
-from clearhead.train.start import class_weights, start_network, tokenizers_for
+from clearhead.train.init_from import class_weights, start_network, tokenizers_for
 from tests.train.tiny import TRAIN, recipe, run
 
 CPU = torch.device("cpu")

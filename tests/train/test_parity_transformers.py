@@ -10,15 +10,15 @@ import torch
 import transformers
 
 from clearhead.checkpoint.folder import with_weights
-from clearhead.checkpoint.foreign import read_foreign
+from clearhead.checkpoint.formats import read_foreign
 from clearhead.config.data import DataConfig
 from clearhead.config.train import TrainConfig
 from clearhead.data import IGNORED, Batch
+from clearhead.train.distributed import Place
+from clearhead.train.lr_schedule import rate
 from clearhead.train.objective import Objective
-from clearhead.train.optimiser import optimiser
-from clearhead.train.parallel import Place
-from clearhead.train.schedules import rate
-from clearhead.train.step import Progress, Updater
+from clearhead.train.optimizer import optimiser
+from clearhead.train.updater import Progress, Updater
 
 HERE = Place(torch.device("cpu"))
 ROWS, LONGEST, WORDS, STEPS = 6, 12, 50, 12

@@ -16,11 +16,12 @@ from safetensors.torch import load_file
 from clearhead.checkpoint import disk, newest_state
 from clearhead.data import Step
 from clearhead.errors import UserError
-from clearhead.train import stop, validate
+from clearhead.train import signals as stop
+from clearhead.train import validate
 from clearhead.train.objective import Objective
 from clearhead.train.run import Run
-from clearhead.train.step import Progress, Updater
-from clearhead.train.stop import Stopper
+from clearhead.train.signals import Stopper
+from clearhead.train.updater import Progress, Updater
 from tests.checkpoint.small import contents
 from tests.checkpoint.test_crash import in_child
 from tests.train.tiny import distance, events, losses, recipe, run, tensors

@@ -12,7 +12,7 @@ from clearhead.checkpoint import newest_state
 from clearhead.config.load import apply
 from clearhead.config.recipe import Recipe
 from clearhead.train.loop import Summary, train
-from clearhead.train.record import read_log
+from clearhead.train.run_log import read_log
 
 SMALL = {"width": 16, "heads": 2, "ff_width": 32, "max_positions": 64}
 EMBEDDED = {"format": "embedded", "level": 1, "languages": ["en"]}

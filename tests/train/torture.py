@@ -26,7 +26,7 @@ from clearhead import cli
 from clearhead.checkpoint import disk, load_model, newest_state
 from clearhead.config.recipe import dump_recipe
 from clearhead.train import loop, validate
-from clearhead.train.record import read_log
+from clearhead.train.run_log import read_log
 from tests.train.tiny import distance, events, recipe, tensors
 
 EVERY = 4  # steps between two checkpoints

@@ -1,10 +1,9 @@
 """Model folders and training states on disk: atomic, checksummed, safetensors and JSON only."""
 
-from clearhead.checkpoint.about import About, about
 from clearhead.checkpoint.averaging import average
 from clearhead.checkpoint.card import Card, Score, model_card, read_card
 from clearhead.checkpoint.folder import Loaded, load_model, save_model, with_weights
-from clearhead.checkpoint.gathering import (
+from clearhead.checkpoint.gather import (
     gather,
     gather_weights,
     load_optimiser_state,
@@ -13,6 +12,7 @@ from clearhead.checkpoint.gathering import (
     scatter,
 )
 from clearhead.checkpoint.state import State, discard_state, newest_state, read_state, run_lock, save_state
+from clearhead.checkpoint.summary import About, about
 from clearhead.checkpoint.tensors import save_tensors
 
 __all__ = [

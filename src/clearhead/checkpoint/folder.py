@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Engine
 from torch import Tensor
 
 from clearhead.checkpoint import disk
-from clearhead.checkpoint.narrow import narrowed, widened
+from clearhead.checkpoint.int8_storage import narrowed, widened
 from clearhead.checkpoint.tensors import all_names, check_fit, read_tensors, save_tensors, tensors_of
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError

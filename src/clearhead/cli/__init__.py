@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from clearhead import __version__
-from clearhead.cli import chat, demo, evaluate, formats, info, presets, tokenizer, train, understand, word2vec, write
+from clearhead.cli import chat, demo, evaluate, info, presets, tokenizer, train, understand, word2vec
+from clearhead.cli import generate as write
+from clearhead.cli import import_export as formats
 from clearhead.errors import UserError
 
 app = typer.Typer(

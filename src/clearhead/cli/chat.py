@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.write import Device, Dtype, ModelName
+from clearhead.cli.generate import Device, Dtype, ModelName
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:

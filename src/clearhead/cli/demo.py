@@ -81,7 +81,7 @@ def _learn(console: "Console", steps: int, seed: int, out: Path) -> None:
 
 def show_alignment(console: "Console", model: "Model", text: str) -> None:
     """Where the decoder looks in the source while each word is written, as shades."""
-    from clearhead.decode import soft
+    from clearhead.inference import soft
 
     source, target = model.tokenizers[0], model.tokenizers[-1]
     read = [*source.encode(text), source.id("end")]

@@ -43,7 +43,7 @@ def _facts(name: str, about: "About") -> dict[str, Any]:
 
     from clearhead.config.model import abilities
     from clearhead.model import build
-    from clearhead.model.measure import measure, parts
+    from clearhead.model.cost import measure, parts
 
     config, card = about.config, about.card
     stored = FORMATS.get(about.stored_as, about.stored_as)
@@ -116,7 +116,7 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="For programs: a
 
     Example: clearhead models
     """
-    from clearhead.checkpoint.foreign.pull import pulled_models
+    from clearhead.checkpoint.formats.pull import pulled_models
     from clearhead.predict.find import embedded_models, local_models
 
     places = {"package": embedded_models(), "pulled": pulled_models(), "runs": local_models()}
@@ -141,7 +141,7 @@ def _row(name: str, folder: Path, place: str) -> dict[str, Any]:
     from clearhead.checkpoint import about
     from clearhead.config.model import abilities
     from clearhead.model import build
-    from clearhead.model.measure import parameters
+    from clearhead.model.cost import parameters
 
     row: dict[str, Any] = {"name": name, "folder": str(folder), "place": place, "problem": ""}
     try:

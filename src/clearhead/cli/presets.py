@@ -9,7 +9,7 @@ from clearhead.errors import UserError
 
 if TYPE_CHECKING:
     from clearhead.config import ModelConfig
-    from clearhead.model.measure import Cost
+    from clearhead.model.cost import Cost
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -52,7 +52,7 @@ def presets(
 def _row(name: str, config: "ModelConfig", context: int | None, dtype: str) -> dict[str, Any]:
     import torch
 
-    from clearhead.model.measure import measure
+    from clearhead.model.cost import measure
 
     cost: Cost = measure(config, context, getattr(torch, dtype))
     return {

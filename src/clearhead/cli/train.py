@@ -56,7 +56,7 @@ def train(
     given += [f"train.seed={seed}"] if seed is not None else []
     loaded = load_recipe(recipe, given)
     if dry_run:
-        from clearhead.train.dry import dry_run as rehearse
+        from clearhead.train.dry_run import dry_run as rehearse
 
         for line in rehearse(loaded, _say):
             typer.echo(line)
@@ -100,7 +100,7 @@ def _rates(text: str | None) -> list[float]:
 
 
 def _compare(recipe: "Recipe", out: Path, resume: bool, seeds: int, rates: list[float]) -> None:
-    from clearhead.train.several import lines, several
+    from clearhead.train.sweep import lines, several
 
     with Display(recipe.train.steps) as display:
         table = several(recipe, out, rates, seeds, resume, display.say, display.watch)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.lines import each_text
-from clearhead.cli.write import Device, Dtype, Json, ModelName
+from clearhead.cli.generate import Device, Dtype, Json, ModelName
+from clearhead.cli.text_input import each_text
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def _printed(text: str) -> str:
 
 def _columns(lines: list[str], given: str | None, what: str, option: str) -> tuple[list[str], list[str]]:
     """The two sides of each line: the second is the same for all, or stands behind a tab."""
-    from clearhead.predict.reading import WrongText
+    from clearhead.predict.encode_batch import WrongText
 
     if given is not None:
         return lines, [given] * len(lines)

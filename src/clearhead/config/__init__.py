@@ -1,6 +1,6 @@
 """What can be set: typed and bounded settings, strict loading, presets."""
 
-from clearhead.config.decode import DecodeConfig, EngineConfig
+from clearhead.config.generation import DecodeConfig, EngineConfig
 from clearhead.config.load import preset, preset_names
 from clearhead.config.model import ModelConfig, RopeScaling
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.data.store import ranges
-from clearhead.model import Documents
+from clearhead.ops.cross_entropy import IGNORED
+from clearhead.ops.masks import Documents
 
-IGNORED = -100  # a label that does not count
 TOKENS, DOCUMENTS = 256, 256  # `rounded` packed rows have multiples of these
 
 

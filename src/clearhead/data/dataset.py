@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.data.batch import Batch, together
-from clearhead.data.chance import Permutation, mix
+from clearhead.data.random import Permutation, mix
 from clearhead.data.store import Store
 from clearhead.data.tasks import Samples, Task
 

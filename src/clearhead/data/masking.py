@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.config.data import DataConfig
-from clearhead.data.batch import IGNORED, Batch, arrange
-from clearhead.data.chance import below, uniform
+from clearhead.data.batch import Batch, arrange
 from clearhead.data.formats import TEXT, Record
+from clearhead.data.random import below, uniform
 from clearhead.data.store import Row, Store, ranges
 from clearhead.data.tasks import Samples, Task, token_kind
+from clearhead.ops.cross_entropy import IGNORED
 from clearhead.text import Tokenizer
 
 MASK, RANDOM = 0.8, 0.1  # of the chosen tokens: masked, replaced by another; the rest stays

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.data.chance import Permutation
 from clearhead.data.dataset import Dataset
+from clearhead.data.random import Permutation
 from clearhead.data.tasks import Samples
 from clearhead.errors import UserError
 

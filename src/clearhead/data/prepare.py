@@ -10,11 +10,11 @@ from itertools import chain
 from typing import Any
 
 from clearhead.config.data import Corpus, DataConfig, TokenizerConfig
-from clearhead.data import own
+from clearhead.data import synthetic
 from clearhead.data.clean import Cleaner, Part, chunks
 from clearhead.data.dataset import Dataset
 from clearhead.data.formats import TEXTS, Place, Record, find, paths, read
-from clearhead.data.labelled import Answering, Classification, Regression, Similarity, Tagging
+from clearhead.data.labeled import Answering, Classification, Regression, Similarity, Tagging
 from clearhead.data.masking import MaskedLanguageModel
 from clearhead.data.store import Store, Writer, build, build_temporary, cache_folder, content, full_disk, key
 from clearhead.data.tasks import LanguageModel, Task, Translation, documents
@@ -116,7 +116,7 @@ def _given(records: Iterable[Sequence[Any] | Mapping[str, Any]], columns: tuple[
 def raw_records(corpus: Corpus, columns: tuple[str, ...], published: str = "") -> Iterator[Record]:
     """The records of a corpus as they stand, from its files or made by the package, without those it skips."""
     made = corpus.format in ("embedded", "symbols")
-    found = own.records(corpus, columns) if made else read(corpus, columns, published)
+    found = synthetic.records(corpus, columns) if made else read(corpus, columns, published)
     return without(found, corpus) if corpus.skip else found
 
 
@@ -150,7 +150,7 @@ class _Maker:
     def identity(self, corpus: Corpus) -> list[Any]:
         """What decides the records of a corpus: its settings and the content of its files."""
         files = [content(path, self.folder) for path in paths(corpus, self.config.published)]
-        made = own.embedded_version() if corpus.format == "embedded" else ""
+        made = synthetic.embedded_version() if corpus.format == "embedded" else ""
         return [corpus.model_dump(mode="json", exclude={"files", "weight"}), files, made]
 
     def dataset(

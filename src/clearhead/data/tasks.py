@@ -16,11 +16,12 @@ import torch
 from numpy.typing import NDArray
 
 from clearhead.config.data import DataConfig
-from clearhead.data.batch import IGNORED, Batch, arrange
-from clearhead.data.chance import mix
+from clearhead.data.batch import Batch, arrange
 from clearhead.data.formats import TEXT, TRANSLATION, Place, Record
+from clearhead.data.random import mix
 from clearhead.data.store import Row, Store, ranges
 from clearhead.model import Documents
+from clearhead.ops.cross_entropy import IGNORED
 from clearhead.text import Tokenizer
 from clearhead.text.roles import Role
 

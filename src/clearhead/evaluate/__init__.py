@@ -1,6 +1,7 @@
 """Answers to scores: translations, classes, values, tags and answers beside what was expected."""
 
-from clearhead.evaluate.labels import (
+from clearhead.evaluate.bleu import Score, bleu, chrf, tokenised_bleu
+from clearhead.evaluate.classification_metrics import (
     F1,
     Answers,
     Entities,
@@ -13,7 +14,6 @@ from clearhead.evaluate.labels import (
     matthews,
     micro_f1,
 )
-from clearhead.evaluate.translation import Score, bleu, chrf, tokenised_bleu
 from clearhead.text.correlation import pearson, spearman
 from clearhead.text.entities import entities
 

@@ -15,11 +15,11 @@ from clearhead.data.clean import cleaned, share
 from clearhead.data.formats import TEXT, TRANSLATION, Record
 from clearhead.data.prepare import raw_records
 from clearhead.errors import UserError
-from clearhead.evaluate.labelled import own_records, records, score
-from clearhead.evaluate.translation import bleu, chrf, tokenised_bleu
+from clearhead.evaluate.bleu import bleu, chrf, tokenised_bleu
+from clearhead.evaluate.labeled import own_records, records, score
 from clearhead.model import Decoder, Encoder
 from clearhead.predict import Model
-from clearhead.predict.reading import limit
+from clearhead.predict.encode_batch import limit
 
 Say = Callable[[str], None]
 

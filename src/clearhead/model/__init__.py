@@ -1,9 +1,9 @@
 """Ids to hidden states to logits: one Transformer core for every family."""
 
-from clearhead.model.backends import attend, backend
 from clearhead.model.cache import Cache, Tree
-from clearhead.model.masks import Documents, Mask, Pattern
 from clearhead.model.network import Decoder, Encoder, EncoderDecoder, Memory, Network, build
+from clearhead.ops.attention.dispatch import attend, backend
+from clearhead.ops.masks import Documents, Mask, Pattern
 
 __all__ = [
     "Cache",

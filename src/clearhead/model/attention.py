@@ -8,10 +8,10 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from clearhead.config import ModelConfig
-from clearhead.model.backends import attend
 from clearhead.model.cache import LayerCache
-from clearhead.model.masks import FULL, Mask, Pattern
 from clearhead.model.positions import rotate
+from clearhead.ops.attention.dispatch import attend
+from clearhead.ops.masks import FULL, Mask, Pattern
 
 Rotation = tuple[Tensor, Tensor]
 

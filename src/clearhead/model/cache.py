@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.config import ModelConfig
-from clearhead.model.masks import Mask, Paths
+from clearhead.ops.masks import Mask, Paths
 
 FIRST_SLOTS = 32  # what a cache begins with; it doubles when full, so that a generous capacity costs nothing
 

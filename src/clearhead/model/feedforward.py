@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.config import ModelConfig
-from clearhead.model.gelu import gelu_tanh
+from clearhead.ops.gelu import gelu_tanh
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from clearhead.config import ModelConfig
 from clearhead.model.feedforward import ACTIVATIONS
-from clearhead.model.masks import Documents
 from clearhead.model.norms import norm
+from clearhead.ops.masks import Documents
 
 
 class WordHead(nn.Module):

@@ -11,8 +11,8 @@ from clearhead.config import ModelConfig
 from clearhead.model.attention import Attention, Rotation
 from clearhead.model.cache import LayerCache
 from clearhead.model.feedforward import FeedForward
-from clearhead.model.masks import Mask, Pattern
 from clearhead.model.norms import norm
+from clearhead.ops.masks import Mask, Pattern
 
 
 class Layer(nn.Module):

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from clearhead.config import ModelConfig
 from clearhead.model.cache import Cache
 from clearhead.model.heads import Heads
-from clearhead.model.initialise import initialise
-from clearhead.model.masks import Documents, Mask
+from clearhead.model.init_weights import initialise
 from clearhead.model.stack import Stack
+from clearhead.ops.masks import Documents, Mask
 
 
 class Network(nn.Module):

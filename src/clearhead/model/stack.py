@@ -7,9 +7,9 @@ from clearhead.config import ModelConfig
 from clearhead.model.cache import Cache
 from clearhead.model.embedding import Embedding
 from clearhead.model.layer import Layer
-from clearhead.model.masks import Documents, Mask, patterns
 from clearhead.model.norms import norm
 from clearhead.model.positions import rotations
+from clearhead.ops.masks import Documents, Mask, patterns
 
 
 class Stack(nn.Module):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.data.labelled import frame, is_empty, windows
+from clearhead.data.labeled import frame, is_empty, windows
 from clearhead.model import Documents
-from clearhead.predict.reading import Row, WrongText, check_text, clean, head, limit, read
+from clearhead.predict.encode_batch import Row, WrongText, check_text, clean, head, limit, read
 
 if TYPE_CHECKING:
     from clearhead.predict.model import Model

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from clearhead.errors import UserError
 from clearhead.model import Decoder
 from clearhead.predict.model import Model
+from clearhead.predict.requests import settings
 from clearhead.predict.template import Template, Turn
-from clearhead.predict.writing import settings
 
 
 class Form(Protocol):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.errors import UserError
 from clearhead.model import Documents
-from clearhead.predict.reading import head, label_names, read, rows
+from clearhead.predict.encode_batch import head, label_names, read, rows
 
 if TYPE_CHECKING:
     from clearhead.predict.model import Model

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from clearhead.errors import UserError
 from clearhead.model import Documents, Encoder, EncoderDecoder
 from clearhead.model.heads import mean_pool
-from clearhead.predict.reading import read, rows
+from clearhead.predict.encode_batch import read, rows
 
 if TYPE_CHECKING:
     from clearhead.predict.model import Model

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.data.labelled import frame
+from clearhead.data.labeled import frame
 from clearhead.model import Documents, Encoder
-from clearhead.predict.reading import Row, WrongText, check_length, check_text, clean, head, read
+from clearhead.predict.encode_batch import Row, WrongText, check_length, check_text, clean, head, read
 from clearhead.text import Tokenizer
 from clearhead.text.roles import SPELLINGS
 

@@ -4,7 +4,7 @@ import errno
 from importlib import resources
 from pathlib import Path
 
-from clearhead.checkpoint.foreign.pull import PACKAGES, pulled_models
+from clearhead.checkpoint.formats.pull import PACKAGES, pulled_models
 from clearhead.config.recipe import recipe_names
 from clearhead.config.settings import nearest
 from clearhead.errors import UserError

@@ -14,19 +14,19 @@ from torch import Tensor
 from clearhead.checkpoint import load_model
 from clearhead.config import ModelConfig
 from clearhead.config.data import DataConfig
-from clearhead.config.decode import DecodeConfig
+from clearhead.config.generation import DecodeConfig
 from clearhead.config.model import abilities
-from clearhead.decode import INT4, Output, Stops, for_reading, generate, hard, stream_text, translate, use_graphs
 from clearhead.errors import UserError
+from clearhead.inference import INT4, Output, Stops, for_reading, generate, hard, stream_text, translate, use_graphs
 from clearhead.model import Decoder, EncoderDecoder, Network
-from clearhead.model.device import choose_device
+from clearhead.ops.device import choose_device
 from clearhead.predict.answer import Answer, answer
 from clearhead.predict.classify import Label, classify, values
 from clearhead.predict.embed import Match, Vectors, embed, nearest
 from clearhead.predict.fill import Gap, fill
 from clearhead.predict.find import find_model
+from clearhead.predict.requests import Marks, check_sizes, marks_of, opened, requests, settings
 from clearhead.predict.tag import Tagged, tag
-from clearhead.predict.writing import Marks, check_sizes, marks_of, opened, requests, settings
 from clearhead.text import Tokenizer
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64", "int8", "int4")}

@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from clearhead.data.labelled import enclose, first_tokens, frame
+from clearhead.data.labeled import enclose, first_tokens, frame
 from clearhead.model import Documents
-from clearhead.predict.reading import Row, WrongText, check_length, check_text, clean, head, label_names, limit, read
+from clearhead.predict.encode_batch import (
+    Row,
+    WrongText,
+    check_length,
+    check_text,
+    clean,
+    head,
+    label_names,
+    limit,
+    read,
+)
 from clearhead.text.entities import entities, is_entity_scheme
 from clearhead.text.words import words as words_of
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from clearhead.config.recipe import Recipe
 from clearhead.errors import UserError
-from clearhead.train.parallel import place
+from clearhead.train.distributed import place
 from clearhead.train.run import Run, Say, Watch
-from clearhead.train.stop import Stopper
+from clearhead.train.signals import Stopper
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from clearhead.data import IGNORED
 from clearhead.model.heads import WordHead
-from clearhead.train.pieces import InPieces, Piece, piece, product_dtype, share, wide
+from clearhead.ops.cross_entropy import InPieces, Piece, piece, product_dtype, share, wide
 
 LIMIT = 1 << 30  # bytes of word scores that may be in memory at once; a batch that has more goes in pieces
 

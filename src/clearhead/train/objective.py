@@ -13,10 +13,10 @@ from clearhead.config.train import TrainConfig
 from clearhead.data import IGNORED, Batch
 from clearhead.model import Decoder, Documents, Encoder, EncoderDecoder, Network
 from clearhead.model.heads import mean_pool
+from clearhead.ops.cross_entropy import Piece
 from clearhead.train import losses
 from clearhead.train.losses import Loss
-from clearhead.train.pieces import Piece
-from clearhead.train.scheduled import mixed_inputs, probability
+from clearhead.train.scheduled_sampling import mixed_inputs, probability
 
 NUMERIC = ("regression", "similarity")  # tasks whose answer is a number, so that none is simply right
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clearhead.files import read_text, write_text
-from clearhead.train.record import Line, Points, Series, elapsed, number, read_log, series
+from clearhead.train.run_log import Line, Points, Series, elapsed, number, read_log, series
 
 CHARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Loss", "nats", ("loss",)),

@@ -32,19 +32,19 @@ from clearhead.data import Loader, Position, Step, prepare
 from clearhead.errors import UserError
 from clearhead.files import write_text
 from clearhead.model import Network
-from clearhead.model.measure import parameters
+from clearhead.model.cost import parameters
 from clearhead.train import validate
-from clearhead.train.facts import machine, run_card, share_of_peak
+from clearhead.train.cuda_graph import recorded
+from clearhead.train.distributed import Place, precision, speed_up, spread
+from clearhead.train.init_from import class_weights, start_network, tokenizers_for
+from clearhead.train.lr_schedule import rate
 from clearhead.train.objective import Objective
-from clearhead.train.optimiser import freeze, optimiser
-from clearhead.train.parallel import Place, precision, speed_up, spread
-from clearhead.train.record import Record, number, read_log
-from clearhead.train.recorded import recorded
+from clearhead.train.optimizer import freeze, optimiser
 from clearhead.train.report import write_report
-from clearhead.train.same import comparable, differences, vocabulary
-from clearhead.train.schedules import rate
-from clearhead.train.start import class_weights, start_network, tokenizers_for
-from clearhead.train.step import Progress, Scaler, Updater
+from clearhead.train.resume_check import comparable, differences, vocabulary
+from clearhead.train.run_info import machine, run_card, share_of_peak
+from clearhead.train.run_log import Record, number, read_log
+from clearhead.train.updater import Progress, Scaler, Updater
 
 FINISHED = "finished"  # why a run ended that did all its steps
 BROKEN_AT_MOST = 3  # updates in a row whose gradient was not finite, then training stops

@@ -11,21 +11,21 @@ import numpy as np
 import torch
 
 from clearhead.config.data import DataConfig
-from clearhead.config.decode import DecodeConfig
+from clearhead.config.generation import DecodeConfig
 from clearhead.config.train import TrainConfig
 from clearhead.data import Data, Dataset, Loader
 from clearhead.data.tasks import LanguageModel, Translation
-from clearhead.decode import generate, translate
-from clearhead.decode.step import pad
-from clearhead.evaluate.labelled import LABELLED, own_records, score
-from clearhead.evaluate.translation import bleu, chrf
+from clearhead.evaluate.bleu import bleu, chrf
+from clearhead.evaluate.labeled import LABELLED, own_records, score
+from clearhead.inference import generate, translate
+from clearhead.inference.step import pad
 from clearhead.model import Decoder, EncoderDecoder, Network
 from clearhead.predict import Model
 from clearhead.text import Tokenizer
-from clearhead.train.bias import exposure_bias
+from clearhead.train.distributed import Place, cast, uncompiled
+from clearhead.train.exposure_bias import exposure_bias
 from clearhead.train.objective import Objective
-from clearhead.train.parallel import Place, cast, uncompiled
-from clearhead.train.step import Progress
+from clearhead.train.updater import Progress
 
 EXPOSED = 100  # validation samples whose exposure bias is measured
 HIGHER = (

@@ -1,5 +1,0 @@
-"""What happened inside: attention weights and per-head updates."""
-
-from clearhead.inside.attention import Look, watch
-
-__all__ = ["Look", "watch"]

@@ -1,0 +1,1 @@
+"""Functions with a PyTorch reference and faster backends behind one dispatch each."""

@@ -1,0 +1,1 @@
+"""Attention: one dispatch, the reference, and its backends."""

@@ -1,0 +1,71 @@
+"""FlexAttention on a GPU for windows and summaries."""
+
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.ops.attention.sparse import gather_summaries, summaries
+from clearhead.ops.masks import Mask, Pattern
+
+
+def flex_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | None:
+    """Why FlexAttention cannot be used; None if it can."""
+    width, pattern = q.shape[-1], mask.pattern
+    reasons = {
+        "it needs a CUDA device": q.device.type != "cuda",
+        "it is here for windows and summaries": pattern.kind not in ("window", "summary"),
+        "the row is packed": mask.documents is not None,
+        "queries and keys are not the same positions": mask.start is not None
+        or mask.paths is not None
+        or q.shape[2] != k.shape[2],
+        "padding has to be hidden": mask.needs_lengths,
+        "it has no dropout": dropout > 0,
+        "its head width is a power of two from 16 to 256": not 16 <= width <= 256 or width & (width - 1) != 0,
+        "it has no float64": q.dtype == torch.float64,
+        "the row ends before its first summary": pattern.kind == "summary" and summaries(q.shape[2], pattern) == 0,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) -> Tensor:
+    """A window, or gathered summaries, by FlexAttention: blocks of 128 × 128 out of sight are never computed."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    tokens = q.shape[2]
+    if mask.pattern.kind == "summary":
+        k, v = gather_summaries(k, mask.pattern), gather_summaries(v, mask.pattern)
+    options: dict[str, Any] = {
+        "block_mask": _visible_blocks(tokens, k.shape[2], mask.pattern, mask.causal, q.device),
+        "enable_gqa": q.shape[1] != k.shape[1],
+    }
+    if torch.compiler.is_compiling():  # whoever compiles the layer compiles this with it
+        return flex_attention(q, k, v, **options)
+    # Past its limit of recompilations torch would run this uncompiled, which fills a table of all pairs.
+    with torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000):
+        return _compiled_flex()(q, k, v, **options)
+
+
+@lru_cache(maxsize=64)
+def _visible_blocks(tokens: int, keys: int, pattern: Pattern, causal: bool, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    size, summary = pattern.size, pattern.summary
+
+    def near(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (j <= i) & (i - j < size) if causal else (i - j).abs() < size
+
+    def gathered(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        place = j // summary * size + size - summary + j % summary  # where the j-th gathered key stood
+        return place <= i if causal else j >= 0
+
+    return create_block_mask(near if pattern.kind == "window" else gathered, None, None, tokens, keys, device=device)
+
+
+@cache
+def _compiled_flex() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)

@@ -1,0 +1,1 @@
+"""The optional native C library for the CPU."""

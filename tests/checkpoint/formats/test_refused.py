@@ -1,0 +1,163 @@
+"""Folders of Hugging Face that would come out wrong without a word: refused by name, or read as transformers does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from clearhead.checkpoint import load_model, save_model
+from clearhead.checkpoint.formats import export_model, import_model, read_foreign
+from clearhead.config import ModelConfig
+from clearhead.config.load import preset
+from clearhead.errors import UserError
+from clearhead.model import build
+from tests.checkpoint.formats.peers import saved
+from tests.checkpoint.formats.test_huggingface import assert_same
+from tests.checkpoint.small import tokenizer
+
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+LINEAR = {"type": "linear", "factor": 2.0}
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a text for a group": ("llama2", {"rope_scaling": "yarn"}, "rope_scaling: 'yarn' is no group of settings"),
+    "the older of two": ("llama2", {"rope_scaling": LINEAR}, "rope_scaling: rope_type: scaling of kind 'linear'"),
+    "by kind of layer": ("llama2", {"rope_parameters": {"full_attention": ROPE}}, "full_attention: rotary positions"),
+    "half a head": ("llama2", {"rope_parameters": ROPE | {"partial_rotary_factor": 0.5}}, "a part of each head"),
+    "side by side": ("llama2", {"rope_interleaved": True}, "rotary pairs side by side"),
+    "window of a Llama": ("llama2", {"sliding_window": 3}, "sliding_window: 3: a window in a Llama"),
+    "several labels": ("bert-classes", {"problem_type": "multi_label_classification"}, "several labels at once"),
+    "first word": ("marian", {"forced_bos_token_id": 3}, "forced_bos_token_id: 3: a first word that is given"),
+    "untied BERT": ("bert-words", {"tie_word_embeddings": False}, "an output matrix of its own"),
+}
+
+
+def changed(folder: Path, settings: dict[str, Any]) -> None:
+    config = folder / "config.json"
+    found = json.loads(config.read_text()) | settings
+    config.write_text(json.dumps({key: value for key, value in found.items() if value != "absent"}))
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_changes_the_mathematics_is_refused_by_name(what: str, tmp_path: Path) -> None:
+    name, settings, message = REFUSED[what]
+    saved(name, tmp_path)
+    changed(tmp_path, settings)
+    with pytest.raises(UserError, match=message):
+        read_foreign(tmp_path)
+
+
+def test_a_mistral_that_says_nothing_of_a_window_has_that_of_transformers(tmp_path: Path) -> None:
+    saved("mistral", tmp_path)
+    for said, expected in (("absent", 4096), (None, None), (5, 5)):
+        changed(tmp_path, {"sliding_window": said})
+        assert read_foreign(tmp_path).config.window == expected
+        assert transformers.AutoConfig.from_pretrained(tmp_path).sliding_window == expected
+
+
+def test_an_adapter_beside_the_weights_is_refused_by_name(tmp_path: Path) -> None:
+    saved("llama2", tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"adapter_config\.json: weights beside the weights"):
+        read_foreign(tmp_path)
+
+
+def test_positions_in_a_file_must_be_the_sinusoids(tmp_path: Path) -> None:
+    theirs = saved("marian", tmp_path)
+    file, name = tmp_path / "model.safetensors", "model.encoder.embed_positions.weight"
+    tensors, table = load_file(file), theirs.model.encoder.embed_positions.weight.detach()
+    save_file(tensors | {name: table.half().float()}, file)
+    read_foreign(tmp_path)
+    for other in (table.flip(0), table[:, :40].contiguous(), table[0].clone(), table.mean()):
+        save_file(tensors | {name: other}, file)
+        with pytest.raises(UserError, match="positions other than sinusoids"):
+            read_foreign(tmp_path)
+
+
+def test_a_bias_of_two_rows_is_not_cut_to_one(tmp_path: Path) -> None:
+    saved("marian", tmp_path / "theirs")
+    file = tmp_path / "theirs" / "model.safetensors"
+    save_file(load_file(file) | {"final_logits_bias": torch.randn(2, 97)}, file)
+    with pytest.raises(UserError, match="2 × 97, but 97 in the model"):
+        import_model(tmp_path / "theirs", tmp_path / "ours")
+
+
+def test_a_bert_of_one_label_gives_a_number(tmp_path: Path) -> None:
+    saved("bert-classes", tmp_path)
+    changed(tmp_path, {"id2label": {"0": "similarity"}, "label2id": {"similarity": 0}})
+    file = tmp_path / "model.safetensors"
+    save_file({name: t[:1] if name.startswith("classifier") else t for name, t in load_file(file).items()}, file)
+    assert read_foreign(tmp_path).extra["task"] == "regression"
+
+
+def exported(settings: dict[str, Any], folder: Path) -> Any:
+    torch.manual_seed(0)
+    network = build(ModelConfig.build(settings)).eval()
+    for parameter in network.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
+    save_model(folder / "ours", network, tokenizer())
+    export_model(load_model(folder / "ours"), folder / "hf", "hf")
+    return network
+
+
+@pytest.mark.parametrize("outputs", [["classes"], ["tags"], ["span"], ["words"], ["words", "next-sentence"], []])
+def test_a_bert_of_ours_with_any_head_or_none_goes_to_transformers(outputs: list[str], tmp_path: Path) -> None:
+    settings = preset("bert-tiny").model_dump() | {"vocab_size": 300, "max_positions": 32, "outputs": outputs}
+    settings |= {"labels": 3} if {"classes", "tags"} & {*outputs} else {}
+    network = exported(settings | {"pooler": outputs not in (["tags"], ["span"], ["words"])}, tmp_path)
+    [name] = json.loads((tmp_path / "hf" / "config.json").read_text())["architectures"]
+    assert_same(network, getattr(transformers, name).from_pretrained(tmp_path / "hf").eval())
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"tie": "none"}, "an output matrix of its own"),
+        ({"segments": 0}, "segments is 1 or more there, 0 here"),
+        ({"outputs": ["words", "span"]}, "no class there has outputs: words, span together"),
+        ({"pooling": "mean"}, "pooling is that of the first token there, mean here"),
+    ],
+)
+def test_a_bert_that_they_lack_is_refused_by_name(settings: dict[str, Any], named: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=named):
+        exported(preset("bert-tiny").model_dump() | {"vocab_size": 300, "outputs": ["words"]} | settings, tmp_path)
+
+
+def test_a_translator_with_one_vocabulary_in_two_matrices_is_a_marian(tmp_path: Path) -> None:
+    settings = preset("tiny-translator").model_dump() | {"vocab_size": 300, "tie": "output", "sinusoid": "halves"}
+    network = exported(settings | {"width": 32, "head_width": 8, "ff_width": 48}, tmp_path)
+    assert_same(network, transformers.MarianMTModel.from_pretrained(tmp_path / "hf").eval())
+
+
+def test_neither_direction_replaces_anything(tmp_path: Path) -> None:
+    saved("llama2", tmp_path / "theirs")
+    import_model(tmp_path / "theirs", tmp_path / "ours")
+    before = (tmp_path / "ours" / "manifest.json").read_bytes()
+    for folder in ("ours", "theirs", "theirs/config.json"):
+        with pytest.raises(UserError, match="is there already"):
+            import_model(tmp_path / "theirs", tmp_path / folder)
+    assert (tmp_path / "ours" / "manifest.json").read_bytes() == before
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(UserError, match=r"model\.gguf cannot be read \(Permission denied\)"):
+        read_foreign(path)
+
+
+@pytest.mark.parametrize("value", [{}, [], 7, None, "../model.safetensors"])
+def test_an_index_that_names_no_file_is_refused(value: Any, tmp_path: Path) -> None:
+    saved("llama2", tmp_path, max_shard_size="60KB")
+    index = tmp_path / "model.safetensors.index.json"
+    found = json.loads(index.read_text())
+    found["weight_map"] |= {"model.norm.weight": value}
+    index.write_text(json.dumps(found))
+    with pytest.raises(UserError, match="names files that are missing"):
+        read_foreign(tmp_path)

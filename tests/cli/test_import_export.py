@@ -1,0 +1,82 @@
+"""`clearhead import`, `export` and `pull` from the command line, as the guide shows them."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from clearhead.checkpoint import load_model, save_model
+from clearhead.checkpoint.formats import export_model
+from clearhead.cli import app
+from clearhead.config import ModelConfig
+from clearhead.config.load import preset
+from clearhead.errors import UserError
+from clearhead.model import build
+from tests.checkpoint.small import tokenizer
+
+GUIDE = Path(__file__).parents[2] / "docs" / "formats.md"
+pytest.importorskip("gguf", reason="gguf is not installed")
+pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
+pytest.importorskip("onnx", reason="onnx is not installed")
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model of Hugging Face in downloads/tiny-llama."""
+    tokens = tokenizer()
+    settings = preset("tiny-llama").model_dump() | {"vocab_size": len(tokens), "width": 64, "decoder_layers": 2}
+    settings |= {"heads": 4, "kv_heads": 2, "head_width": 16, "ff_width": 96, "max_positions": 64}
+    save_model(tmp_path / "first", build(ModelConfig.build(settings)), tokens)
+    export_model(load_model(tmp_path / "first"), tmp_path / "downloads" / "tiny-llama", "hf")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def clearhead(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command in this process; returns what it prints."""
+    capsys.readouterr()
+    app(shlex.split(command), standalone_mode=False)
+    return capsys.readouterr().out
+
+
+def test_every_command_of_the_guide_runs_and_the_way_back_gives_the_same_text(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [block] = re.findall(r"^```bash\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), flags=re.M | re.S)
+    commands = [line.partition("  #")[0].removeprefix("clearhead ") for line in block.splitlines()]
+    assert len(commands) > 5
+    printed = {command: clearhead(command, capsys) for command in commands}
+    [(command, text)] = [each for each in printed.items() if each[0].startswith("generate")]
+    assert text.startswith("the cat")
+    assert text == clearhead(command.replace("models/mine", "first"), capsys)
+    assert load_model(Path("models/again")).config == load_model(Path("models/mine")).config
+    files = {path.name for path in Path("exported").rglob("*") if path.is_file()}
+    assert {"model.safetensors", "model.gguf", "model.bin", "model.onnx"} <= files
+
+
+def test_mistakes_are_named(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command, named in (
+        ("import nowhere models/mine", "nowhere does not exist"),
+        ("import first/tokenizer.json models/mine", "of no known format"),
+        ("import first models/mine", "first is a model folder of ours already"),
+        ("import downloads/tiny-llama models/mine --dtype int8", "--dtype: 'int8' is not allowed"),
+        ("export first exported --to pickle", "--to: 'pickle' is not allowed; use hf, gguf"),
+        ("export first downloads --to hf", "downloads is there already"),
+        ("export nothing exported --to hf", "no model 'nothing'"),
+        ("pull nothing", "no model 'nothing'; there are minilm, smollm2"),
+        ("generate smollm2 hello", "fetch it with: clearhead pull smollm2"),
+    ):
+        with pytest.raises(UserError, match=re.escape(named)):
+            clearhead(command, capsys)
+    assert not Path("models").exists()
+    assert not Path("exported").exists()
+
+
+def test_a_model_with_odd_settings_is_listed_all_the_same(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loaded = load_model(Path("first"))
+    save_model(Path("runs/odd/best"), loaded.network, loaded.tokenizers, {"data": 5})
+    [found] = [row for row in json.loads(clearhead("models --json", capsys)) if row["name"] == "runs/odd"]
+    assert (found["for"], found["problem"]) == ("generate", "")

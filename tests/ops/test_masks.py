@@ -1,0 +1,106 @@
+"""Masks against their definitions, written out once more as plain loops over positions."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from clearhead.config import preset
+from clearhead.model import Documents, Mask, Pattern
+from clearhead.ops.masks import patterns
+
+Rule = Callable[[int, int], bool]
+CPU = torch.device("cpu")
+
+
+def table(rule: Rule, queries: int, keys: int) -> torch.Tensor:
+    return torch.tensor([[rule(i, j) for j in range(keys)] for i in range(queries)])
+
+
+RULES: dict[str, tuple[Pattern, Rule]] = {
+    "window": (Pattern("window", 3), lambda i, j: abs(i - j) <= 2),
+    "column": (Pattern("column", 4), lambda i, j: (i - j) % 4 == 0),
+    "block": (Pattern("block", 4), lambda i, j: i // 4 == j // 4),
+    "summary": (Pattern("summary", 4, 2), lambda i, j: j % 4 in (2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("causal", [True, False])
+def test_each_pattern_is_its_definition(name: str, causal: bool) -> None:
+    pattern, rule = RULES[name]
+    found = Mask(causal, pattern).dense(11, 11, CPU)
+    expected = table(lambda i, j: rule(i, j) and (j <= i or not causal), 11, 11)
+    assert found.expand(1, 1, 11, 11)[0, 0].tolist() == expected.tolist()
+
+
+def test_strided_and_fixed_are_those_of_sparse_transformers() -> None:
+    """Child et al. 2019, section 4.2: two index sets each, here on alternate layers."""
+    stride = 4
+    config = preset("tiny-gpt", ["decoder_layers=4", "attention=strided", "stride=4"])
+    local, column, again, _ = patterns(config, 4)
+    assert again == local
+    t = 12
+    expected = [[j for j in range(t) if max(0, i - stride) <= j <= i] for i in range(t)]
+    assert _indices(local, t) == expected
+    assert _indices(column, t) == [[j for j in range(i + 1) if (i - j) % stride == 0] for i in range(t)]
+
+    config = preset("tiny-gpt", ["attention=fixed", "stride=4", "summary=1"])
+    block, summary = patterns(config, 2)
+    assert _indices(block, t) == [[j for j in range(i + 1) if j // stride == i // stride] for i in range(t)]
+    assert _indices(summary, t) == [[j for j in range(i + 1) if j % stride == stride - 1] for i in range(t)]
+
+
+def _indices(pattern: Pattern, tokens: int) -> list[list[int]]:
+    dense = Mask(True, pattern).dense(tokens, tokens, CPU).expand(1, 1, tokens, tokens)[0, 0]
+    return [row.nonzero().flatten().tolist() for row in dense]
+
+
+def test_two_steps_of_strided_or_fixed_attention_reach_every_earlier_position() -> None:
+    """A query looks at a position that has looked at the rest; the residual lets a layer be passed over."""
+    for lower, upper in (
+        (Pattern("column", 4), Pattern("window", 5)),
+        (Pattern("block", 4), Pattern("summary", 4, 1)),
+    ):
+        below, above = (Mask(True, pattern).dense(16, 16, CPU)[0, 0].float() for pattern in (lower, upper))
+        reached = above @ below + below > 0
+        assert torch.equal(reached, torch.ones(16, 16).tril() > 0)
+
+
+def test_gpt3_alternates_dense_and_banded_layers() -> None:
+    kinds = [pattern.kind for pattern in patterns(preset("gpt3"), 96)]
+    assert kinds == ["full", "window"] * 48
+
+
+def test_a_mixture_takes_the_halves_of_strided_in_turn() -> None:
+    config = preset("tiny-gpt", ["decoder_layers=6", "attention=[full, strided]", "stride=4"])
+    assert [pattern.kind for pattern in patterns(config, 6)] == ["full", "window", "full", "column", "full", "window"]
+
+
+def test_documents_never_see_each_other() -> None:
+    documents = Documents.of([2, 3])
+    found = Mask(True, documents=(documents, documents)).dense(5, 5, CPU)[0, 0].int().tolist()
+    assert found == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 1]]
+    assert documents.positions.tolist() == [0, 1, 0, 1, 2]
+    assert documents.starts.tolist() == [0, 2, 5]
+
+
+def test_documents_survive_padding_and_back() -> None:
+    documents, packed = Documents.of([3, 1, 4]), torch.randn(1, 2, 8, 5)
+    rows = documents.pad(packed)
+    assert rows.shape == (3, 2, 4, 5)
+    assert rows[1, :, 1:].abs().max() == 0
+    assert torch.equal(documents.unpad(rows), packed)
+
+
+def test_an_empty_document_is_refused() -> None:
+    for lengths in ([], [3, 0]):
+        with pytest.raises(ValueError, match="at least one"):
+            Documents.of(lengths)
+
+
+def test_lengths_and_starts_count_in_each_row() -> None:
+    padded = Mask(lengths=torch.tensor([1, 3])).dense(2, 3, CPU)
+    assert padded[:, 0, 0].tolist() == [[True, False, False], [True, True, True]]
+    cached = Mask(causal=True, start=torch.tensor([0, 2])).dense(1, 3, CPU)
+    assert cached[:, 0, 0].tolist() == [[True, False, False], [True, True, True]]

@@ -1,0 +1,173 @@
+"""Updates against torch's own optimisers; what decays, what is frozen, and clipping, also of spread-out gradients."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from clearhead.config import preset
+from clearhead.config.train import OptimiserConfig
+from clearhead.errors import ConfigError, UserError
+from clearhead.model import Network, build
+from clearhead.train.optimizer import clip, freeze, optimiser, set_rate
+
+SMALL = ["vocab_size=20", "width=8", "heads=2", "ff_width=12"]
+
+
+def network_of(name: str = "tiny-translator") -> Network:
+    return build(preset(name, SMALL)).double()
+
+
+def names(network: nn.Module, parameters: list[nn.Parameter]) -> list[str]:
+    known = {parameter: name for name, parameter in network.named_parameters()}
+    return [known[parameter] for parameter in parameters]
+
+
+def test_matrices_decay_and_nothing_else_does() -> None:
+    network = network_of("tiny-encoder")
+    decaying, others = (group["params"] for group in optimiser(network, OptimiserConfig()).param_groups)
+    assert set(names(network, decaying)) | set(names(network, others)) == {n for n, _ in network.named_parameters()}
+    assert "encoder.embedding.tokens.weight" in names(network, decaying)
+    assert all("norm" not in name and not name.endswith("bias") for name in names(network, decaying))
+    assert all("norm" in name or name.endswith("bias") for name in names(network, others))
+    assert len(others) > 10
+
+
+def test_a_tied_matrix_is_updated_once() -> None:
+    network = network_of()
+    assert network.heads.words is not None
+    shared = network.heads.words.scores.weight
+    groups = optimiser(network, OptimiserConfig()).param_groups
+    assert shared is network.encoder.embedding.tokens.weight
+    assert sum(parameter is shared for group in groups for parameter in group["params"]) == 1
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam"])
+def test_updates_are_those_of_torch(kind: str) -> None:
+    model, other = (nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)).double() for _ in range(2))
+    other.load_state_dict(model.state_dict())
+    ours = optimiser(model, OptimiserConfig.build({"optimiser": kind}))
+    if kind == "adam":  # section 5.3
+        theirs: torch.optim.Optimizer = torch.optim.Adam(other.parameters(), lr=0.1, betas=(0.9, 0.98), eps=1e-9)
+    else:
+        groups = [{"params": [other[0].weight], "weight_decay": 0.01}]
+        groups += [{"params": [other[0].bias, *other[1].parameters()], "weight_decay": 0.0}]
+        theirs = torch.optim.AdamW(groups, lr=0.1, betas=(0.9, 0.999), eps=1e-8, foreach=False)
+    set_rate(ours, 0.1)
+    x = torch.randn(5, 4).double()
+    for _ in range(4):
+        for net, opt in ((model, ours), (other, theirs)):
+            opt.zero_grad()
+            net(x).pow(3).sum().backward()
+            opt.step()
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_nothing_moves_before_a_rate_is_set() -> None:
+    model = nn.Linear(3, 2)
+    before, opt = model.weight.detach().clone(), optimiser(model, OptimiserConfig())
+    model(torch.ones(1, 3)).sum().backward()
+    opt.step()
+    assert torch.equal(model.weight, before)
+
+
+def test_adam_with_weight_decay_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"weight_decay: 0\.1, but adam has none; set it to 0, or optimiser=adamw"):
+        OptimiserConfig.build({"optimiser": "adam", "weight_decay": 0.1})
+
+
+def test_frozen_parts_stay_as_they_are() -> None:
+    network = network_of()
+    frozen = freeze(network, ["encoder.layers.*", "*.cross_attention.*"])
+    assert frozen == [n for n, _ in network.named_parameters() if n.startswith("encoder.layers.") or "cross_att" in n]
+    before = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
+    opt = optimiser(network, OptimiserConfig())
+    assert all(parameter.requires_grad for group in opt.param_groups for parameter in group["params"])
+    set_rate(opt, 0.1)
+    network(torch.randint(20, (2, 4)), torch.randint(20, (2, 5))).pow(2).sum().backward()
+    opt.step()
+    still = [name for name, parameter in network.named_parameters() if torch.equal(parameter, before[name])]
+    assert still == frozen
+
+
+def test_a_tied_matrix_can_be_frozen_by_any_of_its_names() -> None:
+    network = network_of()
+    assert freeze(network, ["heads.words.scores.weight"]) == ["heads.words.scores.weight"]
+    assert not network.encoder.embedding.tokens.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (["encoder.layer.*"], r"freeze: 'encoder.layer.\*' matches no parameter; did you mean .*encoder.layers.\*"),
+        (["encoder"], r"did you mean .*encoder\.\*"),
+        (["decoder.*", "xyz"], r"'xyz' matches no parameter; the largest parts are encoder.\*, decoder.\*, heads.\*$"),
+        (["*"], "nothing would be left to train"),
+        (["encoder.*", "decoder.*", "heads.*"], "nothing would be left to train"),
+    ],
+)
+def test_a_pattern_that_cannot_be_meant_is_told_and_freezes_nothing(patterns: list[str], message: str) -> None:
+    network = network_of()
+    with pytest.raises(UserError, match=message):
+        freeze(network, patterns)
+    assert all(parameter.requires_grad for parameter in network.parameters())
+
+
+def parameters_with(*grads: list[float]) -> list[nn.Parameter]:
+    made = [nn.Parameter(torch.zeros(len(grad)).double()) for grad in grads]
+    for parameter, grad in zip(made, grads, strict=True):
+        parameter.grad = torch.tensor(grad).double()
+    return made
+
+
+def test_clipping_shortens_all_gradients_together() -> None:
+    parameters = [*parameters_with([3.0, 0.0], [4.0]), nn.Parameter(torch.zeros(1))]  # the last has no gradient
+    assert clip(parameters, 1.0) == 5
+    torch.testing.assert_close(parameters[0].grad, torch.tensor([0.6, 0.0]).double(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(parameters[1].grad, torch.tensor([0.8]).double(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("norm", [5.1, None])
+def test_short_gradients_stay_as_they_are(norm: float | None) -> None:
+    parameters = parameters_with([3.0], [4.0])
+    assert clip(parameters, norm) == 5
+    assert [parameter.grad.item() for parameter in parameters if parameter.grad is not None] == [3, 4]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_shows(bad: float) -> None:
+    assert not clip(parameters_with([1.0, bad], [2.0]), 1.0).isfinite()
+
+
+def test_clipping_never_waits_for_the_device() -> None:
+    parameter = nn.Parameter(torch.zeros(3, device="meta"))
+    parameter.grad = torch.zeros_like(parameter)
+    assert clip([parameter], 1.0).shape == ()
+
+
+def spread_out(rank: int, store: str) -> None:
+    """One of two processes, each with its share of the gradients."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+    parameters = []
+    for whole in (torch.tensor([3.0, 0.0, 0.0]), torch.tensor([[0.0], [4.0]])):
+        parameter = nn.Parameter(distribute_tensor(torch.zeros_like(whole), mesh, [Shard(0)]))
+        parameter.grad = distribute_tensor(whole, mesh, [Shard(0)])
+        parameters.append(parameter)
+    norm = clip(parameters, 1.0)
+    assert not isinstance(norm, DTensor)
+    assert norm == 5
+    found = [parameter.grad.full_tensor() for parameter in parameters]
+    torch.testing.assert_close(found, [torch.tensor([0.6, 0.0, 0.0]), torch.tensor([[0.0], [0.8]])])
+    dist.barrier()  # nobody leaves while another still reads
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
+def test_gradients_spread_over_processes_count_whole(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(spread_out, (str(tmp_path / "store"),), nprocs=2)
