@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from bench.timing import machine, matrix_ceiling, measure
 from clearhead.model import Mask, Pattern, attend
 from clearhead.model.cost import keys_seen
-from clearhead.ops.attention.dispatch import choose
+from clearhead.ops.attention.dispatch import choose_backend
 
 WINDOW, STRIDE, SUMMARY = 512, 128, 8
 PATTERNS = {
@@ -45,20 +45,20 @@ def main() -> None:
     ceiling = matrix_ceiling(device, dtype)
     work = "forward and backward" if options.backward else "forward"
     print(f"{datetime.date.today()}  {machine(device)}  {str(dtype).removeprefix('torch.')}  {work}")
-    print(f"{rows} rows, {heads} heads of {options.head_width}; window {WINDOW}, stride {STRIDE}, summary {SUMMARY}")
+    print(f"{rows} rows, {heads} heads of {options.head_dim}; window {WINDOW}, stride {STRIDE}, summary {SUMMARY}")
     print(f"matrix products reach {ceiling / 1e12:.2f} TFLOP/s here; share = useful FLOPs / time / that\n")
     columns = f"{'ms':>10} {'faster':>8} {'share':>6} {'peak MB':>9} {'of dense':>8}"
     print(f"{'tokens':>7}  {'attention':<18} {'backend':<8} {columns}")
     for tokens in map(int, options.tokens.split(",")):
         torch.compiler.reset()  # FlexAttention compiles for each length, as in a training run of one length
-        compare(tokens, rows, heads, options.head_width, device, dtype, options.backward, ceiling)
+        compare(tokens, rows, heads, options.head_dim, device, dtype, options.backward, ceiling)
 
 
 def compare(
     tokens: int,
     rows: int,
     heads: int,
-    width: int,
+    dim: int,
     device: torch.device,
     dtype: torch.dtype,
     backward: bool,
@@ -66,10 +66,10 @@ def compare(
 ) -> None:
     """One length: the dense peer, then each pattern and its parts."""
     q, k, v = (
-        torch.randn(rows, tokens, heads, width, device=device, dtype=dtype).transpose(1, 2).requires_grad_(backward)
+        torch.randn(rows, tokens, heads, dim, device=device, dtype=dtype).transpose(1, 2).requires_grad_(backward)
         for _ in range(3)
     )
-    unit = (14 if backward else 4) * rows * heads * width  # FLOPs of each pair: 2 products, 7 with backward
+    unit = (14 if backward else 4) * rows * heads * dim  # FLOPs of each pair: 2 products, 7 with backward
 
     def show(name: str, backend: str, seconds: float, peak: float, pairs: float) -> None:
         share = unit * pairs / seconds / ceiling
@@ -84,7 +84,7 @@ def compare(
         for part in parts:
             mask = Mask(True, part).simplified(tokens)
             work = _work(lambda mask=mask: attend(q, k, v, mask), (q, k, v), backward)  # type: ignore[misc]
-            results.append((*measure(work, device), _pairs(part, tokens), choose(q, k, mask), part.kind))
+            results.append((*measure(work, device), _pairs(part, tokens), choose_backend(q, k, mask), part.kind))
         mean = [sum(column) / len(parts) for column in list(zip(*results, strict=True))[:3]]
         show(name, results[0][3] if len(parts) == 1 else "", mean[0], max(r[1] for r in results), mean[2])
         if len(parts) > 1:

@@ -120,7 +120,7 @@ def work(name: str, folder: Path, threads: int, read: int, write: int) -> Callab
 def ours(kind: str) -> Run:
     """Ours, greedily."""
     model = load("smollm2", "cpu", kind)
-    network: Any = model.reader
+    network: Any = model.inference_network
 
     @torch.inference_mode()
     def run(ids: list[int], write: int) -> tuple[float, float]:

@@ -65,9 +65,9 @@ def main() -> None:
         if not options.repeat:
             pair = [str(ROOT / f"multi30k/train.{side}.gz") for side in ("en", "de")]
             config = DataConfig(
-                task="translation", train=(Corpus(format="parallel", files=tuple(pair)),), cache=cache, packed=False
+                task="translation", train=(Corpus(format="parallel", files=tuple(pair)),), cache_dir=cache, packed=False
             )
-            data = prepare(config, TokenizerConfig(size=8000))
+            data = prepare(config, TokenizerConfig(vocab_size=8000))
             for workers in (0, 2):
                 rate(
                     f"multi30k, 4,096 tokens, {workers} workers",
@@ -76,15 +76,19 @@ def main() -> None:
                 )
         novels = sorted(str(path) for path in (ROOT / "english_novels").glob("*.gz")) * max(1, options.repeat)
         config = DataConfig(
-            task="language-model", train=(Corpus(files=tuple(novels)),), longest=1024, cache=cache, documents="file"
+            task="language-model",
+            train=(Corpus(files=tuple(novels)),),
+            max_length=1024,
+            cache_dir=cache,
+            documents="file",
         )
-        trained = DataConfig(task="language-model", train=(Corpus(files=tuple(novels[:4])),), cache=cache)
-        tokenizer = prepare(trained, TokenizerConfig(size=8000)).tokenizers
+        trained = DataConfig(task="language-model", train=(Corpus(files=tuple(novels[:4])),), cache_dir=cache)
+        tokenizer = prepare(trained, TokenizerConfig(vocab_size=8000)).tokenizers
         start = time.perf_counter()
         data = prepare(config, tokenizer)
         spent = time.perf_counter() - start
         total = data.train.stores[0].total("ids")
-        print(f"tokenised {total / 1e6:.0f} M tokens in {spent:.0f} s; anonymous memory up to {memory.peak:.0f} MB")
+        print(f"tokenized {total / 1e6:.0f} M tokens in {spent:.0f} s; anonymous memory up to {memory.peak:.0f} MB")
         start = time.perf_counter()
         prepare(config, tokenizer)
         print(f"second start: {time.perf_counter() - start:.2f} s")

@@ -25,13 +25,13 @@ from torch.nn import functional as F
 
 from bench.context import by_context
 from bench.timing import machine, measure
-from clearhead.config import DecodeConfig, ModelConfig, preset
+from clearhead.config import GenerationConfig, ModelConfig, preset
+from clearhead.inference import enable_cuda_graphs
 from clearhead.inference import replay as graphs
-from clearhead.inference import use_graphs
-from clearhead.inference.generate import written
-from clearhead.inference.generation_batch import Rows
+from clearhead.inference.generate import prepare_batch
+from clearhead.inference.generation_batch import GenerationBatch
 from clearhead.model import build
-from clearhead.ops.linear.quantized import quantise
+from clearhead.ops.linear.quantized import quantize_module
 
 PROMPT, NEW, RUNS = 128, 256, 3
 WANTED = {1: 2.5, 32: 2.8}  # times transformers' static cache
@@ -90,14 +90,14 @@ class Large:
         sizes = [int(size) for size in self.options.rows.split(",")]
         for rows in sizes:
             with part(f"ours, {rows} rows, compiled"):
-                use_graphs(self.network, compiled=True)
+                enable_cuda_graphs(self.network, compiled=True)
                 self.ours("compiled graphs", self.network, rows)
             if self.peer is not None:
                 with part(f"transformers, {rows} rows, static cache"):
                     self.theirs("transformers static", rows, NEW, cache_implementation="static")
         for rows in sizes:
             with part(f"ours, {rows} rows, recorded without compiling"):
-                use_graphs(self.network)
+                enable_cuda_graphs(self.network)
                 self.ours("plain graphs", self.network, rows)
             with part(f"ours, {rows} rows, step by step"):
                 graphs._GRAPHS.pop(self.network, None)
@@ -108,8 +108,8 @@ class Large:
         self.peer = None
         if not self.options.no_int8:
             with part("ours, 1 row, 8-bit weights, compiled"):
-                small = quantise(copy.deepcopy(self.network))
-                use_graphs(small, compiled=True)
+                small = quantize_module(copy.deepcopy(self.network))
+                enable_cuda_graphs(small, compiled=True)
                 self.ours("compiled graphs int8", small, 1)
         self.summary(sizes)
 
@@ -137,10 +137,10 @@ class Large:
     def ours(self, name: str, network: Any, rows: int, runs: int = RUNS) -> None:
         """Our loop, as `generate` runs it."""
         prompts = torch.randint(1, network.config.target_vocab, (rows, PROMPT), generator=_generator(rows)).tolist()
-        config, seconds = DecodeConfig(max_new_tokens=NEW + 1), []
+        config, seconds = GenerationConfig(max_new_tokens=NEW + 1), []
         for number in range(runs + 1):
             with torch.inference_mode():
-                writing = written(network, prompts, None, config, (), [0] * rows)
+                writing = prepare_batch(network, prompts, None, config, (), [0] * rows)
                 torch.cuda.synchronize()
                 begun = time.perf_counter()
                 outputs = writing.run()
@@ -152,7 +152,7 @@ class Large:
         self.tell(name, rows, rows * NEW / statistics.median(seconds), network)
         if self.options.profile and "compiled" in name:
             with part("profile"), torch.inference_mode():
-                profile(written(network, prompts, None, config, (), [0] * rows))
+                profile(prepare_batch(network, prompts, None, config, (), [0] * rows))
 
     def theirs(self, name: str, rows: int, new: int, **options: Any) -> None:
         """generate of transformers, timed by the GPU from the first scores to the last."""
@@ -233,9 +233,9 @@ def step_bytes(network: Any, rows: int, context: int) -> float:
     """What one step has to read: every weight once, and the keys and values of each row."""
     config = network.config
     weights = {id(x): x.numel() * x.element_size() for x in (*network.parameters(), *network.buffers())}
-    if config.tie == "none" or network.heads.words.scores.weight.dtype == torch.int8:
+    if config.tie == "none" or network.heads.lm_head.proj.weight.dtype == torch.int8:
         weights.pop(id(network.decoder.embedding.tokens.weight))  # of which a step reads one row for each text
-    pairs = 2 * config.decoder_layers * config.kv_heads * config.head_width * 2
+    pairs = 2 * config.decoder_layers * config.kv_heads * config.head_dim * 2
     return sum(weights.values()) + rows * context * pairs
 
 
@@ -249,7 +249,7 @@ def agreement(ours: list[list[int]] | None, theirs: list[list[int]] | None) -> s
     return f"{total / len(ours):.0f} of {min(len(ours[0]), len(theirs[0]))}"
 
 
-def profile(writing: Rows) -> None:
+def profile(writing: GenerationBatch) -> None:
     """The kernels of some steps, by the time that they take."""
     writing.advance(), writing.advance()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
@@ -278,12 +278,12 @@ def llama(config: ModelConfig, device: torch.device) -> Any:
     }
     settings = transformers.LlamaConfig(
         vocab_size=config.target_vocab,
-        hidden_size=config.width,
-        intermediate_size=config.ff_width,
+        hidden_size=config.dim,
+        intermediate_size=config.ff_dim,
         num_hidden_layers=config.decoder_layers,
         num_attention_heads=config.heads,
         num_key_value_heads=config.kv_heads,
-        head_dim=config.head_width,
+        head_dim=config.head_dim,
         max_position_embeddings=config.max_positions,
         rms_norm_eps=config.norm_eps,
         rope_parameters=rope,

@@ -66,7 +66,7 @@ def main() -> None:
         "Spearman"
     )
     for name, sentences in corpora.items():
-        rows = [_framed(ids, tokenizer) for ids in tokenizer.encode_all(sentences)]
+        rows = [_framed(ids, tokenizer) for ids in tokenizer.encode_batch(sentences)]
         plain = _theirs(peer, rows, options.batch, device)
         for precision, ours, theirs in _sides(peer, tokenizer, rows, options.batch, device):
             found, wanted = ours(), plain()
@@ -144,10 +144,10 @@ def _theirs(peer: Any, rows: list[Row], batch: int, device: torch.device) -> Wor
         with torch.inference_mode():
             for start in range(0, len(order), batch):
                 chosen = order[start : start + batch]
-                longest = len(rows[chosen[0]].ids)
-                ids = torch.tensor([rows[n].ids + [0] * (longest - len(rows[n].ids)) for n in chosen], device=device)
+                max_length = len(rows[chosen[0]].ids)
+                ids = torch.tensor([rows[n].ids + [0] * (max_length - len(rows[n].ids)) for n in chosen], device=device)
                 mask = torch.tensor(
-                    [[1] * len(rows[n].ids) + [0] * (longest - len(rows[n].ids)) for n in chosen], device=device
+                    [[1] * len(rows[n].ids) + [0] * (max_length - len(rows[n].ids)) for n in chosen], device=device
                 )
                 hidden = peer(input_ids=ids, attention_mask=mask).last_hidden_state.float()
                 vectors = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)

@@ -3,7 +3,7 @@
     python -m bench.finetune sst2 cola --model FOLDER        a model or run folder of a BERT, not that of the recipe
     python -m bench.finetune squad --seeds 3 --device cuda --json scores.jsonl
     python -m bench.finetune trec --limit 8                  a rehearsal: so many steps on so many lines
-    python -m bench.finetune cola train.rate=5e-5            recipes can be changed as for `clearhead train`
+    python -m bench.finetune cola train.lr=5e-5            recipes can be changed as for `clearhead train`
 
 Ours is `clearhead train` by the recipe. Theirs is a plain loop around AutoModelFor…, which gets the batches that ours
 gets, padded: AdamW with the recipe's numbers, the same warm-up and decay, clipping, half precision where ours has it,
@@ -41,17 +41,17 @@ from clearhead.config.recipe import Recipe, load_recipe
 from clearhead.data import IGNORED, Batch, Data, prepare
 from clearhead.data.dataset import Dataset
 from clearhead.data.formats import paths
-from clearhead.data.order import draws
+from clearhead.data.order import batch_plans
 from clearhead.data.prepare import TASKS
 from clearhead.evaluate.model import evaluate
 from clearhead.files import read_document
 from clearhead.ops.device import choose_device
 from clearhead.predict import Model, load
 from clearhead.predict.find import find_model
-from clearhead.train.distributed import cast
-from clearhead.train.init_from import class_weights, start_network, tokenizers_for
+from clearhead.train.distributed import autocast
+from clearhead.train.init_from import class_weights, init_network, tokenizers_for
 from clearhead.train.loop import train
-from clearhead.train.lr_schedule import rate
+from clearhead.train.lr_schedule import lr_at_step
 from clearhead.train.objective import Objective
 from clearhead.train.validate import better
 
@@ -75,7 +75,7 @@ class Outcome(NamedTuple):
 def main() -> None:
     """Parse the options, run every recipe with every seed on both sides, print a table."""
     parser = argparse.ArgumentParser(prog="python -m bench.finetune", description=__doc__.split("\n")[0])
-    parser.add_argument("recipes", nargs="+", help=f"of {', '.join(RECIPES)}; and changes like train.rate=5e-5")
+    parser.add_argument("recipes", nargs="+", help=f"of {', '.join(RECIPES)}; and changes like train.lr=5e-5")
     parser.add_argument("--model", help="a model folder, a run folder or a name; without it, the recipe's")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seeds", type=int, default=3)
@@ -92,7 +92,7 @@ def main() -> None:
     print("| recipe | metric | ours | spread | theirs | spread | ours − theirs | seconds | theirs | import |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
     for name in (each for each in options.recipes if "=" not in each):
-        given = [f"model.folder={find_model(options.model)}"] if options.model else []
+        given = [f"model.init_from={find_model(options.model)}"] if options.model else []
         given += [f"train.device={device}", *changes]
         with tempfile.TemporaryDirectory() as place:
             recipe = load_recipe(name, given)
@@ -161,7 +161,7 @@ def cut(path: Path, lines: int, place: Path) -> Path:
 def run(recipe: Recipe, seed: int, device: torch.device, place: Path) -> tuple[Outcome, Outcome]:
     """One seed on both sides."""
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
-    unseen = recipe.data.task == "classification" and not recipe.data.second and not recipe.data.held_out
+    unseen = recipe.data.task == "classification" and not recipe.data.text_pairs and not recipe.data.held_out
     begun = time.perf_counter()
     train(recipe, place / f"ours-{seed}")
     seconds = time.perf_counter() - begun
@@ -182,7 +182,7 @@ def fine_tune(recipe: Recipe, device: torch.device, place: Path) -> tuple[Model,
     vectors = [p for p in peer.parameters() if p.dim() < 2]
     decay = settings.weight_decay
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, betas=(settings.beta1, settings.beta2), eps=settings.eps, fused=True)
+    optimizer = torch.optim.AdamW(groups, betas=(settings.beta1, settings.beta2), eps=settings.eps, fused=True)
     half = settings.precision in ("auto", "bf16") and device.type == "cuda"
     dtype = torch.bfloat16 if half else torch.float32
     weights = class_weights(recipe, data)
@@ -190,15 +190,15 @@ def fine_tune(recipe: Recipe, device: torch.device, place: Path) -> tuple[Model,
     best: Model | None = None
     score, waited, apart = None, 0, 0.0
     for step, batch in enumerate(padded(recipe, data), 1):
-        for group in optimiser.param_groups:
-            group["lr"] = rate(settings, step, settings.steps)
-        with cast(device, dtype):
+        for group in optimizer.param_groups:
+            group["lr"] = lr_at_step(settings, step, settings.steps)
+        with autocast(device, dtype):
             found = loss(peer, recipe, batch.to(device), weights)
         found.backward()
-        if settings.clip is not None:
-            nn.utils.clip_grad_norm_(peer.parameters(), settings.clip)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        if settings.grad_clip is not None:
+            nn.utils.clip_grad_norm_(peer.parameters(), settings.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         if step % settings.validate_every and step < settings.steps:
             continue
         model = imported(peer, recipe, data, place)
@@ -217,7 +217,7 @@ def start(recipe: Recipe, data: Data, place: Path) -> Any:
     """The model of the recipe as transformers reads it, with a fresh head for the task."""
     loaded = load_model(find_model(str(recipe.model["folder"])))
     if of_mean(recipe):  # our start, written as if it read the first token: the same tensors under the same names
-        network = start_network(recipe, data)
+        network = init_network(recipe, data)
         config = network.config.model_copy(update={"pooling": "class"})
         loaded = Loaded(with_weights(config, network.state_dict()), config, data.tokenizers, {})
     export_model(loaded, place, "hf")
@@ -245,7 +245,7 @@ def padded(recipe: Recipe, data: Data) -> Iterator[Batch]:
     config = recipe.data.model_copy(update={"packed": False})
     dataset = Dataset(TASKS[config.task](config, data.tokenizers, data.labels), data.train.stores, data.train.weights)
     seed = recipe.train.seed
-    for draw in draws(data.train, config.tokens, seed, pool=config.pool, shuffle=True):
+    for draw in batch_plans(data.train, config.batch_tokens, seed, pool=config.bucket_size, shuffle=True):
         yield dataset.batch(draw.samples, draw.epoch, seed)
 
 

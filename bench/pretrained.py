@@ -1,4 +1,4 @@
-"""What pretraining is worth: SST-2 with few labelled examples, from a pretrained BERT, from the same BERT with fresh
+"""What pretraining is worth: SST-2 with few labeled examples, from a pretrained BERT, from the same BERT with fresh
 weights, and from a bag of words.
 
     python -m bench.pretrained                                     the BERT of the package, 1,000 examples
@@ -32,7 +32,7 @@ from clearhead.model import build
 from clearhead.ops.device import choose_device
 from clearhead.predict import load
 from clearhead.predict.find import find_model
-from clearhead.train.sweep import run_folder, several
+from clearhead.train.sweep import run_folder, sweep
 
 HEAD = ("sentence", "label")
 RATES = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3)
@@ -50,9 +50,9 @@ def main() -> None:
     options = parser.parse_args()
     device = choose_device(options.device)
     print(f"{datetime.date.today()}  {machine(device)}  {options.model}, {options.examples:,} examples of SST-2\n")
-    labelled = list(rows("sst2/train.tsv.gz", header=True))
-    random.Random(0).shuffle(labelled)
-    learn, choose = labelled[: options.examples], labelled[options.examples : 2 * options.examples]
+    labeled = list(rows("sst2/train.tsv.gz", header=True))
+    random.Random(0).shuffle(labeled)
+    learn, choose = labeled[: options.examples], labeled[options.examples : 2 * options.examples]
     test = rows("sst2/dev.tsv.gz", header=True)
     print("| start | rate | accuracy | spread |\n| --- | ---: | ---: | ---: |", flush=True)
     with tempfile.TemporaryDirectory() as name:
@@ -76,12 +76,12 @@ def few_shot(learn: Any, choose: Any, place: Path, device: str, pooling: str) ->
         path = place / f"{part}.tsv.gz"
         path.write_bytes(gzip.compress("".join(f"{text}\t{label}\n" for text, label in [HEAD, *lines]).encode()))
         sets[part] = (whole.model_copy(update={"files": (str(path),)}),)
-    data = recipe.data.model_copy(update=sets | {"cache": str(place / "cache")})
+    data = recipe.data.model_copy(update=sets | {"cache_dir": str(place / "cache")})
     return recipe.model_copy(update={"data": data, "train": recipe.train.model_copy(update=FEW)})
 
 
 def fresh(model: str, folder: Path) -> Path:
-    """The same architecture and tokenizer, with weights that have learnt nothing."""
+    """The same architecture and tokenizer, with weights that have learned nothing."""
     loaded = load_model(find_model(model))
     torch.manual_seed(0)
     save_model(folder, build(loaded.config), loaded.tokenizers, loaded.extra)
@@ -91,11 +91,11 @@ def fresh(model: str, folder: Path) -> Path:
 def scores(recipe: Recipe, folder: Path, place: Path, seeds: int) -> tuple[float, list[float]]:
     """The rate with the best validation, and the test accuracy of every seed with it."""
     changed = recipe.model_copy(update={"model": recipe.model | {"folder": str(folder)}})
-    table = several(changed, place, RATES, 1, False, quiet, quiet)
+    table = sweep(changed, place, RATES, 1, False, quiet, quiet)
     if table is None:
         raise SystemExit("stopped")
     rate = next(line["rate"] for line in table if line["best"])
-    several(changed, place, [rate], seeds, True, quiet, quiet)
+    sweep(changed, place, [rate], seeds, True, quiet, quiet)
     models = (load(run_folder(place, rate, seed) / "best", recipe.train.device) for seed in range(seeds))
     return rate, [evaluate(model)["accuracy"] for model in models]
 

@@ -31,11 +31,11 @@ from clearhead.config.data import Corpus, DataConfig, TokenizerConfig
 from clearhead.config.train import TrainConfig
 from clearhead.data import Batch, Loader, prepare
 from clearhead.model import build
-from clearhead.model.cost import parameters
-from clearhead.train.cuda_graph import recorded
-from clearhead.train.distributed import Place, cast, precision, speed_up
+from clearhead.model.cost import count_parameters
+from clearhead.train.cuda_graph import capture_steps
+from clearhead.train.distributed import DistContext, apply_compile, autocast, precision
 from clearhead.train.objective import Objective
-from clearhead.train.optimizer import optimiser
+from clearhead.train.optimizer import build_optimizer
 from clearhead.train.updater import Progress, Updater
 
 Work = Callable[[], int]  # one step; gives its real tokens
@@ -50,9 +50,9 @@ def ours(config: ModelConfig, data: DataConfig, settings: TrainConfig, device: t
     torch.manual_seed(0)
     network = build(config).to(device)
     objective = Objective(network, data, settings).train()
-    speed_up(objective, settings, Place(device))
-    adam = optimiser(network, settings)
-    return Updater(objective, objective, adam, settings, Place(device), precision(settings, device))
+    apply_compile(objective, settings, DistContext(device))
+    adam = build_optimizer(network, settings)
+    return Updater(objective, objective, adam, settings, DistContext(device), precision(settings, device))
 
 
 def rates(works: dict[str, Work], device: torch.device, warm: int, steps: int, rounds: int = 3) -> dict[str, float]:
@@ -83,7 +83,7 @@ class GPT(NamedTuple):
     """The shape of a GPT and of its batches."""
 
     layers: int
-    width: int
+    dim: int
     heads: int
     context: int
     rows: int
@@ -92,8 +92,8 @@ class GPT(NamedTuple):
     @property
     def config(self) -> ModelConfig:
         """As ours."""
-        shape = [f"decoder_layers={self.layers}", f"width={self.width}", f"heads={self.heads}"]
-        shape += [f"ff_width={4 * self.width}", f"max_positions={self.context}", f"vocab_size={self.vocabulary}"]
+        shape = [f"decoder_layers={self.layers}", f"dim={self.dim}", f"heads={self.heads}"]
+        shape += [f"ff_dim={4 * self.dim}", f"max_positions={self.context}", f"vocab_size={self.vocabulary}"]
         return preset("gpt2", [*shape, "dropout=0.0", "attention_dropout=0.0"])
 
     def batches(self) -> list[Tensor]:
@@ -110,8 +110,8 @@ def gpt(shape: GPT, device: torch.device) -> None:
     else:
         found, ratios = in_turn(shape)
     dtype = precision(TrainConfig(steps=1), device)
-    ceiling, count = matrix_ceiling(device, dtype), parameters(build(shape.config, "meta"))
-    flops = 6 * count + 12 * shape.layers * shape.width * shape.context
+    ceiling, count = matrix_ceiling(device, dtype), count_parameters(build(shape.config, "meta"))
+    flops = 6 * count + 12 * shape.layers * shape.dim * shape.context
     size = f"{count:,} parameters, {shape.rows} rows of {shape.context:,} tokens, {dtype}"
     print(f"{size}, matrix ceiling {ceiling / 1e12:.2f} TFLOP/s")
     for name, rate in found.items():
@@ -156,10 +156,10 @@ def gpt_step(name: str, shape: GPT, device: torch.device) -> Work:
 def our_gpt(shape: GPT, device: torch.device, compiled: bool) -> Work:
     """As `clearhead train`; compiled, if at all, as a whole, as the peer."""
     compile = "whole" if compiled else "off"
-    settings = TrainConfig(steps=10**6, rate=1e-4, warmup=10, schedule="constant", compile=compile)
+    settings = TrainConfig(steps=10**6, lr=1e-4, warmup=10, schedule="constant", compile=compile)
     size = shape.rows * shape.context
-    data = DataConfig(task="language-model", longest=shape.context, tokens=size)
-    update = recorded(ours(shape.config, data, settings, device)).update
+    data = DataConfig(task="language-model", max_length=shape.context, batch_tokens=size)
+    update = capture_steps(ours(shape.config, data, settings, device)).update
     batches = [
         Batch({"ids": x[:, :-1].contiguous(), "labels": x[:, 1:].contiguous()}, size) for x in shape.batches()
     ]  # as the loader gives them
@@ -180,7 +180,7 @@ def peer_gpt(shape: GPT, device: torch.device, compiled: bool) -> Work:
 
     logging.set_verbosity_error()
     config = GPT2Config(
-        vocab_size=shape.vocabulary, n_positions=shape.context, n_embd=shape.width, n_layer=shape.layers,
+        vocab_size=shape.vocabulary, n_positions=shape.context, n_embd=shape.dim, n_layer=shape.layers,
         n_head=shape.heads, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
         attn_implementation="sdpa",
     )  # fmt: skip
@@ -194,7 +194,7 @@ def peer_gpt(shape: GPT, device: torch.device, compiled: bool) -> Work:
 
     def work() -> int:
         x = ids[next(turn) % 4]
-        with cast(device, dtype):
+        with autocast(device, dtype):
             loss = run(input_ids=x, labels=x).loss
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -210,13 +210,13 @@ def multi30k(device: torch.device, tokens: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         files = tuple(str(ROOT / f"multi30k/train.{side}.gz") for side in ("en", "de"))
         corpus = Corpus(format="parallel", files=files)
-        padded = DataConfig(task="translation", train=(corpus,), tokens=tokens, longest=128, cache=folder)
+        padded = DataConfig(task="translation", train=(corpus,), batch_tokens=tokens, max_length=128, cache_dir=folder)
         packed = padded.model_copy(update={"packed": True})
-        words = TokenizerConfig(kind="bpe", size=8000)
+        words = TokenizerConfig(kind="bpe", vocab_size=8000)
         data = prepare(padded, words)
         vocabulary = len(data.tokenizers[0])
         config = preset("transformer-base", [f"vocab_size={vocabulary}", "max_positions=256"])
-        settings = TrainConfig(steps=10**6, rate=1e-4, warmup=10, schedule="constant", smoothing=0.1)
+        settings = TrainConfig(steps=10**6, lr=1e-4, warmup=10, schedule="constant", label_smoothing=0.1)
 
         def batches(settings: DataConfig, pool: int) -> Iterator[Batch]:
             # A pool of one batch's worth of sentences is shuffled, padded batches: lengths play no part.
@@ -225,7 +225,7 @@ def multi30k(device: torch.device, tokens: int) -> None:
                 yield item.batches[0]
 
         def our_work(data: DataConfig, pool: int) -> Work:
-            update = recorded(ours(config, data, settings, device)).update
+            update = capture_steps(ours(config, data, settings, device)).update
             items = _ahead(batches(data, pool))
             step = iter(range(1, 10**9))
 
@@ -248,7 +248,7 @@ def multi30k(device: torch.device, tokens: int) -> None:
 
             def work() -> int:
                 batch = next(items).to(device)
-                with cast(device, dtype):
+                with autocast(device, dtype):
                     loss = run(batch["source"], batch["target"], batch["labels"], batch["source_lengths"])
                 loss.backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -264,7 +264,7 @@ def multi30k(device: torch.device, tokens: int) -> None:
             "nn.Transformer, bucketed": peer_work(1 << 15),
         }
         found = rates(works, device, warm=AHEAD, steps=50)  # every shape was seen before the clock runs
-        print(f"transformer-base, {parameters(build(config, 'meta')):,} parameters, {tokens:,} tokens a batch")
+        print(f"transformer-base, {count_parameters(build(config, 'meta')):,} parameters, {tokens:,} tokens a batch")
         for name, rate in found.items():
             ratio = f"{found['ours, packed'] / rate:.2f}x" if name.startswith("nn") else ""
             print(f"{name:26} {rate:12,.0f} real tokens/s   {ratio}")

@@ -12,18 +12,18 @@ class Peer(nn.Module):
 
     def __init__(self, vocabulary: int, config: ModelConfig):
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, config.width)
+        self.embedding = nn.Embedding(vocabulary, config.dim)
         self.transformer = nn.Transformer(
-            config.width, config.heads, config.encoder_layers, config.decoder_layers, config.ff_width,
+            config.dim, config.heads, config.encoder_layers, config.decoder_layers, config.ff_dim,
             dropout=config.dropout, batch_first=True,
         )  # fmt: skip
         for module in self.transformer.modules():
             if isinstance(module, nn.MultiheadAttention):
                 module.dropout = 0.0  # as the paper, and as ours: attention itself drops nothing
-        rates = torch.exp(torch.arange(0, config.width, 2) * (-torch.log(torch.tensor(10000.0)) / config.width))
+        rates = torch.exp(torch.arange(0, config.dim, 2) * (-torch.log(torch.tensor(10000.0)) / config.dim))
         angles = torch.arange(config.max_positions)[:, None] * rates
         self.register_buffer("positions", torch.stack([angles.sin(), angles.cos()], -1).flatten(1))
-        self.dropout, self.scale = nn.Dropout(config.dropout), config.width**0.5
+        self.dropout, self.scale = nn.Dropout(config.dropout), config.dim**0.5
 
     def embed(self, ids: Tensor) -> Tensor:
         """Ids to vectors."""

@@ -27,8 +27,8 @@ from torch import nn
 
 from bench.sides import Side, timed
 from bench.timing import machine
-from clearhead.config import DecodeConfig
-from clearhead.inference import for_reading, translate
+from clearhead.config import GenerationConfig
+from clearhead.inference import optimize_for_inference, translate
 from clearhead.inference.optimize import PackedLinear
 from clearhead.model import build
 from tests.model.peers import copy, from_hugging_face
@@ -183,13 +183,13 @@ def search(name: str, work: Work) -> Search:
 
 def ours(network: Any, kind: torch.dtype, work: Work) -> Search:
     """As `Model.translate`."""
-    reader, tokens = for_reading(network, kind), work.tokens
-    config = DecodeConfig(
+    reader, tokens = optimize_for_inference(network, kind), work.tokens
+    config = GenerationConfig(
         beam=work.beam,
         max_new_tokens=tokens,
         min_new_tokens=tokens,
-        banned=((PADDING,),),
-        batch_rows=BATCH,
+        banned_ids=((PADDING,),),
+        batch_size=BATCH,
         workers=work.workers,
     )
     return lambda: [found[0].ids for found in translate(reader, work.sources, config, begin=PADDING, end=END)]

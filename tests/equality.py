@@ -10,12 +10,12 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 3e-2, to
 
 
 def inputs(
-    rows: int, heads: int, groups: int, tokens: int, dtype: torch.dtype, width: int = 8, device: str = "cpu"
+    rows: int, heads: int, groups: int, tokens: int, dtype: torch.dtype, dim: int = 8, device: str = "cpu"
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v in the layout that the model gives them, (B, T, H, E) turned; the same for the same shape."""
     torch.manual_seed(tokens)
     q, k, v = (
-        torch.randn(rows, tokens, count, width, device=device).to(dtype).transpose(1, 2).requires_grad_()
+        torch.randn(rows, tokens, count, dim, device=device).to(dtype).transpose(1, 2).requires_grad_()
         for count in (heads, groups, groups)
     )
     return q, k, v

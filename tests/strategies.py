@@ -21,16 +21,16 @@ def configs(
     torch.manual_seed(draw(st.integers(0, 2**16)))
     family = draw(st.sampled_from(families))
     kv_heads, group = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2, 3]))
-    head_width = draw(st.sampled_from([2, 4, 6]))
+    head_dim = draw(st.sampled_from([2, 4, 6]))
     norm = draw(st.sampled_from(norms or ("layer", "rms", "batch")))
     position = draw(st.sampled_from(["sinusoidal", "learned", "rotary", "none"]))
     settings: dict[str, Any] = {
         "family": family,
-        "width": draw(st.sampled_from([8, 12])),
+        "dim": draw(st.sampled_from([8, 12])),
         "heads": kv_heads * group,
         "kv_heads": kv_heads,
-        "head_width": head_width,
-        "ff_width": draw(st.sampled_from([8, 17])),
+        "head_dim": head_dim,
+        "ff_dim": draw(st.sampled_from([8, 17])),
         "activation": draw(st.sampled_from(["relu", "gelu", "gelu_tanh", "silu", "swiglu"])),
         "norm": norm,
         "norm_position": draw(st.sampled_from(["pre", "post"])),
@@ -74,7 +74,7 @@ def network_of(config: ModelConfig, dtype: torch.dtype = torch.float64) -> Netwo
         for parameter in network.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     norms = [module for module in network.modules() if isinstance(module, BatchNorm)]
-    if norms:  # statistics of a batch, as after training: with others, evaluation would normalise nothing
+    if norms:  # statistics of a batch, as after training: with others, evaluation would normalize nothing
         for module in norms:
             module.momentum = 1.0
         with torch.no_grad():

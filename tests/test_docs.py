@@ -105,9 +105,9 @@ def test_every_verb_recipe_and_task_of_reading_is_in_its_guide() -> None:
     text = (ROOT / "docs" / "understand.md").read_text(encoding="utf-8")
     found = {name: each for name, each in vars(understand).items() if inspect.isfunction(each)}
     verbs = [name for name, each in found.items() if each.__module__ == understand.__name__]
-    labelled = ("classification", "regression", "tagging", "answering", "similarity")
-    recipes = [name for name in recipe_names() if load_recipe(name).data.task in labelled]
-    wanted = [*[name for name in verbs if not name.startswith("_")], *recipes, *labelled]
+    labeled = ("classification", "regression", "tagging", "answering", "similarity")
+    recipes = [name for name in recipe_names() if load_recipe(name).data.task in labeled]
+    wanted = [*[name for name in verbs if not name.startswith("_")], *recipes, *labeled]
     assert len(wanted) > 20
     assert [name for name in wanted if f"`{name}`" not in text] == []
 

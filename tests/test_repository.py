@@ -51,7 +51,7 @@ def test_models_of_the_package_are_small_and_say_where_they_come_from() -> None:
     assert sum(sizes.values()) <= 24_000_000
     for folder in models:
         card = (folder / "README.md").read_text(encoding="utf-8")
-        for part in ("## Use", "## Data", "## Scores", "## Recipe", "## Licence"):
+        for part in ("## Use", "## Data", "## Scores", "## Recipe", "## License"):
             assert part in card, folder.name
 
 

@@ -33,7 +33,7 @@ class Plan:
     recipe: str
     summary: str
     data: tuple[str, ...]
-    licence: str
+    license: str
     use: str
 
 
@@ -75,7 +75,7 @@ PLANS = {
             "49 English novels of 1839 to 1930 (github.com/computationalstylistics/100_english_novels).",
             "WikiText-2 (Wikipedia, CC BY-SA), valid and test parts left out of training.",
         ),
-        "Apache-2.0 for the weights; see the data for its own licences.",
+        "Apache-2.0 for the weights; see the data for its own licenses.",
         'clearhead fill novels-bert "She opened the [MASK] and looked out."',
     ),
 }
@@ -100,7 +100,7 @@ def main() -> None:
     ]
     data = [*plan.data, f"Trained for {loaded.extra.get('step', '?')} steps on one NVIDIA H200."]
     text = f"# clearhead train {plan.recipe}\n{recipe_text(plan.recipe)}"
-    card = model_card(options.name, plan.summary, data, text, scores, plan.licence, plan.use)
+    card = model_card(options.name, plan.summary, data, text, scores, plan.license, plan.use)
     save_model(folder, loaded.network, loaded.tokenizers, loaded.extra, card, dtype=torch.int8)
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{folder}: {size:,} bytes; " + ", ".join(f"{each.metric} {each.value:.4g}" for each in scores))

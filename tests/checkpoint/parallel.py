@@ -19,7 +19,7 @@ from tests.checkpoint.small import CONFIG, adam, network
 from tests.strategies import tokens
 
 KINDS = ("ddp", "fsdp")
-WIDE = CONFIG.model_copy(update={"width": 10, "head_width": 6, "ff_width": 13})  # odd sizes: uneven shards
+WIDE = CONFIG.model_copy(update={"dim": 10, "head_dim": 6, "ff_dim": 13})  # odd sizes: uneven shards
 
 
 def parallel(kind: str, seed: int) -> tuple[Network, torch.nn.Module]:
@@ -33,8 +33,8 @@ def parallel(kind: str, seed: int) -> tuple[Network, torch.nn.Module]:
     return made, fully_shard(made, mesh=mesh)
 
 
-def save(run: Path, made: Network, optimiser: torch.optim.Optimizer, rank: int) -> None:
-    weights, moments = gather(made, optimiser)
+def save(run: Path, made: Network, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    weights, moments = gather(made, optimizer)
     if rank == 0:
         save_state(run, 2, weights, moments, {}, keep=1)
     else:
@@ -48,21 +48,21 @@ def main(run: Path, rank: int) -> None:
     distributed.init_process_group("gloo", init_method=f"file://{run}/meet", rank=rank, world_size=2)
     for kind in KINDS:
         made, called = parallel(kind, seed=0)
-        optimiser = adam(made)
+        optimizer = adam(made)
         for step in range(2):
             torch.manual_seed(2 * step + rank)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             called(tokens(2, 5)).square().mean().backward()
-            optimiser.step()
-        save(run / kind, made, optimiser, rank)
+            optimizer.step()
+        save(run / kind, made, optimizer, rank)
     for kind in ("single", *KINDS):
         state, _ = newest_state(run / kind)
         assert state is not None
         for other in KINDS:
             made, _ = parallel(other, seed=9)
-            optimiser = adam(made)
-            scatter(made, optimiser, state.weights(), state.optimiser())
-            save(run / f"{kind}-{other}", made, optimiser, rank)
+            optimizer = adam(made)
+            scatter(made, optimizer, state.weights(), state.optimizer())
+            save(run / f"{kind}-{other}", made, optimizer, rank)
     distributed.destroy_process_group()
 
 

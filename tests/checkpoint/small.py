@@ -12,7 +12,7 @@ from tests.strategies import logits, tokens
 
 TEXTS = ["the cat sat on the mat", "die Katze saß auf der Matte", "猫坐在垫子上"] * 3
 CONFIG = ModelConfig.build(
-    {"family": "decoder", "decoder_layers": 2, "width": 8, "heads": 2, "ff_width": 12, "vocab_size": 300}
+    {"family": "decoder", "decoder_layers": 2, "dim": 8, "heads": 2, "ff_dim": 12, "vocab_size": 300}
     | {"tie": "output", "position": "rotary", "max_positions": 64}
 )
 
@@ -27,12 +27,12 @@ def network(seed: int = 0, config: ModelConfig = CONFIG) -> Network:
 
 
 def trained(seed: int = 0, steps: int = 2) -> tuple[Network, torch.optim.AdamW]:
-    """A network a few steps into training, with its optimiser: matrices and vectors in groups of their own."""
+    """A network a few steps into training, with its optimizer: matrices and vectors in groups of their own."""
     made = network(seed)
-    optimiser = adam(made)
+    optimizer = adam(made)
     for _ in range(steps):
-        step(made, optimiser)
-    return made, optimiser
+        step(made, optimizer)
+    return made, optimizer
 
 
 def adam(made: torch.nn.Module) -> torch.optim.AdamW:
@@ -42,10 +42,10 @@ def adam(made: torch.nn.Module) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=0.01)
 
 
-def step(made: torch.nn.Module, optimiser: torch.optim.Optimizer, ids: Tensor | None = None) -> None:
-    optimiser.zero_grad()
+def step(made: torch.nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor | None = None) -> None:
+    optimizer.zero_grad()
     logits(made.train(), tokens(2, 5) if ids is None else ids).square().mean().backward()  # type: ignore[arg-type]
-    optimiser.step()
+    optimizer.step()
 
 
 def equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:

@@ -3,7 +3,7 @@
 from clearhead.checkpoint import Card, Score, model_card, read_card
 
 
-def test_a_card_states_data_recipe_scores_and_licence() -> None:
+def test_a_card_states_data_recipe_scores_and_license() -> None:
     text = model_card(
         "en-de",
         "Translates English into German.",
@@ -16,7 +16,7 @@ def test_a_card_states_data_recipe_scores_and_licence() -> None:
     assert "| BLEU | 34.57 | test\\|2016 | nrefs:1\\|case:mixed |" in text
     assert "````yaml\ntrain:\n  steps: 100\n  note: ```\n````" in text
     assert [line for line in text.splitlines() if line.startswith("#")] == [
-        "# en-de", "## Use", "## Data", "## Scores", "## Recipe", "## Licence",
+        "# en-de", "## Use", "## Data", "## Scores", "## Recipe", "## License",
     ]  # fmt: skip
     assert "Not measured." in model_card("x", "y", [], "a: 1", [], "")
 

@@ -17,7 +17,7 @@ from clearhead.checkpoint.tensors import tensors_of
 from clearhead.config import ModelConfig, preset, preset_names
 from clearhead.errors import UserError
 from clearhead.model import build
-from clearhead.ops.linear.quantized import quantise
+from clearhead.ops.linear.quantized import quantize_module
 from clearhead.text import Tokenizer
 from tests.checkpoint.small import TEXTS, contents, equal, network, tokenizer
 from tests.strategies import configs, logits, network_of, tokens
@@ -66,7 +66,7 @@ def test_any_model_gives_the_same_scores_after_saving(config: ModelConfig, tmp_p
 def test_what_was_saved_beside_the_weights_comes_back(model: Path, words: Tokenizer) -> None:
     loaded = load_model(model)
     assert loaded.extra == {"task": "language", "labels": ["bad", "good"]}
-    assert [one.encode_all(TEXTS) for one in loaded.tokenizers] == [words.encode_all(TEXTS)]
+    assert [one.encode_batch(TEXTS) for one in loaded.tokenizers] == [words.encode_batch(TEXTS)]
     assert (model / "README.md").read_text() == "# A model\n"
     names = ["README.md", "config.json", "manifest.json", "model.safetensors", "tokenizer.json"]
     assert sorted(contents(model)) == names
@@ -89,10 +89,10 @@ def test_source_and_target_keep_their_own_tokenizers(tmp_path: Path) -> None:
 def test_a_tied_matrix_is_stored_once(model: Path) -> None:
     stored = load_file(model / "model.safetensors")
     assert "decoder.embedding.tokens.weight" in stored
-    assert "heads.words.scores.weight" not in stored
+    assert "heads.lm_head.proj.weight" not in stored
     loaded = load_model(model).network
-    assert loaded.heads.words is not None
-    assert loaded.heads.words.scores.weight is loaded.decoder.embedding.tokens.weight
+    assert loaded.heads.lm_head is not None
+    assert loaded.heads.lm_head.proj.weight is loaded.decoder.embedding.tokens.weight
 
 
 def test_a_loaded_model_can_be_trained_and_saved_again_without_touching_its_file(model: Path, words: Tokenizer) -> None:
@@ -270,7 +270,7 @@ def test_a_link_to_a_model_folder_stays_a_link(model: Path, words: Tokenizer) ->
 
 def test_a_network_that_its_config_does_not_describe_is_refused(tmp_path: Path, words: Tokenizer) -> None:
     with pytest.raises(ValueError, match="a model folder holds what its config describes"):
-        save_model(tmp_path / "small", quantise(network()), words)  # type: ignore[arg-type]
+        save_model(tmp_path / "small", quantize_module(network()), words)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"extra: version is config\.json's own"):
         save_model(tmp_path / "small", network(), words, {"version": 3})
     assert not list(tmp_path.iterdir())

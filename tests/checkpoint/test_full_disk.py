@@ -57,7 +57,7 @@ def test_a_full_disk_is_named_and_the_state_before_is_intact(small_disk: Path) -
         assert contents(small_disk) == before
         assert [path.name for path in (small_disk / "checkpoints").iterdir()] == ["step-00000001"]
         pages += 1
-    assert {"weights.safetensors", "optimiser.safetensors", "state.json", "manifest.json"} <= failed
+    assert {"weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"} <= failed
     assert newest_state(small_disk)[0].step == 2  # type: ignore[union-attr]
 
 
@@ -104,7 +104,7 @@ def test_weights_without_permission_are_named(tmp_path: Path) -> None:
             load_model(tmp_path / "best", verify=verify)
 
 
-@pytest.mark.parametrize(("limit", "name"), [(1000, "weights.safetensors"), (10 * PAGE, "optimiser.safetensors")])
+@pytest.mark.parametrize(("limit", "name"), [(1000, "weights.safetensors"), (10 * PAGE, "optimizer.safetensors")])
 def test_a_file_that_may_not_grow_is_named(limit: int, name: str, tmp_path: Path) -> None:
     """A limit of the system on the size of files, which needs no root."""
     save(tmp_path, 1)
@@ -141,7 +141,7 @@ def test_a_disk_that_cannot_sync_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "checkpoints").mkdir()
     monkeypatch.setattr(disk.os, "fsync", fails)
     with pytest.raises(
-        UserError, match=r"step-00000001/optimiser\.safetensors cannot be written \(Input/output error\)"
+        UserError, match=r"step-00000001/optimizer\.safetensors cannot be written \(Input/output error\)"
     ):
         save(tmp_path, 1)
     assert not list((tmp_path / "checkpoints").iterdir())

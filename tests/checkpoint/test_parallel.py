@@ -11,31 +11,31 @@ from clearhead.checkpoint import State, gather, newest_state, save_state, scatte
 from clearhead.checkpoint.tensors import tensors_of
 from tests.checkpoint.small import CONFIG, adam, contents, equal, network, step
 
-WIDE = CONFIG.model_copy(update={"width": 10, "head_width": 6, "ff_width": 13})  # as in parallel.py
+WIDE = CONFIG.model_copy(update={"dim": 10, "head_dim": 6, "ff_dim": 13})  # as in parallel.py
 
 
 def test_states_move_between_one_process_and_two_to_the_bit(tmp_path: Path) -> None:
     made = network(0, WIDE)
-    optimiser = adam(made)
+    optimizer = adam(made)
     for _ in range(2):
-        step(made, optimiser)
-    save_state(tmp_path / "single", 2, *gather(made, optimiser), {}, keep=1)
+        step(made, optimizer)
+    save_state(tmp_path / "single", 2, *gather(made, optimizer), {}, keep=1)
 
     _two_processes(tmp_path)
     names = tensors_of(made).keys()
     for kind in ("single", "ddp", "fsdp"):
         state = _state(tmp_path / kind)
         assert state.weights().keys() == names
-        assert state.optimiser().keys() == _state(tmp_path / "single").optimiser().keys()
-        assert state.optimiser()["exp_avg/decoder.embedding.tokens.weight"].abs().sum() > 0
+        assert state.optimizer().keys() == _state(tmp_path / "single").optimizer().keys()
+        assert state.optimizer()["exp_avg/decoder.embedding.tokens.weight"].abs().sum() > 0
         for other in ("ddp", "fsdp"):
             assert contents(_state(tmp_path / f"{kind}-{other}").folder) == contents(state.folder), (kind, other)
         one = network(5, WIDE)
         resumed = adam(one)
-        scatter(one, resumed, state.weights(), state.optimiser())
+        scatter(one, resumed, state.weights(), state.optimizer())
         weights, moments = gather(one, resumed)
         assert equal(weights, state.weights())
-        assert equal(moments, state.optimiser())
+        assert equal(moments, state.optimizer())
     # Both engines trained on the same data; only the order of sums differs.
     ddp, fsdp = (_state(tmp_path / kind).weights() for kind in ("ddp", "fsdp"))
     for name in names:

@@ -1,4 +1,4 @@
-"""Training states: what comes back, which one is taken, which are deleted, who may train; optimiser state by name."""
+"""Training states: what comes back, which one is taken, which are deleted, who may train; optimizer state by name."""
 
 import os
 import signal
@@ -13,9 +13,9 @@ import torch
 from clearhead.checkpoint import (
     average,
     gather,
-    load_optimiser_state,
+    load_optimizer_state,
     newest_state,
-    optimiser_state,
+    optimizer_state,
     read_state,
     run_lock,
     save_model,
@@ -39,8 +39,8 @@ def kept(run: Path) -> list[str]:
 
 
 def test_a_run_goes_on_from_its_state_to_the_bit(tmp_path: Path) -> None:
-    made, optimiser = trained()
-    save_state(tmp_path, 2, *gather(made, optimiser), NUMBERS, keep=1)
+    made, optimizer = trained()
+    save_state(tmp_path, 2, *gather(made, optimizer), NUMBERS, keep=1)
     state, refused = newest_state(tmp_path)
     assert state is not None
     assert (state.step, state.numbers, refused) == (2, NUMBERS, [])
@@ -48,26 +48,26 @@ def test_a_run_goes_on_from_its_state_to_the_bit(tmp_path: Path) -> None:
     resumed = torch.optim.AdamW(list(other.parameters())[::-1], lr=0.01)  # other order, one group
     for group in resumed.param_groups:
         group["weight_decay"] = 0.0
-    scatter(other, resumed, state.weights(), state.optimiser())
+    scatter(other, resumed, state.weights(), state.optimizer())
     assert equal(tensors_of(other), tensors_of(made))
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         group["weight_decay"] = 0.0
-    given = state.optimiser()
-    load_optimiser_state(other, resumed, given)
+    given = state.optimizer()
+    load_optimizer_state(other, resumed, given)
     for _ in range(3):
         ids = tokens(2, 5)
-        step(made, optimiser, ids)
+        step(made, optimizer, ids)
         step(other, resumed, ids)
     assert equal(tensors_of(other), tensors_of(made))
-    assert equal(optimiser_state(other, resumed), optimiser_state(made, optimiser))
-    assert equal(given, state.optimiser()), "what was given is not what the optimiser works on"
+    assert equal(optimizer_state(other, resumed), optimizer_state(made, optimizer))
+    assert equal(given, state.optimizer()), "what was given is not what the optimizer works on"
     read_state(state.folder)
 
 
 def test_only_safetensors_and_json_are_written(tmp_path: Path) -> None:
     folder = save(tmp_path, 100)
     assert folder == tmp_path / "checkpoints" / "step-00000100"
-    assert sorted(contents(folder)) == ["manifest.json", "optimiser.safetensors", "state.json", "weights.safetensors"]
+    assert sorted(contents(folder)) == ["manifest.json", "optimizer.safetensors", "state.json", "weights.safetensors"]
 
 
 def test_the_newest_states_are_kept(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_damaged_newer_state_is_named_and_the_one_before_offered(tmp_path: Pat
 def test_when_no_state_is_whole_all_are_named(tmp_path: Path) -> None:
     assert newest_state(tmp_path) == (None, [])
     for number in (1, 2):
-        (save(tmp_path, number) / "optimiser.safetensors").unlink()
+        (save(tmp_path, number) / "optimizer.safetensors").unlink()
     (tmp_path / "checkpoints" / "step-3").mkdir()
     (tmp_path / "checkpoints" / "step-four").mkdir()
     (tmp_path / "checkpoints" / ".step-00000005.tmp-77").mkdir()
@@ -116,8 +116,8 @@ def test_when_no_state_is_whole_all_are_named(tmp_path: Path) -> None:
     assert state is None
     assert [line.replace(str(tmp_path / "checkpoints"), "") for line in refused] == [
         "/step-3/manifest.json is missing",
-        "/step-00000002/optimiser.safetensors is missing",
-        "/step-00000001/optimiser.safetensors is missing",
+        "/step-00000002/optimizer.safetensors is missing",
+        "/step-00000001/optimizer.safetensors is missing",
     ]
 
 
@@ -134,15 +134,15 @@ def test_numbers_that_json_cannot_hold_leave_nothing_behind(tmp_path: Path) -> N
     assert kept(tmp_path) == []
 
 
-def test_optimiser_state_is_named_after_the_parameters() -> None:
-    made, optimiser = trained()
-    state = optimiser_state(made, optimiser)
+def test_optimizer_state_is_named_after_the_parameters() -> None:
+    made, optimizer = trained()
+    state = optimizer_state(made, optimizer)
     assert state["exp_avg/decoder.layers.0.attention.query.weight"].shape == (8, 8)
     assert state["step/decoder.norm.bias"] == 2
     assert len(state) == 3 * len(list(made.parameters()))
 
 
-OPTIMISERS: list[Any] = [
+OPTIMIZERS: list[Any] = [
     lambda parameters: torch.optim.AdamW(parameters, amsgrad=True),
     lambda parameters: torch.optim.AdamW(parameters, fused=True),
     lambda parameters: torch.optim.SGD(parameters, lr=0.1),
@@ -151,37 +151,37 @@ OPTIMISERS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("make", OPTIMISERS)
-def test_any_optimiser_of_torch_goes_on_to_the_bit(make: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_any_optimizer_of_torch_goes_on_to_the_bit(make: Any, tmp_path: Path) -> None:
     made, other = network(), network(1)
-    optimiser, resumed = make(made.parameters()), make(other.parameters())
-    step(made, optimiser)
-    save_state(tmp_path, 1, *gather(made, optimiser), {}, keep=1)
+    optimizer, resumed = make(made.parameters()), make(other.parameters())
+    step(made, optimizer)
+    save_state(tmp_path, 1, *gather(made, optimizer), {}, keep=1)
     state, _ = newest_state(tmp_path)
     assert state is not None
-    scatter(other, resumed, state.weights(), state.optimiser())
+    scatter(other, resumed, state.weights(), state.optimizer())
     ids = tokens(2, 5)
-    step(made, optimiser, ids)
+    step(made, optimizer, ids)
     step(other, resumed, ids)
     assert equal(tensors_of(other), tensors_of(made))
 
 
 def test_a_parameter_without_gradient_has_no_state_and_none_after_loading() -> None:
     made, _ = trained()
-    optimiser = adam(made)
+    optimizer = adam(made)
     made.decoder.norm.weight.requires_grad_(False)  # type: ignore[union-attr]
-    step(made, optimiser)
+    step(made, optimizer)
     other = network()
     resumed = adam(other)
     step(other, resumed)
-    load_optimiser_state(other, resumed, optimiser_state(made, optimiser))
+    load_optimizer_state(other, resumed, optimizer_state(made, optimizer))
     assert other.decoder.norm.weight not in resumed.state  # type: ignore[union-attr]
-    assert len(resumed.state) == len(optimiser.state)
+    assert len(resumed.state) == len(optimizer.state)
 
 
-def test_optimiser_state_that_does_not_fit_is_named_and_nothing_changes() -> None:
-    made, optimiser = trained()
-    state = optimiser_state(made, optimiser)
+def test_optimizer_state_that_does_not_fit_is_named_and_nothing_changes() -> None:
+    made, optimizer = trained()
+    state = optimizer_state(made, optimizer)
     before = {name: tensor.clone() for name, tensor in state.items()}
     name = "decoder.norm.weight"
     for change, says in (
@@ -193,10 +193,10 @@ def test_optimiser_state_that_does_not_fit_is_named_and_nothing_changes() -> Non
     ):
         wrong = {key: value for key, value in (state | change).items() if value is not None}  # type: ignore[operator]
         with pytest.raises(UserError, match=says):
-            load_optimiser_state(made, optimiser, wrong)
-    assert equal(optimiser_state(made, optimiser), before)
-    with pytest.raises(ValueError, match="the optimiser holds a parameter that the network does not have"):
-        optimiser_state(network(), optimiser)
+            load_optimizer_state(made, optimizer, wrong)
+    assert equal(optimizer_state(made, optimizer), before)
+    with pytest.raises(ValueError, match="the optimizer holds a parameter that the network does not have"):
+        optimizer_state(network(), optimizer)
 
 
 def test_a_second_process_is_refused_and_told_who_trains(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_the_average_is_that_of_float64(tmp_path: Path) -> None:
 
 def test_different_models_have_no_average(tmp_path: Path) -> None:
     config = network().config
-    for name, change in (("a", {}), ("b", {"ff_width": 13}), ("c", {"decoder_layers": 1})):
+    for name, change in (("a", {}), ("b", {"ff_dim": 13}), ("c", {"decoder_layers": 1})):
         save_model(tmp_path / name, network(config=config.model_copy(update=change)), ())
     with pytest.raises(UserError, match=r"b and .*a are of different models: .* differs in shape"):
         average([tmp_path / "a", tmp_path / "b"])

@@ -21,7 +21,7 @@ def make(folder: Path, name: str, *, scores: bool = False, tokenizers: bool = Tr
     """The folder of a random model of a few thousand parameters; `fill` puts a number among its weights."""
     torch.manual_seed(1)
     tokenizer = train([TEXT] * 9, "char" if name == "tiny-gpt" else "word", 64, roles=ROLES)
-    small = ("width=16", "heads=2", "ff_width=32", "max_positions=128", f"vocab_size={len(tokenizer)}")
+    small = ("dim=16", "heads=2", "ff_dim=32", "max_positions=128", f"vocab_size={len(tokenizer)}")
     network = build(preset(name, small))
     with torch.no_grad():
         for parameter in network.parameters():

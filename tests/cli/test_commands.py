@@ -45,7 +45,7 @@ def test_info_says_what_a_model_is(place: Path) -> None:
     assert facts["scores"] == [
         {"metric": "BLEU", "value": 31.4, "data": "a test set", "signature": "nrefs:1|case:mixed"}
     ]
-    assert facts["architecture"]["width"] == 16
+    assert facts["architecture"]["dim"] == 16
     for line in ("Translates little.", "steps: 7", "Apache-2.0", "BLEU 31.4 on a test set (nrefs:1|case:mixed)"):
         assert line in text
     assert f"{facts['parameters']:,}" in text

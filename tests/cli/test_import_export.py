@@ -26,8 +26,8 @@ pytest.importorskip("onnx", reason="onnx is not installed")
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a model of Hugging Face in downloads/tiny-llama."""
     tokens = tokenizer()
-    settings = preset("tiny-llama").model_dump() | {"vocab_size": len(tokens), "width": 64, "decoder_layers": 2}
-    settings |= {"heads": 4, "kv_heads": 2, "head_width": 16, "ff_width": 96, "max_positions": 64}
+    settings = preset("tiny-llama").model_dump() | {"vocab_size": len(tokens), "dim": 64, "decoder_layers": 2}
+    settings |= {"heads": 4, "kv_heads": 2, "head_dim": 16, "ff_dim": 96, "max_positions": 64}
     save_model(tmp_path / "first", build(ModelConfig.build(settings)), tokens)
     export_model(load_model(tmp_path / "first"), tmp_path / "downloads" / "tiny-llama", "hf")
     monkeypatch.chdir(tmp_path)

@@ -16,7 +16,7 @@ import pytest
 from clearhead.checkpoint import save_model
 from clearhead.cli.text_input import CHUNK, chunks, each_text
 from clearhead.errors import UserError
-from clearhead.predict.encode_batch import WrongText
+from clearhead.predict.encode_batch import InvalidText
 from tests.cli.forked import calls
 from tests.cli.models import make, start
 from tests.predict.readers import reader
@@ -172,7 +172,7 @@ def test_lines_before_one_that_cannot_be_worked_on_are_answered_first(
         assert chunk
         for wrong in ("worse", "bad"):  # what is seen first need not come first
             if wrong in chunk:
-                raise WrongText(chunk.index(wrong), f"{wrong}; mend it")
+                raise InvalidText(chunk.index(wrong), f"{wrong}; mend it")
         return [len(line) for line in chunk]
 
     lines = [*(f"{number}" for number in range(before)), "bad", "good", "worse"]

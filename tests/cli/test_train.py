@@ -50,7 +50,7 @@ def test_a_run_tells_how_it_goes_in_plain_lines(place: Path) -> None:
     ]
     assert lines[-1].startswith("done: 6 steps; best loss ")
     assert lines[-1].endswith("first/report.html shows how it went")
-    assert "\x1b" not in errors, "no colours or bars in a pipe"
+    assert "\x1b" not in errors, "no colors or bars in a pipe"
     made = yaml.safe_load((place / "first" / "recipe.yaml").read_text())
     assert made["train"]["seed"] == 3
     assert newest_state(place / "first")[0].step == 6  # type: ignore[union-attr]
@@ -85,7 +85,7 @@ def test_a_signal_saves_and_ends_well(number: signal.Signals, place: Path) -> No
 
 def test_a_rehearsal_prints_a_recipe_that_can_be_used(place: Path) -> None:
     before = sorted(place.iterdir())
-    code, output, errors = clearhead(place, "train", "mine.yaml", "train.rate=0.5", "--dry-run")
+    code, output, errors = clearhead(place, "train", "mine.yaml", "train.lr=0.5", "--dry-run")
     assert code == 0, errors
     assert [path for path in sorted(place.iterdir()) if path not in before] in ([], [place / "cache"])
     loaded = yaml.safe_load(output)

@@ -27,7 +27,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("models")
     made = {"fill": reader("words"), "classify": reader("classes"), "tag": reader("tags"), "answer": reader("span")}
     made |= {
-        "pairs": reader("classes", second=True),
+        "pairs": reader("classes", text_pairs=True),
         "embed": reader(""),
         "decoder": reader("words", family="tiny-gpt"),
     }
@@ -97,19 +97,19 @@ def test_tag(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixtu
     assert all(text[each["start"] : each["end"]] == each["text"] for each in [*row["words"], *row["spans"]])
 
 
-def test_tag_colours_spans_on_a_terminal(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tag_colors_spans_on_a_terminal(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     from clearhead.cli import understand
 
     found = load(models["tag"], "cpu").tag(TEXTS[0])[0]
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(sys, "stdout", screen := io.StringIO())
-    understand._coloured(found, LABELS)
+    understand._colored(found, LABELS)
     shown = screen.getvalue()
     assert "\x1b[" in shown
     assert all(span.text in shown and span.label in shown for span in found.spans)
 
 
-def test_every_kind_of_span_has_its_own_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_span_has_its_own_color(monkeypatch: pytest.MonkeyPatch) -> None:
     from clearhead.cli import understand
 
     kinds = ["PERSON", "PLACE", "DATE", "TIME", "NUMBER", "MONEY"]
@@ -117,7 +117,7 @@ def test_every_kind_of_span_has_its_own_colour(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(sys, "stdout", screen := io.StringIO())
     labels = ["O", *(f"{mark}-{kind}" for kind in sorted(kinds) for mark in "BI")]
-    understand._coloured(Tagged("abcdef", [], spans), labels)
+    understand._colored(Tagged("abcdef", [], spans), labels)
     assert len(set(re.findall(r"\x1b\[1;(\d+)m", screen.getvalue()))) == len(kinds)
 
 
@@ -129,7 +129,7 @@ def test_answer(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFi
     )
     wanted = load(models["answer"], "cpu").answer(TEXTS, context, top=2)
     for row, answers in zip(found, wanted, strict=True):
-        assert [(each["start"], each["end"]) for each in row["answers"]] == [(a.first, a.behind) for a in answers]
+        assert [(each["start"], each["end"]) for each in row["answers"]] == [(a.start, a.end) for a in answers]
         assert all(context[each["start"] : each["end"]] == each["text"] for each in row["answers"])
     line = said(capsys, "answer", models["answer"], "--must", stdin=f"who?\t{TEXTS[0]}\n").rstrip("\n")
     text, _, place = line.split("\t")
@@ -276,7 +276,7 @@ def test_a_test_file_that_is_missing_is_not_said_to_be_published(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train = {"format": "csv", "files": ["gone.csv"]}
-    made: Model = reader("classes", train=train, published="https://example.org/corpus")
+    made: Model = reader("classes", train=train, source_url="https://example.org/corpus")
     save_model(tmp_path / "model", made.network, made.tokenizers, made.extra)
     assert main("evaluate", str(tmp_path / "model"), "--data", "nowhere.csv") == 2
     told = capsys.readouterr().err

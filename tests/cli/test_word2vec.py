@@ -1,4 +1,4 @@
-"""`clearhead word2vec train|neighbours|analogy|score|export`, as a user at a pipe sees them."""
+"""`clearhead word2vec train|neighbors|analogy|score|export`, as a user at a pipe sees them."""
 
 import gzip
 import io
@@ -50,13 +50,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_neighbours_and_analogies(trained: Path) -> None:
+def test_neighbors_and_analogies(trained: Path) -> None:
     vectors = str(trained / "vectors")
-    code, out, _ = run("neighbours", vectors, "king", "dog", "--count", "3")
+    code, out, _ = run("neighbors", vectors, "king", "dog", "--count", "3")
     assert code == 0
     assert [line for line in out.splitlines() if line.endswith(":")] == ["king:", "dog:"]
     assert out.count("\n") == 8
-    found = json.loads(run("neighbours", vectors, "king", "--json")[1])["king"]
+    found = json.loads(run("neighbors", vectors, "king", "--json")[1])["king"]
     assert len(found) == 10
     assert [row["cosine"] for row in found] == sorted((row["cosine"] for row in found), reverse=True)
     answers = json.loads(run("analogy", vectors, "dog", "meat", "cat", "--json")[1])
@@ -80,7 +80,7 @@ def test_exported_text_answers_as_the_folder_does(trained: Path) -> None:
     text = str(trained / "vectors.txt")
     assert run("export", str(trained / "vectors"), text)[0] == 0
     assert (trained / "vectors.txt").read_text(encoding="utf-8").startswith("11 8\nthe ")
-    assert run("neighbours", text, "king") == run("neighbours", str(trained / "vectors"), "king")
+    assert run("neighbors", text, "king") == run("neighbors", str(trained / "vectors"), "king")
 
 
 def test_one_worker_repeats_exactly_and_cbow_differs(trained: Path) -> None:
@@ -103,9 +103,9 @@ def test_one_worker_repeats_exactly_and_cbow_differs(trained: Path) -> None:
         (["train", "HERE/text.txt.gz", "--out", "HERE/new", "--dim", "0"], "dim: 0 is too small"),
         (["train", "HERE/text.txt.gz", "--out", "HERE/new", "--device", "gpu"], "--device: 'gpu' is not there"),
         (["train", "-", "-", "--out", "HERE/new/deep"], "standard input can be read once"),
-        (["neighbours", "HERE/nowhere", "king"], "nowhere does not exist"),
-        (["neighbours", "HERE/vectors", "quene"], "'quene' is not among the 11 words; near it: queen"),
-        (["neighbours", "HERE/pairs.tsv", "king"], "line 1: expected the number of words"),
+        (["neighbors", "HERE/nowhere", "king"], "nowhere does not exist"),
+        (["neighbors", "HERE/vectors", "quene"], "'quene' is not among the 11 words; near it: queen"),
+        (["neighbors", "HERE/pairs.tsv", "king"], "line 1: expected the number of words"),
         (["analogy", "HERE/vectors", "king", "queen", "zebra"], "'zebra' is not among"),
         (["analogy", "HERE/vectors", "king", "queen"], "Missing argument"),
         (["score", "HERE/vectors"], "nothing to score with"),
@@ -141,12 +141,12 @@ def test_a_folder_that_cannot_be_made_is_found_out_before_training(
 
 
 def test_help_has_an_example() -> None:
-    for verb in ("train", "neighbours", "analogy", "score", "export"):
+    for verb in ("train", "neighbors", "analogy", "score", "export"):
         assert f"Example: clearhead word2vec {verb}" in run(verb, "--help")[1]
 
 
 def test_the_installed_command_ends_with_code_2(trained: Path) -> None:
-    command = [sys.executable, "-m", "clearhead", "word2vec", "neighbours", str(trained / "vectors"), "quene"]
+    command = [sys.executable, "-m", "clearhead", "word2vec", "neighbors", str(trained / "vectors"), "quene"]
     done = subprocess.run(command, capture_output=True)
     assert done.returncode == 2
     assert done.stderr.decode() == "clearhead: 'quene' is not among the 11 words; near it: queen\n"

@@ -24,8 +24,8 @@ BAD: list[tuple[str, list[str], str, str]] = [
     ("tiny-gpt", ["heads=null"], "heads", "not a whole number"),
     ("tiny-gpt", ["heads=[1, 2]"], "heads", "not a whole number"),
     ("tiny-gpt", ["heads=0"], "heads", "use 1 or more"),
-    ("tiny-gpt", ["width=-8"], "width", "use 1 or more"),
-    ("tiny-gpt", ["width=999999999"], "width", "use at most 65,536"),
+    ("tiny-gpt", ["width=-8"], "dim", "use 1 or more"),
+    ("tiny-gpt", ["dim=999999999"], "dim", "use at most 65,536"),
     ("tiny-gpt", ["decoder_layers=100000"], "decoder_layers", "use at most 1,024"),
     ("tiny-gpt", ["dropout=1"], "dropout", "use less than 1"),
     ("tiny-gpt", ["attention_dropout=-0.1"], "attention_dropout", "use 0 or more"),
@@ -41,19 +41,19 @@ BAD: list[tuple[str, list[str], str, str]] = [
     ("tiny-gpt", ["attention=5"], "attention", "several like [full, window]"),
     ("tiny-gpt", ["outputs=null"], "outputs", "neither a name nor a list"),
     ("tiny-llama", ["rope_scaling=5"], "rope_scaling", "like rope_scaling.factor=…"),
-    ("tiny-gpt", ["width=010"], "width", "not a whole number"),
+    ("tiny-gpt", ["dim=010"], "dim", "not a whole number"),
     ("tiny-gpt", ["heads=!!timestamp 2020"], "heads", "tags (!name) are not supported"),
     ("tiny-gpt", ["heads=!!int"], "heads", "tags (!name) are not supported"),
-    ("tiny-gpt", ["width=" + "9" * 5000], "width", "check the spelling"),
-    ("tiny-gpt", ["width=0x" + "f" * 5000], "width", "not a whole number"),
+    ("tiny-gpt", ["width=" + "9" * 5000], "dim", "check the spelling"),
+    ("tiny-gpt", ["dim=0x" + "f" * 5000], "dim", "not a whole number"),
     ("tiny-gpt", ["a\nb=1"], "'a\\nb'", "unknown setting"),
     ("tiny-gpt", ["k" * 100_000 + "=1"], "…", "unknown setting"),
     ("tiny-gpt", ["attention=[full, full, full]"], "attention", "at most one for each layer"),
     ("tiny-gpt", ["heads=3"], "heads", "does not divide width 128"),
     ("tiny-gpt", ["kv_heads=3"], "kv_heads", "use a divisor of 4"),
     ("tiny-gpt", ["kv_heads=8"], "kv_heads", "use a divisor of 4"),
-    ("tiny-llama", ["head_width=33"], "head_width", "use an even head_width"),
-    ("tiny-translator", ["width=129", "heads=3", "head_width=43"], "width", "use an even width"),
+    ("tiny-llama", ["head_dim=33"], "head_dim", "use an even head_dim"),
+    ("tiny-translator", ["dim=129", "heads=3", "head_dim=43"], "dim", "use an even width"),
     ("tiny-gpt", ["encoder_layers=2"], "encoder_layers", "set encoder_layers to 0"),
     ("tiny-gpt", ["decoder_layers=0"], "decoder_layers", "set decoder_layers to 1 or more"),
     ("tiny-encoder", ["decoder_layers=2"], "decoder_layers", "set decoder_layers to 0"),
@@ -93,15 +93,15 @@ BAD: list[tuple[str, list[str], str, str]] = [
     ("tiny-encoder", ["labels=3"], "labels", "set labels to 0"),
     ("tiny-encoder", ["outputs=[tags, tags]", "labels=3"], "outputs", "name each output once"),
     ("tiny-translator", ["outputs=tags", "labels=3"], "outputs", "a translator gives words"),
-    ("tiny-gpt", ["width"], "'width'", "expected key=value"),
+    ("tiny-gpt", ["dim"], "'dim'", "expected key=value"),
     ("tiny-gpt", ["=3"], "'=3'", "expected key=value"),
     ("tiny-gpt", ["width.inner=3"], "width.inner", "not a group of settings"),
-    ("tiny-gpt", ["width=["], "width", "check the spelling"),
+    ("tiny-gpt", ["width=["], "dim", "check the spelling"),
     ("tiny-gpt", ["heads=" + "x" * 99], "heads", "…"),
     ("tiny-gpt", ["family=2020-01-01"], "family", "'2020-01-01' is not allowed"),
-    ("tiny-gpt", ["head_width=0"], "head_width", "use 1 or more"),
+    ("tiny-gpt", ["head_dim=0"], "head_dim", "use 1 or more"),
     ("tiny-gpt", ["kv_heads=0"], "kv_heads", "use 1 or more"),
-    ("tiny-gpt", ["ff_width=0"], "ff_width", "use 1 or more"),
+    ("tiny-gpt", ["ff_dim=0"], "ff_dim", "use 1 or more"),
     ("tiny-gpt", ["max_positions=0"], "max_positions", "use 1 or more"),
     ("tiny-gpt", ["vocab_size=99999999"], "vocab_size", "use at most 16,777,216"),
     ("tiny-gpt", ["norm_eps=0.2"], "norm_eps", "use at most 0.1"),
@@ -228,13 +228,13 @@ def test_a_file_may_start_from_a_preset_and_overrides_win(tmp_path: Path) -> Non
     path = tmp_path / "mine.yaml"
     path.write_text("preset: tiny-gpt\nwidth: 64\nff_width: 99  # a comment\nnorm_eps: 1e-6\n")
     config = preset(str(path), ["model.heads=2"])
-    assert (config.width, config.ff_width, config.heads, config.head_width) == (64, 99, 2, 32)
+    assert (config.dim, config.ff_dim, config.heads, config.head_dim) == (64, 99, 2, 32)
     assert config.norm_eps == 1e-6
 
 
 def test_what_is_not_given_follows_from_what_is() -> None:
-    config = ModelConfig(family="decoder", decoder_layers=1, width=48, heads=6, vocab_size=9)
-    assert (config.kv_heads, config.head_width, config.ff_width) == (6, 8, 192)
+    config = ModelConfig(family="decoder", decoder_layers=1, dim=48, heads=6, vocab_size=9)
+    assert (config.kv_heads, config.head_dim, config.ff_dim) == (6, 8, 192)
     assert config.sinusoid == "interleaved"
     assert config.rope_theta is None
 
@@ -247,12 +247,12 @@ def test_a_config_survives_being_written_and_read() -> None:
 
 def test_a_config_cannot_be_changed() -> None:
     with pytest.raises(Exception, match="frozen"):
-        preset("tiny-gpt").width = 3  # type: ignore[misc]
+        preset("tiny-gpt").dim = 3  # type: ignore[misc]
 
 
 def test_yml_is_yaml_too(tmp_path: Path) -> None:
     (tmp_path / "mine.yml").write_text("preset: tiny-gpt\nff_width: 99\n")
-    assert preset(str(tmp_path / "mine.yml")).ff_width == 99
+    assert preset(str(tmp_path / "mine.yml")).ff_dim == 99
 
 
 def test_what_is_no_mapping_is_refused() -> None:
@@ -269,10 +269,10 @@ def test_a_text_that_is_none_is_named() -> None:
 
 
 def test_overrides_leave_the_settings_they_start_from_alone() -> None:
-    data = {"width": 8, "rope_scaling": {"factor": 2.0}}
-    changed = apply(data, ["width=9", "rope_scaling.factor=4.0"])
-    assert (changed["width"], changed["rope_scaling"]) == (9, {"factor": 4.0})
-    assert data == {"width": 8, "rope_scaling": {"factor": 2.0}}
+    data = {"dim": 8, "rope_scaling": {"factor": 2.0}}
+    changed = apply(data, ["dim=9", "rope_scaling.factor=4.0"])
+    assert (changed["dim"], changed["rope_scaling"]) == (9, {"factor": 4.0})
+    assert data == {"dim": 8, "rope_scaling": {"factor": 2.0}}
 
 
 @pytest.mark.parametrize("word", ["on", "off", "auto"])

@@ -38,7 +38,7 @@ def write(path: Path, lines: Iterable[str]) -> str:
 
 def config(folder: Path, task: str, **settings: Any) -> DataConfig:
     """Settings whose cache lies in `folder`."""
-    return DataConfig.build({"task": task, "cache": str(folder / "cache"), **settings})
+    return DataConfig.build({"task": task, "cache_dir": str(folder / "cache"), **settings})
 
 
 def prepared(folder: Path, task: str, **settings: Any) -> Data:
@@ -70,10 +70,10 @@ def epoch(data: Dataset, number: int = 0, **settings: Any) -> list[list[int]]:
     """The samples of one epoch's batches."""
     found = []
     for step in Loader(data, workers=0, **settings):
-        if step.draw.epoch > number:
+        if step.plan.epoch > number:
             break
-        if step.draw.epoch == number:
-            found.append(step.draw.samples.tolist())
+        if step.plan.epoch == number:
+            found.append(step.plan.samples.tolist())
     return found
 
 
@@ -112,4 +112,4 @@ def leftovers(cache_folder: Path) -> list[str]:
     return [str(path) for path in found if len(path.parts) > 1 and path.parts[0] != "seen" and path.suffix != ".lock"]
 
 
-SMALL = TokenizerConfig(kind="byte-bpe", size=300)
+SMALL = TokenizerConfig(kind="byte-bpe", vocab_size=300)

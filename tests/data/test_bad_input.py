@@ -98,7 +98,7 @@ def test_a_bad_file_is_named_with_line_and_fix(
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     files = [str(path)] * (2 if format == "parallel" else 0 if format == "symbols" else 1)
     corpus = {"format": format, "files": files, **settings}
-    chosen = config(tmp_path, task, train=corpus, labels=LABELS.get(task, []), longest=16, stride=2)
+    chosen = config(tmp_path, task, train=corpus, labels=LABELS.get(task, []), max_length=16, stride=2)
     with pytest.raises(UserError, match=said) as caught:
         prepare(chosen, [tokenizer()])
     assert "\n" not in str(caught.value)
@@ -113,7 +113,7 @@ def test_parallel_files_of_different_lengths_are_both_counted(tmp_path: Path) ->
         ([long, short], "long has 5", "short has 3"),
     ):
         chosen = config(tmp_path, "translation", train={"format": "parallel", "files": files})
-        for chosen_tokenizer in ([tokenizer()], TokenizerConfig(size=300)):
+        for chosen_tokenizer in ([tokenizer()], TokenizerConfig(vocab_size=300)):
             with pytest.raises(
                 UserError, match=f"{first} lines and .*{second}: line 4 of one has no counterpart; .*same"
             ):
@@ -127,9 +127,9 @@ def test_a_vocabulary_larger_than_the_text_supports_is_refused(tmp_path: Path) -
     with pytest.raises(
         UserError, match=r"size: 5,000 tokens were asked for, but the text supports only \d+; ask for at"
     ):
-        prepare(chosen, TokenizerConfig(size=5000))
+        prepare(chosen, TokenizerConfig(vocab_size=5000))
     with pytest.raises(UserError, match="size: 20 is too small for byte-bpe; it needs"):
-        prepare(chosen, TokenizerConfig(size=20))
+        prepare(chosen, TokenizerConfig(vocab_size=20))
     assert not leftovers(tmp_path / "cache")
 
 
@@ -141,7 +141,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         ("-", "standard input"),
     ):
         with pytest.raises(UserError, match=said):
-            prepare(config(tmp_path, "language-model", train={"files": files}), TokenizerConfig(size=300))
+            prepare(config(tmp_path, "language-model", train={"files": files}), TokenizerConfig(vocab_size=300))
     with pytest.raises(UserError, match=r"data\.train: missing; name the training files"):
         prepare(config(tmp_path, "language-model"), [tokenizer()])
 
@@ -164,7 +164,7 @@ def test_a_full_disk_leaves_nothing_and_says_what_to_do(limit: int, tmp_path: Pa
         ):
             prepare(chosen, [tokenizer()])
         with pytest.raises(UserError, match=r"cannot be written .File too large."):
-            prepare(chosen, TokenizerConfig(size=300)) if limit < 20_000 else prepare(chosen, [tokenizer()])
+            prepare(chosen, TokenizerConfig(vocab_size=300)) if limit < 20_000 else prepare(chosen, [tokenizer()])
         with pytest.raises(UserError, match="File too large"):
             from_records(chosen, ((line,) for line in sentences(3000)), [tokenizer()])
     finally:
@@ -184,7 +184,7 @@ def test_a_disk_that_fills_up_at_the_end_leaves_nothing(tmp_path: Path, monkeypa
         with pytest.raises(UserError, match=r"cache cannot be written \(No space left on device\); free .*data\.cache"):
             prepare(chosen, [tokenizer()])
     assert not leftovers(tmp_path / "cache")
-    blocked = DataConfig.build({"task": "language-model", "train": {"files": "x"}, "cache": str(tmp_path / "text")})
+    blocked = DataConfig.build({"task": "language-model", "train": {"files": "x"}, "cache_dir": str(tmp_path / "text")})
     with pytest.raises(UserError, match=r"cannot be written \(Not a directory\); set data\.cache"):
         prepare(blocked.model_copy(update={"train": chosen.train}), [tokenizer()])
 
@@ -211,13 +211,13 @@ def test_records_in_memory_are_named_by_their_number(tmp_path: Path) -> None:
         ({"task": "tagging", "train": {"format": "conll"}}, "files: missing; name the files of this conll corpus"),
         ({"task": "translation", "train": {"format": "symbols", "files": "x"}}, "symbols is made by the package and reads no files"),
         ({"task": "translation", "train": {"format": "parallel", "files": "x"}}, "files: 1 given; parallel needs a source and a target"),
-        ({"task": "translation", "train": {"format": "symbols", "shortest": 9, "longest": 3}}, "shortest .9. is more than longest .3."),
+        ({"task": "translation", "train": {"format": "symbols", "min_length": 9, "max_length": 3}}, "shortest .9. is more than longest .3."),
         ({"task": "translation", "train": {"format": "embedded", "languages": ["en", "de", "zh"]}}, "languages: name one, or a source and a target"),
         ({"task": "translation", "train": {"format": "tsv", "files": "x", "columns": {"source": 0}}}, "there is no column 0; the first is 1"),
         ({"task": "translation", "train": {"format": "tsv", "files": "x", "weight": 0}}, r"train\.0\.weight: 0 is too small"),
         ({"task": "translation", "train": "x"}, "train: 'x' is no corpus; write its parts, like `files: …`"),
-        ({"task": "language-model", "longest": 2}, "longest: 2 is too small; use 5 or more"),
-        ({"task": "language-model", "tokens": 1 << 40}, "tokens: .* is too large"),
+        ({"task": "language-model", "max_length": 2}, "longest: 2 is too small; use 5 or more"),
+        ({"task": "language-model", "batch_tokens": 1 << 40}, "batch_tokens: .* is too large"),
         ({"task": "language-model", "held_out": 0.1, "valid": {"files": "x"}}, "held_out: valid names its own data"),
         ({"task": "answering", "lowercase": True}, "answers are found by their place; let the tokenizer do it"),
         ({"task": "classification", "labels": ["a", "a"]}, "labels: one is named twice"),
@@ -250,7 +250,7 @@ def test_one_label_is_nothing_to_learn(tmp_path: Path) -> None:
 
 def test_two_segments_need_two_documents(tmp_path: Path) -> None:
     files = write(tmp_path / "text", sentences(50))
-    settings = {"train": {"files": files}, "next_sentence": True, "longest": 20}
+    settings = {"train": {"files": files}, "next_sentence": True, "max_length": 20}
     with pytest.raises(UserError, match=r"next_sentence: needs two documents or more; set data\.documents to heading"):
         prepare(config(tmp_path, "masked-language-model", **settings), [tokenizer()])
     assert prepare(config(tmp_path, "masked-language-model", documents="line", **settings), [tokenizer()]).train.size(0)

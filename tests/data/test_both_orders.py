@@ -43,12 +43,12 @@ def rows_of(count: int) -> list[tuple[str, str, int]]:
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
-def test_every_pair_is_learnt_in_both_orders_and_scored_in_one(task: str, tmp_path: Path) -> None:
+def test_every_pair_is_learned_in_both_orders_and_scored_in_one(task: str, tmp_path: Path) -> None:
     rows = rows_of(20)
     files = file_of(tmp_path, rows)  # the same for both, so that one cannot be found in the other's cache
-    settings: dict[str, Any] = {"train": files, "valid": files, "second": True}
+    settings: dict[str, Any] = {"train": files, "valid": files, "text_pairs": True}
     for _ in range(2):  # made, and found
-        data = prepared(tmp_path, task, both_orders=True, **settings)
+        data = prepared(tmp_path, task, swap_pairs=True, **settings)
         assert Counter(pairs_of(data.train)) == Counter([*rows, *turned(rows)])
         assert pairs_of(data.valid) == rows
     plain = prepared(tmp_path, task, **settings)
@@ -58,10 +58,10 @@ def test_every_pair_is_learnt_in_both_orders_and_scored_in_one(task: str, tmp_pa
     assert plain.valid.stores[0].folder == data.valid.stores[0].folder, "validation data need not be made anew"
 
 
-def test_what_is_held_out_is_learnt_in_neither_order(tmp_path: Path) -> None:
+def test_what_is_held_out_is_learned_in_neither_order(tmp_path: Path) -> None:
     rows = rows_of(200)
     settings = config(
-        tmp_path, "classification", train=file_of(tmp_path, rows), second=True, both_orders=True, held_out=0.3
+        tmp_path, "classification", train=file_of(tmp_path, rows), text_pairs=True, swap_pairs=True, held_out=0.3
     )
     data = prepare(settings, [tokenizer()])
     held = [row for row in rows if share(row[0]) < 0.3]
@@ -74,7 +74,7 @@ def test_what_is_held_out_is_learnt_in_neither_order(tmp_path: Path) -> None:
 
 
 def test_an_epoch_has_each_order_once(tmp_path: Path) -> None:
-    data = prepared(tmp_path, "regression", train=file_of(tmp_path, rows_of(30)), second=True, both_orders=True)
+    data = prepared(tmp_path, "regression", train=file_of(tmp_path, rows_of(30)), text_pairs=True, swap_pairs=True)
     assert data.train.size(0) == 60
     for number in range(2):
         drawn = [sample for batch in epoch(data.train, number, tokens=90) for sample in batch]
@@ -86,7 +86,7 @@ def test_without_duplicates_each_order_stays_once(deduplicate: bool, times: set[
     rows = [("cat", "dog", 0), ("dog", "cat", 0), ("fox", "fox", 1), ("a", "mat", 1)]
     files = file_of(tmp_path, rows)
     data: Data = prepared(
-        tmp_path, "classification", train=files, second=True, both_orders=True, deduplicate=deduplicate
+        tmp_path, "classification", train=files, text_pairs=True, swap_pairs=True, deduplicate=deduplicate
     )
     found = Counter(pairs_of(data.train))
     assert set(found) == {*rows, ("mat", "a", 1)}
@@ -96,10 +96,10 @@ def test_without_duplicates_each_order_stays_once(deduplicate: bool, times: set[
 
 def test_test_sets_iterables_and_tokenizers_have_one_order(tmp_path: Path) -> None:
     rows = rows_of(20)
-    settings = config(tmp_path, "regression", train=file_of(tmp_path, rows), second=True, both_orders=True)
+    settings = config(tmp_path, "regression", train=file_of(tmp_path, rows), text_pairs=True, swap_pairs=True)
     assert pairs_of(open_set(settings, settings.train, [tokenizer()])) == rows
     assert pairs_of(from_records(settings, rows, [tokenizer()])) == rows
-    kind, plain = TokenizerConfig(size=300), settings.model_copy(update={"both_orders": False})
+    kind, plain = TokenizerConfig(vocab_size=300), settings.model_copy(update={"swap_pairs": False})
     one, two = (prepare(each, kind).tokenizers[0].engine.to_str() for each in (settings, plain))
     assert one == two
 
@@ -107,11 +107,11 @@ def test_test_sets_iterables_and_tokenizers_have_one_order(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"task": "classification"}, "both_orders: there is only one text to a record; set second to true"),
-        ({"task": "similarity"}, "both_orders: for classification and regression of two texts; the task is similarity"),
-        ({"task": "translation", "second": True}, "both_orders: for classification .*; the task is translation"),
+        ({"task": "classification"}, "swap_pairs: there is only one text to a record; set second to true"),
+        ({"task": "similarity"}, "swap_pairs: for classification and regression of two texts; the task is similarity"),
+        ({"task": "translation", "text_pairs": True}, "swap_pairs: for classification .*; the task is translation"),
     ],
 )
 def test_both_orders_need_two_texts_that_are_read_together(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        DataConfig.build(settings | {"both_orders": True})
+        DataConfig.build(settings | {"swap_pairs": True})

@@ -24,11 +24,11 @@ def cleaned(
     return [r.values for start in range(0, len(rows), size) for r in cleaner.chunk(records[start : start + size])]
 
 
-def test_texts_are_normalised_and_labels_are_not() -> None:
+def test_texts_are_normalized_and_labels_are_not() -> None:
     row = ("ＡÄﬁ", "Ⅻ")
     assert cleaned([row], TRANSLATION) == [row]
-    assert cleaned([row], TRANSLATION, normalise="nfc") == [("ＡÄﬁ", "Ⅻ")]
-    assert cleaned([row], TRANSLATION, normalise="nfkc") == [("AÄfi", "XII")]
+    assert cleaned([row], TRANSLATION, normalize="nfc") == [("ＡÄﬁ", "Ⅻ")]
+    assert cleaned([row], TRANSLATION, normalize="nfkc") == [("AÄfi", "XII")]
     assert cleaned([row], TRANSLATION, lowercase=True) == [("ａäﬁ", "ⅻ")]
     assert cleaned([("Good", "POS")], (*TEXT, "label"), lowercase=True) == [("good", "POS")]
     assert cleaned([(["EU"], ["B-ORG"])], TAGS, lowercase=True) == [(["eu"], ["B-ORG"])]
@@ -57,13 +57,13 @@ def test_lengths_and_ratio_are_counted_in_tokens_and_by_reason() -> None:
         ("", "a"),
         ("a " * 9 + "a", "a a a a a"),
     ]
-    made = dataset("translation", rows, shortest=2, longest=6, ratio=2.0)
+    made = dataset("translation", rows, min_length=2, max_length=6, max_length_ratio=2.0)
     lengths = made.lengths(np.arange(made.size(0)), 0)
     assert lengths.tolist() == [[3, 4], [5, 5]]
     assert made.stores[0].facts["dropped"] == {"too short": 1, "ratio": 1, "empty": 1, "too long": 1}
-    assert dataset("translation", [("a " * 4 + "a", "a")], longest=6).size(0) == 1, "with its end it has six tokens"
-    assert dataset("translation", [("a " * 5 + "a", "a"), ("a", "a")], longest=6).size(0) == 1
-    assert dataset("translation", [("a", "a " * 5 + "a"), ("a", "a")], longest=6).size(0) == 1
+    assert dataset("translation", [("a " * 4 + "a", "a")], max_length=6).size(0) == 1, "with its end it has six tokens"
+    assert dataset("translation", [("a " * 5 + "a", "a"), ("a", "a")], max_length=6).size(0) == 1
+    assert dataset("translation", [("a", "a " * 5 + "a"), ("a", "a")], max_length=6).size(0) == 1
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy")), max_size=30), st.integers(1, 7))

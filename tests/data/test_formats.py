@@ -14,7 +14,7 @@ from clearhead.data.formats import ALL_ANSWERS, ANSWERS, PAIR, TAGS, TEXT, TRANS
 from clearhead.errors import UserError
 from tests.corpora import corpus as real
 
-LABELLED = (*TEXT, "label")
+LABELED = (*TEXT, "label")
 MRPC = {"text": "#1 String", "second": "#2 String", "label": "Quality"}
 
 
@@ -66,8 +66,8 @@ def test_csv_reads_quoted_commas_quotes_and_line_ends(put: Any) -> None:
     ("format", "content"), [("tsv", "\na cat\tX\n\na dog\tY\n\n"), ("trec", "\nX:x a cat\n\nY:y a dog\n\n")]
 )
 def test_blank_lines_are_no_records(put: Any, format: str, content: str) -> None:
-    assert values(put(content), format, LABELLED) == [("a cat", "X"), ("a dog", "Y")]
-    assert lines_of(put(content), format, LABELLED) == [2, 4]
+    assert values(put(content), format, LABELED) == [("a cat", "X"), ("a dog", "Y")]
+    assert lines_of(put(content), format, LABELED) == [2, 4]
 
 
 def test_conll_has_tokens_that_are_spaces_of_some_kind_and_tabs_behind_tags(put: Any) -> None:
@@ -77,8 +77,8 @@ def test_conll_has_tokens_that_are_spaces_of_some_kind_and_tabs_behind_tags(put:
 
 def test_labels_and_tags_with_other_names_are_renamed(put: Any) -> None:
     names = Corpus.build({"files": ["x"], "rename": {1: "World", "b": 2}}).rename  # YAML reads a number there
-    assert values(put("a\t1\n1\tb\nc\tc\n"), "tsv", LABELLED, rename=names) == [("a", "World"), ("1", "2"), ("c", "c")]
-    assert values(put('{"text": "a", "label": 1}\n'), "jsonl", LABELLED, rename=names) == [("a", "World")]
+    assert values(put("a\t1\n1\tb\nc\tc\n"), "tsv", LABELED, rename=names) == [("a", "World"), ("1", "2"), ("c", "c")]
+    assert values(put('{"text": "a", "label": 1}\n'), "jsonl", LABELED, rename=names) == [("a", "World")]
     assert values(put("1 b\nx O\n"), "conll", TAGS, rename=names) == [(["1", "x"], ["2", "O"])]
 
 
@@ -87,19 +87,19 @@ def test_columns_are_found_by_number_by_name_and_from_the_end(put: Any, format: 
     between = "\t" if format == "tsv" else ","
     path = put("\n".join(between.join(row) for row in (["id", "label", "text"], ["7", "yes", "fine"])))
     by_name = {"text": "text", "label": "label"}
-    assert values(path, format, LABELLED, columns=by_name) == [("fine", "yes")]
-    assert values(path, format, LABELLED, columns={"text": 3, "label": 2}, header=True) == [("fine", "yes")]
-    assert values(path, format, LABELLED, columns={"text": -1, "label": "label"}) == [("fine", "yes")]
-    assert values(path, format, LABELLED, columns={"text": -1, "label": 1}) == [("text", "id"), ("fine", "7")]
-    assert values(path, format, LABELLED, header=True) == [("7", "yes")]
-    assert values(path, format, LABELLED) == [("id", "label"), ("7", "yes")]
+    assert values(path, format, LABELED, columns=by_name) == [("fine", "yes")]
+    assert values(path, format, LABELED, columns={"text": 3, "label": 2}, header=True) == [("fine", "yes")]
+    assert values(path, format, LABELED, columns={"text": -1, "label": "label"}) == [("fine", "yes")]
+    assert values(path, format, LABELED, columns={"text": -1, "label": 1}) == [("text", "id"), ("fine", "7")]
+    assert values(path, format, LABELED, header=True) == [("7", "yes")]
+    assert values(path, format, LABELED) == [("id", "label"), ("7", "yes")]
 
 
 def test_json_lines_skip_blank_lines_and_count_them(put: Any) -> None:
     path = put('{"text": "a", "label": 1}\n\n  \n{"label": "x", "text": "b", "more": []}\n')
-    assert values(path, "jsonl", LABELLED) == [("a", 1), ("b", "x")]
-    assert values(path, "jsonl", LABELLED, columns={"text": "label", "label": "text"}) == [(1, "a"), ("x", "b")]
-    assert lines_of(path, "jsonl", LABELLED) == [1, 4]
+    assert values(path, "jsonl", LABELED) == [("a", 1), ("b", "x")]
+    assert values(path, "jsonl", LABELED, columns={"text": "label", "label": "text"}) == [(1, "a"), ("x", "b")]
+    assert lines_of(path, "jsonl", LABELED) == [1, 4]
 
 
 def test_conll_sentences_end_at_blank_lines_and_at_document_marks(put: Any) -> None:
@@ -165,7 +165,7 @@ def test_a_folder_stands_for_its_files_by_name(tmp_path: Path) -> None:
 def test_symbols_are_copied_or_reversed_and_no_split_shares_a_sequence(order: str) -> None:
     found = {}
     for split in ("train", "valid", "test"):
-        corpus = Corpus(format="symbols", count=200, order=order, symbols=30, split=split, shortest=2, longest=5)  # type: ignore[arg-type]
+        corpus = Corpus(format="symbols", count=200, order=order, symbols=30, split=split, min_length=2, max_length=5)  # type: ignore[arg-type]
         rows = [record.values for record in own.records(corpus, TRANSLATION)]
         assert rows == [record.values for record in own.records(corpus, TRANSLATION)]
         for source, target in rows:
@@ -187,7 +187,7 @@ def test_symbols_are_copied_or_reversed_and_no_split_shares_a_sequence(order: st
 
 
 def test_a_split_that_symbols_cannot_fill_is_an_error_and_no_endless_loop() -> None:
-    corpus = Corpus(format="symbols", symbols=2, shortest=1, longest=1, split="test", count=1 << 40)
+    corpus = Corpus(format="symbols", symbols=2, min_length=1, max_length=1, split="test", count=1 << 40)
     with pytest.raises(UserError, match="too few sequences for the split test; use more symbols"):
         list(own.records(corpus, TRANSLATION))
 
@@ -197,8 +197,8 @@ def test_a_split_that_symbols_cannot_fill_is_an_error_and_no_endless_loop() -> N
     [
         ("mrpc/msr_paraphrase_train.txt.gz", "tsv", (*PAIR, "label"), {"columns": MRPC}, 4076),
         ("stsb/stsb-en-dev.csv.gz", "csv", (*PAIR, "label"), {}, 1500),
-        ("sst2/dev.tsv.gz", "tsv", LABELLED, {"header": True}, 6735),
-        ("cola/in_domain_dev.tsv", "tsv", LABELLED, {"columns": {"text": 4, "label": 2}}, 527),
+        ("sst2/dev.tsv.gz", "tsv", LABELED, {"header": True}, 6735),
+        ("cola/in_domain_dev.tsv", "tsv", LABELED, {"columns": {"text": 4, "label": 2}}, 527),
         ("wnut17/dev.txt.gz", "conll", TAGS, {}, 1009),
         ("conll2003_en/valid.txt.gz", "conll", TAGS, {}, 3250),
         ("squad/squad2_dev_part.json.gz", "squad", ANSWERS, {}, 5701),

@@ -39,7 +39,7 @@ def test_one_text_or_two_are_framed_as_bert_does(packed: bool) -> None:
     assert batch["labels"].tolist() == [1, 0]
     assert not batch["segments"].any()
     rows = [("a cat", "sat", "x"), ("a", "dog", "y"), ("a", "", "y")]
-    batch = whole(dataset("classification", rows, labels=("y", "x"), second=True, packed=packed))
+    batch = whole(dataset("classification", rows, labels=("y", "x"), text_pairs=True, packed=packed))
     wanted = [[OPEN, *ids_of(a), CLOSE, *ids_of(b), CLOSE] for a, b, _ in rows[:2]]
     assert samples_of(batch, "ids") == wanted
     for (a, b, _), segments in zip(rows, samples_of(batch, "segments"), strict=False):
@@ -52,7 +52,7 @@ def test_labels_may_be_numbers_and_values_any_finite_number() -> None:
     batch = whole(dataset("regression", [("a", "1.5"), ("b", -2)]))
     assert batch["labels"].tolist() == [1.5, -2.0]
     assert batch["labels"].dtype.is_floating_point
-    batch = whole(dataset("regression", [("a", "b", 0.25)], second=True))
+    batch = whole(dataset("regression", [("a", "b", 0.25)], text_pairs=True))
     assert batch["segments"].any()
     assert batch["labels"].tolist() == [0.25]
 
@@ -60,33 +60,33 @@ def test_labels_may_be_numbers_and_values_any_finite_number() -> None:
 @pytest.mark.parametrize("packed", [False, True])
 def test_similar_texts_are_framed_each_by_itself(packed: bool) -> None:
     rows = [("a cat", "the dog sat", 4.0), ("bird", "fox", "0.5"), ("", "fox", 1)]
-    batch = whole(dataset("similarity", rows, packed=packed, highest=8.0))
+    batch = whole(dataset("similarity", rows, packed=packed, max_score=8.0))
     for side, name in enumerate(("first", "second")):
         assert samples_of(batch, name) == [[OPEN, *ids_of(row[side]), CLOSE] for row in rows[:2]]
     assert batch["labels"].tolist() == [0.5, 0.0625]
     pairs = whole(dataset("similarity", [row[:2] for row in rows], packed=packed, contrastive=True))
     assert samples_of(pairs, "first") == samples_of(batch, "first")
     assert pairs["labels"].tolist() == [1.0, 1.0]
-    with pytest.raises(UserError, match=r"record 1: a score of 4, but data.highest is 1"):
+    with pytest.raises(UserError, match=r"record 1: a score of 4, but data.max_score is 1"):
         dataset("similarity", rows)
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(5, 40))
-def test_cutting_keeps_the_beginning_of_both_texts(n: int, m: int, longest: int) -> None:
-    data = dataset("classification", [], labels=("x",), second=True, longest=longest)
+def test_cutting_keeps_the_beginning_of_both_texts(n: int, m: int, max_length: int) -> None:
+    data = dataset("classification", [], labels=("x",), text_pairs=True, max_length=max_length)
     first, second = list(range(1000, 1000 + n)), list(range(2000, 2000 + m))
     ids, boundary = data.task.enclose(first, second)  # type: ignore[attr-defined]
     kept = [number for number in ids if 1000 <= number < 2000], [number for number in ids if number >= 2000]
     assert ids == [OPEN, *kept[0], CLOSE, *kept[1], CLOSE]
     assert kept == (first[: len(kept[0])], second[: len(kept[1])])
     assert boundary == len(kept[0]) + 2
-    assert len(ids) == min(longest, n + m + 3)
-    if n + m + 3 > longest:  # neither loses while it is the shorter half
-        room = longest - 3
+    assert len(ids) == min(max_length, n + m + 3)
+    if n + m + 3 > max_length:  # neither loses while it is the shorter half
+        room = max_length - 3
         assert len(kept[0]) >= min(n, room // 2)
         assert len(kept[1]) >= min(m, room // 2)
     alone, end = data.task.enclose(first)  # type: ignore[attr-defined]
-    assert alone == [OPEN, *first[: longest - 2], CLOSE]
+    assert alone == [OPEN, *first[: max_length - 2], CLOSE]
     assert end == len(alone)
 
 
@@ -95,7 +95,7 @@ def test_without_berts_tokens_a_text_stands_between_begin_and_end() -> None:
     from clearhead.text import train
 
     gpt = train(sentences(20), "byte-bpe", 300, roles=("pad", "begin", "end"))
-    data = from_records(DataConfig(task="classification", second=True), [("a", "b", "x")], [gpt], ["x"])
+    data = from_records(DataConfig(task="classification", text_pairs=True), [("a", "b", "x")], [gpt], ["x"])
     assert whole(data)["ids"].tolist() == [
         [gpt.id("begin"), *gpt.encode("a"), gpt.id("end"), *gpt.encode("b"), gpt.id("end")]
     ]
@@ -151,7 +151,7 @@ def test_every_word_of_real_sentences_has_its_tag(kind: Kind) -> None:
 
 def test_tags_are_cut_with_their_tokens() -> None:
     rows = [(["cat"] * 30, ["0"] * 29 + ["1"])]
-    batch = whole(dataset("tagging", rows, labels=("0", "1"), longest=10))
+    batch = whole(dataset("tagging", rows, labels=("0", "1"), max_length=10))
     assert batch["ids"].shape == (1, 10)
     labels = batch["labels"][0].tolist()
     assert labels[0] == labels[-1] == IGNORED
@@ -171,7 +171,7 @@ def test_windows_cover_the_context_and_share_a_stride(length: int, room: int, st
     assert len(starts) == 1 or starts[-2] + room < length, "none too many"
 
 
-PAIR_OF_TEXTS, PAIRS = ("a cat", "a dog"), {"second": True, "labels": ("x",)}
+PAIR_OF_TEXTS, PAIRS = ("a cat", "a dog"), {"text_pairs": True, "labels": ("x",)}
 CONTEXT = "The old cat 🐈 sat on the mät. Zoë's quagmire, née 猫坐在垫子上, sang in the garden behind our house " * 2
 
 
@@ -183,7 +183,7 @@ def test_answers_are_found_in_every_window_that_has_them_whole(kind: Kind, data:
     last = data.draw(st.integers(first, min(first + 25, len(CONTEXT) - 1)).filter(lambda n: not CONTEXT[n].isspace()))
     answer, question, tokens = CONTEXT[first : last + 1], "who sat?", tokenizer(kind)
     stride = data.draw(st.integers(1, 9))
-    made = dataset("answering", [(CONTEXT, question, answer, first)], kind, longest=40, stride=stride)
+    made = dataset("answering", [(CONTEXT, question, answer, first)], kind, max_length=40, stride=stride)
     batch = whole(made)
     begin = len(tokens.encode(question)) + 2
     spans = tokens.offsets(CONTEXT)
@@ -210,40 +210,42 @@ def test_answers_are_found_in_every_window_that_has_them_whole(kind: Kind, data:
 
 
 def test_no_answer_points_to_the_first_token() -> None:
-    batch = whole(dataset("answering", [("a cat sat", "why?", "", 0)], longest=40, stride=5))
+    batch = whole(dataset("answering", [("a cat sat", "why?", "", 0)], max_length=40, stride=5))
     assert batch["first_token"].tolist() == batch["last_token"].tolist() == [0]
 
 
 def test_texts_with_nothing_to_read_are_left_out_of_every_task() -> None:
     holes = [("", "a cat"), ("a cat", " \u00a0"), ("\t", "\n")]
-    assert dataset("answering", [(*each, "", 0) for each in [*holes, PAIR_OF_TEXTS]], longest=40, stride=5).size(0) == 1
+    assert (
+        dataset("answering", [(*each, "", 0) for each in [*holes, PAIR_OF_TEXTS]], max_length=40, stride=5).size(0) == 1
+    )
     assert dataset("classification", [(*each, "x") for each in [*holes, PAIR_OF_TEXTS]], **PAIRS).size(0) == 1
     assert dataset("similarity", [(*each, 1.0) for each in [*holes, PAIR_OF_TEXTS]]).size(0) == 1
 
 
 def test_a_long_question_leaves_room_for_the_context() -> None:
     rows: list[Any] = [("the cat sat", "why " * 100, "cat", 4)]
-    batch = whole(dataset("answering", rows, longest=40, stride=5))
+    batch = whole(dataset("answering", rows, max_length=40, stride=5))
     (ids,), (first,), (last,) = samples_of(batch, "ids"), batch["first_token"].tolist(), batch["last_token"].tolist()
     assert len(ids) <= 40
     assert tokenizer().decode(ids[first : last + 1]).strip() == "cat"
     with pytest.raises(UserError, match=r"stride: 30, but longest leaves only \d+ tokens for the context; lower it"):
-        dataset("answering", rows, longest=40, stride=30)
+        dataset("answering", rows, max_length=40, stride=30)
 
 
 def test_a_wrong_tag_is_named_with_its_own_line(tmp_path: Path) -> None:
     lines = [f"word{n} O" for n in range(41)] + ["bad B-XX"]
     (tmp_path / "tags.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     corpus = Corpus(format="conll", files=(str(tmp_path / "tags.txt"),))
-    config = DataConfig(task="tagging", train=(corpus,), labels=("O", "B-X"), cache=str(tmp_path / "cache"))
+    config = DataConfig(task="tagging", train=(corpus,), labels=("O", "B-X"), cache_dir=str(tmp_path / "cache"))
     with pytest.raises(UserError, match=r"tags.txt, line 42: label 'B-XX'"):
-        prepare(config, TokenizerConfig(kind="word", size=100))
+        prepare(config, TokenizerConfig(kind="word", vocab_size=100))
 
 
 def test_labels_are_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rows.tsv").write_text("good film\tpos\nbad film\tneg\n", encoding="utf-8")
     corpus = Corpus(format="tsv", files=(str(tmp_path / "rows.tsv"),))
-    config = DataConfig(task="classification", train=(corpus,), cache=str(tmp_path / "cache"))
-    first = prepare(config, TokenizerConfig(kind="word", size=100))
+    config = DataConfig(task="classification", train=(corpus,), cache_dir=str(tmp_path / "cache"))
+    first = prepare(config, TokenizerConfig(kind="word", vocab_size=100))
     monkeypatch.setattr(sys.modules["clearhead.data.prepare"], "read", lambda *_: pytest.fail("read again"))
-    assert prepare(config, TokenizerConfig(kind="word", size=100)).labels == first.labels == ("neg", "pos")
+    assert prepare(config, TokenizerConfig(kind="word", vocab_size=100)).labels == first.labels == ("neg", "pos")

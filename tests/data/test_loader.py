@@ -69,9 +69,9 @@ TASKS = [
     ("translation", pairs(3), {}),
     ("classification", [(line, "a") for line in sentences(3)], {"labels": ("a", "b")}),
     ("tagging", [(line.split(), ["O"] * len(line.split())) for line in sentences(3)], {"labels": ("O", "X")}),
-    ("answering", [("the cat sat", "who?", "cat", 4)] * 3, {"longest": 40, "stride": 5}),
+    ("answering", [("the cat sat", "who?", "cat", 4)] * 3, {"max_length": 40, "stride": 5}),
     ("masked-language-model", [(line,) for line in sentences(3)], {"next_sentence": True}),
-    ("language-model", [("a b c d",)], {"longest": 20}),
+    ("language-model", [("a b c d",)], {"max_length": 20}),
     ("similarity", [("a", "b", 0.5)] * 3, {}),
 ]
 

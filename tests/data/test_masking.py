@@ -22,7 +22,7 @@ def whole(data: Dataset, epoch: int = 0, seed: int = 1) -> Batch:
 
 @pytest.fixture(scope="module")
 def long() -> Dataset:
-    return dataset("masked-language-model", [(" ".join(sentences(300)),) for _ in range(8)], longest=128)
+    return dataset("masked-language-model", [(" ".join(sentences(300)),) for _ in range(8)], max_length=128)
 
 
 def original(batch: Batch) -> torch.Tensor:
@@ -72,7 +72,9 @@ def test_fifteen_in_a_hundred_are_chosen_and_eighty_ten_ten_is_done_with_them(lo
 
 
 def test_the_share_can_be_chosen(long: Dataset) -> None:
-    half = Dataset(MaskedLanguageModel(long.task.config.model_copy(update={"masked": 0.5}), [tokenizer()]), long.stores)
+    half = Dataset(
+        MaskedLanguageModel(long.task.config.model_copy(update={"mask_prob": 0.5}), [tokenizer()]), long.stores
+    )
     batch = whole(half)
     assert int((batch["labels"] != IGNORED).sum()) / batch.tokens == pytest.approx(0.5, abs=0.02)
 
@@ -86,7 +88,7 @@ def test_something_is_asked_for_in_every_sample() -> None:
 @pytest.mark.parametrize("pair", [False, True])
 def test_special_tokens_are_never_asked_for(kind: Kind, pair: bool) -> None:
     lines = [("zebra <mask> ☃☃ [SEP] " + line,) for line in LINES] * 3
-    data = dataset("masked-language-model", lines, kind, masked=0.9, next_sentence=pair, longest=32)
+    data = dataset("masked-language-model", lines, kind, mask_prob=0.9, next_sentence=pair, max_length=32)
     batch = whole(data)
     asked = set(batch["labels"].unique().tolist()) - {IGNORED}
     assert asked
@@ -116,7 +118,7 @@ PLACES = [(n, n + len(word)) for word in TEXT.split() for n in [TEXT.index(word)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tokens_of_a_word_are_chosen_together(kind: Kind) -> None:
     tokens = tokenizer(kind)
-    data = dataset("masked-language-model", [(TEXT,)] * 100, kind, whole_words=True, longest=100)
+    data = dataset("masked-language-model", [(TEXT,)] * 100, kind, whole_word_masking=True, max_length=100)
     batch = whole(data)
     unknown = tokens.roles.get("unknown")
     ids = tokens.encode(TEXT)
@@ -145,7 +147,7 @@ def test_gpt2_and_bert_say_which_tokens_go_on_with_a_word() -> None:
 def paired() -> Dataset:
     """Documents that never share a word, so that a segment tells where it is from."""
     texts = [(" ".join(f"{WORDS[n]}" for _ in range(60 + n)),) for n in range(20)]
-    return dataset("masked-language-model", texts, longest=30, next_sentence=True)
+    return dataset("masked-language-model", texts, max_length=30, next_sentence=True)
 
 
 def test_half_of_the_second_segments_come_from_another_document(paired: Dataset) -> None:
@@ -182,7 +184,7 @@ def test_half_of_the_second_segments_come_from_another_document(paired: Dataset)
 def test_where_there_is_no_other_document_nothing_is_called_swapped() -> None:
     rows = [(" ".join(sentences(60)),), ("the other document",)]
     for records, most in ((rows[:1], 0.0), (rows, 0.45)):  # of two, the short one is often not found
-        data = dataset("masked-language-model", records, longest=20, next_sentence=True)
+        data = dataset("masked-language-model", records, max_length=20, next_sentence=True)
         documents = data.stores[0].fields["document"][0]
         ids = tokenizer().encode(rows[0][0])
         swapped = []
@@ -214,7 +216,7 @@ def test_masks_are_drawn_anew_for_every_epoch_sample_and_seed(long: Dataset) -> 
 
 def test_a_true_second_segment_follows_the_first(tmp_path: Path) -> None:
     files = [write(tmp_path / name, sentences(40)[start::2]) for start, name in enumerate(("a", "b"))]
-    data = prepared(tmp_path, "masked-language-model", train={"files": files}, next_sentence=True, longest=25).train
+    data = prepared(tmp_path, "masked-language-model", train={"files": files}, next_sentence=True, max_length=25).train
     texts = [tokenizer().encode("\n".join(sentences(40)[start::2])) for start in (0, 1)]
     batch = whole(data)
     joined: dict[bool, int] = Counter()
@@ -241,7 +243,7 @@ def test_the_length_of_a_sample_does_not_tell_whether_it_was_swapped(paired: Dat
 
 def test_the_end_is_held_out_for_masked_text_as_well(tmp_path: Path) -> None:
     files = [write(tmp_path / f"text{n}", sentences(100)) for n in range(3)]
-    settings: dict[str, Any] = {"train": {"files": files}, "held_out": 0.2, "longest": 30, "next_sentence": True}
+    settings: dict[str, Any] = {"train": {"files": files}, "held_out": 0.2, "max_length": 30, "next_sentence": True}
     data = prepared(tmp_path, "masked-language-model", **settings)
     assert data.valid is not None
     rows = len(data.train.stores[0])

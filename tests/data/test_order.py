@@ -29,12 +29,12 @@ def translation() -> Dataset:
 @pytest.fixture(scope="module")
 def masked() -> Dataset:
     lines = [(" ".join(sentences(5 + n % 7)),) for n in range(60)]
-    return dataset("masked-language-model", lines, longest=40, next_sentence=True, whole_words=True)
+    return dataset("masked-language-model", lines, max_length=40, next_sentence=True, whole_word_masking=True)
 
 
 @pytest.fixture(scope="module")
 def language() -> Dataset:
-    return dataset("language-model", [(line,) for line in sentences(200)], longest=16, boundaries=True)
+    return dataset("language-model", [(line,) for line in sentences(200)], max_length=16, isolate_documents=True)
 
 
 @pytest.fixture(params=["translation", "masked", "language", "mixed"])
@@ -87,22 +87,22 @@ def test_equal_samples_of_two_stores_are_masked_differently(masked: Dataset) -> 
 
 
 def test_without_shuffling_there_is_one_epoch_and_batches_go_up_in_length(translation: Dataset) -> None:
-    found = [step.draw.samples.tolist() for step in Loader(translation, tokens=200, pool=1 << 15, shuffle=False)]
+    found = [step.plan.samples.tolist() for step in Loader(translation, tokens=200, pool=1 << 15, shuffle=False)]
     assert sorted(sample for batch in found for sample in batch) == list(range(300))
-    longest = [translation.lengths(np.array(batch), 0)[:, 0].max() for batch in found]
-    assert longest == sorted(longest)
+    max_length = [translation.lengths(np.array(batch), 0)[:, 0].max() for batch in found]
+    assert max_length == sorted(max_length)
 
 
 @pytest.mark.parametrize("tokens", [1, 30, 200, 4096])
 def test_a_batch_never_has_more_padded_tokens_than_allowed(data: Dataset, tokens: int) -> None:
     for step in steps(data, 60, **SETTINGS | {"tokens": tokens, "workers": 0}):
         (batch,) = step.batches
-        assert batch.size <= tokens or len(step.draw.samples) == 1
+        assert batch.size <= tokens or len(step.plan.samples) == 1
         assert 0 < batch.tokens <= batch.size
 
 
 def test_a_sample_fills_the_batch_until_the_next_would_be_too_much(translation: Dataset) -> None:
-    ordered = [step.draw.samples for step in Loader(translation, tokens=200, shuffle=False)]
+    ordered = [step.plan.samples for step in Loader(translation, tokens=200, shuffle=False)]
     for here, there in pairwise(ordered):
         lengths = translation.lengths(np.append(here, there[0]), 0)
         assert len(lengths) * lengths.max(0).sum() > 200
@@ -128,7 +128,7 @@ def rows_of(batch: Batch) -> list[str]:
 
 def test_processes_and_workers_change_neither_order_nor_content(data: Dataset) -> None:
     reference = split(data, 60, 1, 0)[0]
-    assert reference[-1].draw.epoch > 0
+    assert reference[-1].plan.epoch > 0
     for processes, workers, accumulation in (
         (1, 1, 1),
         (1, 4, 1),
@@ -141,7 +141,7 @@ def test_processes_and_workers_change_neither_order_nor_content(data: Dataset) -
     ):
         for row in zip(reference, *split(data, 60, processes, workers, accumulation), strict=True):
             whole, shares = row[0], row[1:]
-            assert all(share.draw.samples.tolist() == whole.draw.samples.tolist() for share in shares)
+            assert all(share.plan.samples.tolist() == whole.plan.samples.tolist() for share in shares)
             assert all(share.after == whole.after for share in shares)
             parts = [batch for share in shares for batch in share.batches]
             assert len(parts) == processes * accumulation
@@ -160,8 +160,8 @@ def test_resuming_anywhere_goes_on_as_if_nothing_had_happened(data: Dataset) -> 
         position = Position(*reference[number].after)
         resumed = steps(data, 3, **options | {"position": position, "workers": chooser.choice([0, 1])})
         for there, here in zip(reference[number + 1 :], resumed, strict=False):
-            assert here.draw.samples.tolist() == there.draw.samples.tolist()
-            assert here.draw.epoch == there.draw.epoch
+            assert here.plan.samples.tolist() == there.plan.samples.tolist()
+            assert here.plan.epoch == there.plan.epoch
             assert here.after == there.after
             assert equal(here.batches[0], there.batches[0])
 
@@ -216,16 +216,16 @@ def test_data_without_samples_is_an_error() -> None:
 def test_multi30k_batches_are_nearly_all_real_tokens(tmp_path: Path) -> None:
     files = [str(corpus(f"multi30k/train.{side}.gz")) for side in ("en", "de")]
     settings = DataConfig.build(
-        {"task": "translation", "train": {"format": "parallel", "files": files}, "cache": str(tmp_path)}
+        {"task": "translation", "train": {"format": "parallel", "files": files}, "cache_dir": str(tmp_path)}
     )
     lines = [line for file in files for line in islice(read_lines(Path(file)), 0, None, 8)]
     data = prepare(settings, [train(lines, "byte-bpe", 4000)]).train
     real = padded = rows = 0
-    for step in Loader(data, tokens=4096, pool=settings.pool, seed=1):
-        if step.draw.epoch:
+    for step in Loader(data, tokens=4096, pool=settings.bucket_size, seed=1):
+        if step.plan.epoch:
             break
         (batch,) = step.batches
         assert batch.size <= 4096
-        real, padded, rows = real + batch.tokens, padded + batch.size, rows + len(step.draw.samples)
+        real, padded, rows = real + batch.tokens, padded + batch.size, rows + len(step.plan.samples)
     assert rows == data.size(0) > 28_000
     assert real / padded >= 0.94, f"{real / padded:.4f}"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clearhead.data.random import Permutation, below, mix, uniform
+from clearhead.data.random import Permutation, below, hash_ints, uniform
 
 
 @given(st.integers(1, 3000), st.integers(0, 1 << 62), st.sampled_from([0, 1 << 16]))
@@ -42,7 +42,7 @@ def test_every_number_is_as_likely_at_every_place(small: int) -> None:
     assert statistic < 225 + 6 * 21
 
 
-def test_a_large_shuffle_leaves_no_neighbours_together() -> None:
+def test_a_large_shuffle_leaves_no_neighbors_together() -> None:
     size = 1 << 18
     shuffled = Permutation(size, 3)(np.arange(size))
     assert (np.abs(np.diff(shuffled)) == 1).sum() < 20  # 2 are expected
@@ -59,9 +59,9 @@ def test_draws_are_even_and_each_argument_counts() -> None:
         assert ((counts - 1000) ** 2 / 1000).sum() < 99 + 6 * 14.1
         assert abs(np.corrcoef(draws[1:], draws[:-1])[0, 1]) < 0.02
     assert abs(np.corrcoef(uniform(0, numbers), uniform(1, numbers))[0, 1]) < 0.02
-    assert len(np.unique(mix(numbers, 0))) == len(np.unique(mix(0, numbers))) == 100_000
-    assert mix(1, 2) != mix(2, 1)
-    assert mix(1) != mix(1, 0)
+    assert len(np.unique(hash_ints(numbers, 0))) == len(np.unique(hash_ints(0, numbers))) == 100_000
+    assert hash_ints(1, 2) != hash_ints(2, 1)
+    assert hash_ints(1) != hash_ints(1, 0)
 
 
 def test_draws_below_a_limit_reach_all_of_it_and_no_more() -> None:
@@ -80,5 +80,5 @@ def test_bits_are_those_of_splitmix() -> None:
         return state ^ (state >> 31)
 
     for seed in (0, 1, 2**63, 2**64 - 1):
-        assert int(mix(seed)) == reference(seed)
-    assert int(mix(0)) == 0xE220A8397B1DCDAF
+        assert int(hash_ints(seed)) == reference(seed)
+    assert int(hash_ints(0)) == 0xE220A8397B1DCDAF

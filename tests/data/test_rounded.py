@@ -51,7 +51,7 @@ def test_rounded_rows_learn_the_same(seed: int) -> None:
             assert documents.total % TOKENS == 0
             assert len(documents.lengths) % DOCUMENTS == 0
             assert int(documents.lengths.sum()) == documents.total == rounded[side].shape[1]
-            assert int(documents.lengths.max()) <= documents.longest <= 64
+            assert int(documents.lengths.max()) <= documents.max_length <= 64
         assert rounded.tokens == batch.tokens
         for a, b in zip(losses(name, task, rounded), losses(name, task, batch), strict=True):
             torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)

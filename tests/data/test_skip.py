@@ -16,18 +16,18 @@ from clearhead.evaluate.labeled import records
 from tests.corpora import corpus as real
 from tests.data.helpers import config, prepared, write
 
-LABELLED = (*TEXT, "label")
+LABELED = (*TEXT, "label")
 QUESTIONS = [{"id": str(n), "question": f"q{n}", "answers": []} for n in range(1, 6)]
 SQUAD = {"data": [{"title": "t", "paragraphs": [{"context": "c", "qas": QUESTIONS}]}]}
 # A file of five records in each format, blank lines and headers being none, and what each record begins with
 FILES: dict[str, tuple[str, tuple[str, ...], dict[str, Any], list[Any]]] = {
     "text": ("a\n\nc\nd\ne\n", TEXT, {}, ["a", "", "c", "d", "e"]),
-    "tsv": ("text\tlabel\na\t1\nb\t1\nc\t1\nd\t1\ne\t1\n", LABELLED, {"header": True}, list("abcde")),
-    "csv": ('a,1\n\n"b\nb",1\nc,1\nd,1\ne,1\n', LABELLED, {}, ["a", "b\nb", "c", "d", "e"]),
-    "jsonl": ("\n".join(json.dumps({"text": x, "label": 1}) + "\n" for x in "abcde"), LABELLED, {}, list("abcde")),
+    "tsv": ("text\tlabel\na\t1\nb\t1\nc\t1\nd\t1\ne\t1\n", LABELED, {"header": True}, list("abcde")),
+    "csv": ('a,1\n\n"b\nb",1\nc,1\nd,1\ne,1\n', LABELED, {}, ["a", "b\nb", "c", "d", "e"]),
+    "jsonl": ("\n".join(json.dumps({"text": x, "label": 1}) + "\n" for x in "abcde"), LABELED, {}, list("abcde")),
     "conll": ("\n".join(f"{x} O\n" for x in "abcde"), TAGS, {}, [[x] for x in "abcde"]),
     "squad": (json.dumps(SQUAD), ANSWERS, {}, ["c"] * 5),
-    "trec": ("".join(f"A:b {x}\n" for x in "abcde"), LABELLED, {}, list("abcde")),
+    "trec": ("".join(f"A:b {x}\n" for x in "abcde"), LABELED, {}, list("abcde")),
 }
 
 
@@ -72,7 +72,7 @@ def test_ranges_may_overlap_and_stand_in_any_order(drawn: list[tuple[int, int]])
     assert numbers(skip, 40) == [n for n in range(1, 41) if not any(first <= n <= last for first, last in skip)]
 
 
-def test_what_is_left_out_is_neither_tokenised_nor_a_label_nor_scored(tmp_path: Path) -> None:
+def test_what_is_left_out_is_neither_tokenized_nor_a_label_nor_scored(tmp_path: Path) -> None:
     rows = [f"text {n}\t{'odd' if n == 3 else 'xy'[n % 2]}" for n in range(1, 9)]
     plain = {"format": "tsv", "files": write(tmp_path / "rows", rows)}
     data = prepared(tmp_path, "classification", train=plain, valid=plain)

@@ -25,7 +25,7 @@ KINDS = {"ids": "uint16", "score": "float32"}
 
 
 @settings(max_examples=25)
-@given(st.lists(st.tuples(st.lists(st.integers(0, 65535), max_size=5), st.floats(-9, 9, width=32)), max_size=20))
+@given(st.lists(st.tuples(st.lists(st.integers(0, 65535), max_size=5), st.floats(-9, 9, dim=32)), max_size=20))
 def test_rows_come_back_as_they_went_in(rows: list[tuple[list[int], float]]) -> None:
     def fill(writer: Writer) -> dict[str, Any]:
         for start in range(0, len(rows), 3):
@@ -96,35 +96,42 @@ def test_a_failure_while_filling_leaves_nothing(tmp_path: Path) -> None:
 
 
 class Counted:
-    """How often texts were tokenised."""
+    """How often texts were tokenized."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.calls, real = 0, Tokenizer.encode_all
+        self.calls, real = 0, Tokenizer.encode_batch
 
         def counting(tokenizer: Tokenizer, *arguments: Any) -> Any:
             self.calls += 1
             return real(tokenizer, *arguments)
 
-        monkeypatch.setattr(Tokenizer, "encode_all", counting)
+        monkeypatch.setattr(Tokenizer, "encode_batch", counting)
 
 
-def test_a_second_start_does_not_tokenise_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_start_does_not_tokenize_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = sentences(300)
     files = [write(tmp_path / "a", lines), write(tmp_path / "b", lines[::-1])]
     base: dict[str, Any] = {"train": {"format": "parallel", "files": files}, "held_out": 0.2}
     counted, told = Counted(monkeypatch), list[str]()
-    size = TokenizerConfig(size=300)
+    size = TokenizerConfig(vocab_size=300)
     first = prepare(config(tmp_path, "translation", **base), size, say=told.append)
     assert told[0] == "training a byte-bpe tokenizer of 300 …"
     assert counted.calls
     counted.calls = 0
-    batching = {"tokens": 99, "pool": 7, "workers": 0, "packed": True, "published": "there"}
+    batching = {"batch_tokens": 99, "bucket_size": 7, "workers": 0, "packed": True, "source_url": "there"}
     again = prepare(config(tmp_path, "translation", **base, **batching), size, say=lambda line: pytest.fail(line))
     assert not counted.calls
     assert [store.folder for store in again.train.stores] == [store.folder for store in first.train.stores]
     assert again.tokenizers[0].vocabulary == first.tokenizers[0].vocabulary
-    changes = {"longest": 60, "shortest": 3, "lowercase": True, "deduplicate": True, "ratio": 2.0, "held_out": 0.3}
-    for change in [*changes.items(), ("normalise", "nfc")]:
+    changes = {
+        "max_length": 60,
+        "min_length": 3,
+        "lowercase": True,
+        "deduplicate": True,
+        "max_length_ratio": 2.0,
+        "held_out": 0.3,
+    }
+    for change in [*changes.items(), ("normalize", "nfc")]:
         counted.calls = 0
         prepare(config(tmp_path, "translation", **base | dict([change])), first.tokenizers)
         assert counted.calls, change
@@ -147,19 +154,19 @@ def test_a_second_start_does_not_tokenise_again(tmp_path: Path, monkeypatch: pyt
     assert counted.calls, "another content"
 
 
-def test_the_tokenizer_is_learnt_from_what_the_task_reads(tmp_path: Path) -> None:
+def test_the_tokenizer_is_learned_from_what_the_task_reads(tmp_path: Path) -> None:
     pair = [("aaaa aaaa" * 9, "bbbb bbbb" * 9, "x")] * 9
     files = write(tmp_path / "rows", ("\t".join(row) for row in pair))
     alone = {"train": {"format": "tsv", "files": files, "columns": {"label": 3}}, "labels": ["x"]}
-    kind = TokenizerConfig(kind="char", size=50)
+    kind = TokenizerConfig(kind="char", vocab_size=50)
     one = prepare(config(tmp_path, "classification", **alone), kind).tokenizers[0]
-    two = prepare(config(tmp_path, "classification", second=True, **alone), kind).tokenizers[0]
+    two = prepare(config(tmp_path, "classification", text_pairs=True, **alone), kind).tokenizers[0]
     assert "b" not in one.vocabulary
     assert "b" in two.vocabulary
     assert "x" not in two.vocabulary
     sides = {"train": {"format": "tsv", "files": files}}
     own = prepare(
-        config(tmp_path, "translation", **sides), TokenizerConfig(kind="char", size=50, joint=False)
+        config(tmp_path, "translation", **sides), TokenizerConfig(kind="char", vocab_size=50, joint=False)
     ).tokenizers
     assert ["a" in side.vocabulary for side in own] == [True, False]
     assert ["b" in side.vocabulary for side in own] == [False, True]
@@ -167,7 +174,9 @@ def test_the_tokenizer_is_learnt_from_what_the_task_reads(tmp_path: Path) -> Non
 
 def test_line_ends_are_characters_of_a_text(tmp_path: Path) -> None:
     files = write(tmp_path / "text", sentences(20))
-    data = prepare(config(tmp_path, "language-model", train={"files": files}), TokenizerConfig(kind="char", size=100))
+    data = prepare(
+        config(tmp_path, "language-model", train={"files": files}), TokenizerConfig(kind="char", vocab_size=100)
+    )
     ids = data.train.stores[0].take("ids", np.array([0]))[0].tolist()
     assert data.tokenizers[0].decode(ids) == "\n".join(sentences(20))
     assert data.tokenizers[0].id("unknown") not in ids
@@ -203,7 +212,7 @@ from clearhead.data import prepare
 from clearhead.text import Tokenizer
 
 folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
-real, calls = Tokenizer.encode_all, []
+real, calls = Tokenizer.encode_batch, []
 
 def run(name, pause):
     def slow(self, texts, specials=False):
@@ -212,7 +221,7 @@ def run(name, pause):
         time.sleep(pause)
         return real(self, texts, specials)
 
-    Tokenizer.encode_all = slow
+    Tokenizer.encode_batch = slow
     while not (folder / f"go-{name}").exists():
         time.sleep(0.005)
     store = prepare(DataConfig.build(settings), [Tokenizer.load(folder / "tokenizer.json")]).train.stores[0]
@@ -241,7 +250,7 @@ def wait_for(path: Path) -> None:
 def test_processes_that_prepare_at_once_do_the_work_once_and_a_killed_one_is_no_obstacle(tmp_path: Path) -> None:
     tokenizer().save(tmp_path / "tokenizer.json")
     file = write(tmp_path / "text", sentences(99))
-    wanted = {"task": "language-model", "cache": str(tmp_path / "cache"), "train": {"files": file}}
+    wanted = {"task": "language-model", "cache_dir": str(tmp_path / "cache"), "train": {"files": file}}
 
     main = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path), json.dumps(wanted)])
     try:

@@ -1,4 +1,4 @@
-"""Translation and language modelling: what a batch holds, and that windows are the text and nothing but the text."""
+"""Translation and language modeling: what a batch holds, and that windows are the text and nothing but the text."""
 
 from collections import Counter
 from functools import cache
@@ -51,20 +51,20 @@ def test_two_tokenizers_each_do_their_side(tmp_path: Path) -> None:
 
 def windows(data: Dataset) -> list[Any]:
     """The batches of one epoch in order."""
-    return [step.batches[0] for step in Loader(data, tokens=3 * data.task.config.longest, shuffle=False, workers=0)]
+    return [step.batches[0] for step in Loader(data, tokens=3 * data.task.config.max_length, shuffle=False, workers=0)]
 
 
 texts = st.lists(st.sampled_from([*LINES, "a", "b c"]), min_size=1, max_size=8)
 
 
 @given(texts, st.integers(5, 40))
-def test_windows_of_an_epoch_are_the_stream_and_labels_its_next_tokens(lines: list[str], longest: int) -> None:
+def test_windows_of_an_epoch_are_the_stream_and_labels_its_next_tokens(lines: list[str], max_length: int) -> None:
     tokens = tokenizer()
     stream = [n for line in lines for n in (tokens.id("begin"), *tokens.encode(line), tokens.id("end"))]
-    data = dataset("language-model", [(line,) for line in lines], longest=longest)
+    data = dataset("language-model", [(line,) for line in lines], max_length=max_length)
     inputs, labels = list[int](), list[int]()
     for batch in windows(data):
-        assert batch["ids"].shape[1] == longest
+        assert batch["ids"].shape[1] == max_length
         counted = batch["labels"] != IGNORED
         assert batch.tokens == int(counted.sum())
         inputs += batch["ids"][counted].tolist()
@@ -74,9 +74,9 @@ def test_windows_of_an_epoch_are_the_stream_and_labels_its_next_tokens(lines: li
 
 
 @given(texts, st.integers(5, 40))
-def test_with_boundaries_no_document_is_asked_for_from_another(lines: list[str], longest: int) -> None:
+def test_with_boundaries_no_document_is_asked_for_from_another(lines: list[str], max_length: int) -> None:
     tokens = tokenizer()
-    data = dataset("language-model", [(line,) for line in lines], longest=longest, boundaries=True)
+    data = dataset("language-model", [(line,) for line in lines], max_length=max_length, isolate_documents=True)
     begin, stream = (
         tokens.id("begin"),
         [n for line in lines for n in (tokens.id("begin"), *tokens.encode(line), tokens.id("end"))],
@@ -89,7 +89,7 @@ def test_with_boundaries_no_document_is_asked_for_from_another(lines: list[str],
         starts = {0, *np.cumsum(found.lengths.tolist())[:-1].tolist()}
         real = min(len(ids), len(stream) - 1 - place)
         assert ids[:real] == stream[place : place + real]
-        wanted = {n for n in range(real) if n % longest == 0 or ids[n] == begin}
+        wanted = {n for n in range(real) if n % max_length == 0 or ids[n] == begin}
         assert {start for start in starts if start < real} == wanted
         following = stream[place + 1 : place + 1 + real]
         assert labels == [IGNORED if n == begin else n for n in following] + [IGNORED] * (len(ids) - real)
@@ -98,7 +98,7 @@ def test_with_boundaries_no_document_is_asked_for_from_another(lines: list[str],
 
 
 def test_windows_begin_elsewhere_in_the_next_epoch_and_inside_the_text() -> None:
-    data = dataset("language-model", [(line,) for line in sentences(50)], longest=32)
+    data = dataset("language-model", [(line,) for line in sentences(50)], max_length=32)
     store, stream = data.stores[0], data.stores[0].fields["ids"][0].tolist()
     firsts = set()
     for epoch in range(12):
@@ -114,7 +114,7 @@ def test_windows_begin_elsewhere_in_the_next_epoch_and_inside_the_text() -> None
 
 def test_the_end_of_a_text_is_held_out(tmp_path: Path) -> None:
     file = write(tmp_path / "text", sentences(200))
-    data = prepared(tmp_path, "language-model", train={"files": file}, held_out=0.1, longest=16)
+    data = prepared(tmp_path, "language-model", train={"files": file}, held_out=0.1, max_length=16)
     assert data.valid is not None
     stream = data.train.stores[0].fields["ids"][0].tolist()
     seen = []
@@ -180,7 +180,7 @@ def test_a_document_in_pieces_gives_the_rows_of_the_whole(kind: Kind, task: str)
     records = lines_of(sentences(60), sentences(7), sentences(90)[::-1])
     made = []
     for size in (1 << 16, 50):
-        data = dataset(task, [], kind, longest=23)
+        data = dataset(task, [], kind, max_length=23)
         rows = data.task.rows(list(documents(iter(records), "file", size)), Counter())
         made.append([number for row in rows for number in row["ids"]] if task == "language-model" else rows)
     assert made[0] == made[1]

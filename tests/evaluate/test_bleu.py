@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from clearhead.evaluate import bleu, chrf, tokenised_bleu
+from clearhead.evaluate import bleu, chrf, tokenized_bleu
 
 TRUE = ["The cat sat on the mat.", "It rained all day."]
 
@@ -37,7 +37,7 @@ def test_signatures_say_how_a_score_came_about() -> None:
     assert "|tok:zh|" in bleu(TRUE, TRUE, tokenize="zh").signature
     assert chrf(TRUE, TRUE).name == "chrF2"
     assert chrf(TRUE, TRUE).signature.startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:")
-    assert "|tok:none|" in tokenised_bleu([["a"]], [["a"]]).signature
+    assert "|tok:none|" in tokenized_bleu([["a"]], [["a"]]).signature
 
 
 def test_lowercase_forgets_case() -> None:
@@ -56,12 +56,12 @@ def test_chinese_is_counted_by_character() -> None:
 
 def test_tokens_are_taken_as_they_are() -> None:
     said, true = ["a", "b", "c-d", ",", "e"], ["a", "b", "c-d", ",", "f"]
-    assert tokenised_bleu([said], [true]).value == pytest.approx(100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
-    assert tokenised_bleu([["A", "B", "C", "D"]], [["a", "b", "c", "d"]], lowercase=True).value == pytest.approx(100)
+    assert tokenized_bleu([said], [true]).value == pytest.approx(100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
+    assert tokenized_bleu([["A", "B", "C", "D"]], [["a", "b", "c", "d"]], lowercase=True).value == pytest.approx(100)
 
 
-def test_tokenised_text_is_no_cause_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    tokenised_bleu([["yes", "."]] * 200, [["yes", "."]] * 200)
+def test_tokenized_text_is_no_cause_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    tokenized_bleu([["yes", "."]] * 200, [["yes", "."]] * 200)
     assert not caplog.records
 
 
@@ -75,7 +75,7 @@ def test_wrong_use_is_refused(score) -> None:
 @pytest.mark.parametrize("tokens", ["ab", ["a b"], [""]])
 def test_tokens_that_would_fall_apart_are_refused(tokens) -> None:
     with pytest.raises(ValueError, match="list of tokens"):
-        tokenised_bleu([["a"]], [tokens])
+        tokenized_bleu([["a"]], [tokens])
 
 
 def test_sacrebleu_is_imported_when_it_is_needed() -> None:

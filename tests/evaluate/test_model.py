@@ -16,13 +16,13 @@ from clearhead.predict import Model
 from clearhead.text import ROLES, train
 from tests.predict.readers import LABELS, reader
 
-SMALL = ("width=16", "heads=2", "ff_width=32", "max_positions=256")
+SMALL = ("dim=16", "heads=2", "ff_dim=32", "max_positions=256")
 
 
 def model(name: str, folder: Path, **data: Any) -> Model:
     words = train(["a b c d"] * 9, "word", 16, roles=ROLES)
     network = build(preset(name, [*SMALL, f"vocab_size={len(words)}"])).eval()
-    return Model(network, (words,), {"data": data | {"cache": str(folder / "cache"), "workers": 0}})
+    return Model(network, (words,), {"data": data | {"cache_dir": str(folder / "cache"), "workers": 0}})
 
 
 def test_a_translator_is_scored_on_what_was_held_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +30,7 @@ def test_a_translator_is_scored_on_what_was_held_out(tmp_path: Path, monkeypatch
     file.write_text("".join(f"A {n}\tB {n}\n" for n in range(100)), encoding="utf-8")
     corpus = {"format": "tsv", "files": str(file), "columns": {"source": 1, "target": 2}}
     made = model(
-        "tiny-translator", tmp_path, task="translation", train=corpus, held_out=0.2, lowercase=True, normalise="nfc"
+        "tiny-translator", tmp_path, task="translation", train=corpus, held_out=0.2, lowercase=True, normalize="nfc"
     )
     asked: list[str] = []
     monkeypatch.setattr(Model, "translate", lambda self, texts, **_: asked.extend(texts) or list(texts))
@@ -49,7 +49,7 @@ def test_a_language_model_is_scored_on_what_was_held_out(tmp_path: Path) -> None
     file = tmp_path / "text"
     file.write_text("a b c d\n" * 300, encoding="utf-8")
     corpus = {"format": "text", "files": str(file)}
-    made = model("tiny-gpt", tmp_path, task="language-model", train=corpus, held_out=0.1, longest=16)
+    made = model("tiny-gpt", tmp_path, task="language-model", train=corpus, held_out=0.1, max_length=16)
     found = evaluate(made)
     valid = prepare(DataConfig.build(made.extra["data"]), made.tokenizers).valid
     assert valid is not None

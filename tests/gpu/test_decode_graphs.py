@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from clearhead.config import DecodeConfig, preset
-from clearhead.inference import generate, stream, use_graphs
+from clearhead.config import GenerationConfig, preset
+from clearhead.inference import enable_cuda_graphs, generate, stream
 from clearhead.inference import replay as graphs
 from clearhead.inference.cuda_graph import Choice
 from clearhead.inference.step import Step
 from clearhead.model import build
-from clearhead.ops.linear.quantized import quantise
+from clearhead.ops.linear.quantized import quantize_module
 from clearhead.ops.triton import decode_attention as kernel
-from clearhead.ops.triton.decode_attention import kernel_works
+from clearhead.ops.triton.decode_attention import kernel_supports
 from tests.inference.one_token import check, given
 from tests.inference.random_writers import same
 
@@ -23,11 +23,11 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
 ]
 SETTINGS = [
-    DecodeConfig(max_new_tokens=600),  # outgrows the first recording
-    DecodeConfig(max_new_tokens=40, scores=True),
-    DecodeConfig(max_new_tokens=40, temperature=1.3, top_k=9, top_p=0.9, min_p=0.02, scores=True),
-    DecodeConfig(max_new_tokens=40, temperature=0.7, samples=3),
-    DecodeConfig(max_new_tokens=40, temperature=0.9, repetition_penalty=1.2, no_repeat_ngram=3),
+    GenerationConfig(max_new_tokens=600),  # outgrows the first recording
+    GenerationConfig(max_new_tokens=40, logprobs=True),
+    GenerationConfig(max_new_tokens=40, temperature=1.3, top_k=9, top_p=0.9, min_p=0.02, logprobs=True),
+    GenerationConfig(max_new_tokens=40, temperature=0.7, samples=3),
+    GenerationConfig(max_new_tokens=40, temperature=0.9, repetition_penalty=1.2, no_repeat_ngram_size=3),
 ]
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14], [3, 3]]
 
@@ -40,7 +40,7 @@ def writer(name: str, dtype: torch.dtype = torch.float64) -> Any:
         for parameter in network.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
         out = network(torch.randint(4000, (8, 6)))
-        network.heads.words.scores.weight.mul_(2 / out.std(dim=-1).mean())
+        network.heads.lm_head.proj.weight.mul_(2 / out.std(dim=-1).mean())
     return network.to("cuda", dtype)
 
 
@@ -50,7 +50,7 @@ def test_recorded_steps_write_the_texts_of_the_ordinary_path(name: str) -> None:
     for config in SETTINGS:
         graphs._GRAPHS.pop(network, None)
         expected = generate(network, PROMPTS, config, end=0, seeds=[5, 6, 5, 2**40])
-        assert use_graphs(network)
+        assert enable_cuda_graphs(network)
         for _ in range(2):  # recorded, and replayed from a recording that was used before
             assert same(generate(network, PROMPTS, config, end=0, seeds=[5, 6, 5, 2**40]), expected)
         assert graphs._GRAPHS[network].recordings
@@ -70,12 +70,12 @@ def test_scores_of_recorded_steps_are_those_of_the_ordinary_path(name: str, rows
     ids = torch.randint(4000, (12, rows, 1), device="cuda")
     for dtype, tolerance in ((torch.bfloat16, 0.03),) if compiled else ((torch.float32, 1e-4), (torch.bfloat16, 0.03)):
         network = writer(name, dtype)
-        recorded = graphs.Graphs(network, compiled)
+        capture_steps = graphs.GraphCache(network, compiled)
         with torch.inference_mode():
             step, other = (Step(network, rows, 200) for _ in range(2))
             for one in (step, other):
                 one.start(prompts)
-            replayed = graphs.ReplayedStep(other, recorded, Choice(None))
+            replayed = graphs.ReplayStep(other, capture_steps, Choice(None))
             for tokens in ids:
                 expected, found = step.next(tokens)[:, 0].float(), replayed.next(tokens)[:, 0].float()
                 assert (found - expected).norm() < tolerance * expected.norm()
@@ -83,9 +83,9 @@ def test_scores_of_recorded_steps_are_those_of_the_ordinary_path(name: str, rows
 
 @pytest.mark.parametrize(("temperature", "rows"), [(0.0, 1), (1.0, 4)])
 def test_compiled_steps_write_the_texts_of_the_ordinary_path(temperature: float, rows: int) -> None:
-    network, config = writer("tiny-llama"), DecodeConfig(max_new_tokens=60, temperature=temperature)
+    network, config = writer("tiny-llama"), GenerationConfig(max_new_tokens=60, temperature=temperature)
     expected = generate(network, PROMPTS[:rows], config, end=0)
-    assert use_graphs(network, compiled=True)
+    assert enable_cuda_graphs(network, compiled=True)
     assert same(generate(network, PROMPTS[:rows], config, end=0), expected)
 
 
@@ -109,7 +109,7 @@ def test_the_kernel_finds_what_the_formula_finds(
     edges = [shape[2] - 1, 0, 1, 31, 32, 33, 63, 64, 65, 127, 128, 129]
     lengths = [edges[row % 13] if row % 13 < 12 else row * 61 % shape[2] for row in range(shape[0])]
     case = given(shape, group, lengths, dtype, rotated, "cuda")
-    assert kernel_works(case.heads, case.keys)
+    assert kernel_supports(case.heads, case.keys)
     check(case)
 
 
@@ -122,25 +122,25 @@ def test_shares_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch, shares: int
 
 def test_the_kernel_is_left_alone_where_it_does_not_fit() -> None:
     keys = torch.empty(2, 2, 64, 64, device="cuda")
-    assert kernel_works(torch.empty(2, 8, 64, device="cuda"), keys)
-    assert not kernel_works(torch.empty(2, 8, 64, device="cuda").double(), keys.double())
-    assert not kernel_works(torch.empty(2, 8, 64, device="cuda").bfloat16(), keys)
-    assert not kernel_works(torch.empty(2, 2 * (17 + 2), 64, device="cuda"), keys)
-    assert not kernel_works(torch.empty(2, 8, 64, device="cuda"), keys.transpose(2, 3))
-    for width in (8, 48, 512):
-        assert not kernel_works(torch.empty(2, 8, width, device="cuda"), torch.empty(2, 2, 64, width, device="cuda"))
+    assert kernel_supports(torch.empty(2, 8, 64, device="cuda"), keys)
+    assert not kernel_supports(torch.empty(2, 8, 64, device="cuda").double(), keys.double())
+    assert not kernel_supports(torch.empty(2, 8, 64, device="cuda").bfloat16(), keys)
+    assert not kernel_supports(torch.empty(2, 2 * (17 + 2), 64, device="cuda"), keys)
+    assert not kernel_supports(torch.empty(2, 8, 64, device="cuda"), keys.transpose(2, 3))
+    for dim in (8, 48, 512):
+        assert not kernel_supports(torch.empty(2, 8, dim, device="cuda"), torch.empty(2, 2, 64, dim, device="cuda"))
 
 
 @pytest.mark.parametrize(("name", "rows"), [("tiny-gpt", 1), ("tiny-llama", 1), ("tiny-llama", 64)])
 def test_compiled_steps_by_the_kernel_write_the_texts_of_the_ordinary_path(
     monkeypatch: pytest.MonkeyPatch, name: str, rows: int
 ) -> None:
-    network, config = writer(name, torch.float32), DecodeConfig(max_new_tokens=60)
+    network, config = writer(name, torch.float32), GenerationConfig(max_new_tokens=60)
     prompts = [[5 + row, 6, 7][: 1 + row % 3] for row in range(rows)]
     expected = generate(network, prompts, config, end=0)
-    monkeypatch.setattr("clearhead.inference.static_decoder.look_back", None)  # nor does anything else look back
+    monkeypatch.setattr("clearhead.inference.static_decoder.cached_attention", None)  # nor does anything else look back
     monkeypatch.setattr("clearhead.inference.static_decoder.sdpa", None)
-    assert use_graphs(network, compiled=True)
+    assert enable_cuda_graphs(network, compiled=True)
     found = generate(network, prompts, config, end=0)
     told = [output.ids == other.ids for [output], [other] in zip(found, expected, strict=True)]
     assert sum(told) >= 0.95 * rows, "all but near ties"
@@ -148,24 +148,24 @@ def test_compiled_steps_by_the_kernel_write_the_texts_of_the_ordinary_path(
 
 def test_eight_bit_weights_write_on_nearly_as_whole_ones_score() -> None:
     network = writer("tiny-llama", torch.bfloat16)
-    small = quantise(writer("tiny-llama", torch.bfloat16))
+    small = quantize_module(writer("tiny-llama", torch.bfloat16))
     ids = torch.randint(4000, (12, 1, 1), device="cuda")
     for compiled in (False, True):
         with torch.inference_mode():
             step, other = Step(network, 1, 200), Step(small, 1, 200)
             step.start([[5, 6, 7]]), other.start([[5, 6, 7]])
-            replayed = graphs.ReplayedStep(other, graphs.Graphs(small, compiled), Choice(None))
+            replayed = graphs.ReplayStep(other, graphs.GraphCache(small, compiled), Choice(None))
             for tokens in ids:
                 expected, found = step.next(tokens).float(), replayed.next(tokens).float()
                 assert (found - expected).norm() < 0.1 * expected.norm()
 
 
 def test_texts_written_at_once_do_not_meet_and_memory_comes_back() -> None:
-    network, config = writer("tiny-llama"), DecodeConfig(max_new_tokens=50, temperature=1.0)
+    network, config = writer("tiny-llama"), GenerationConfig(max_new_tokens=50, temperature=1.0)
     expected = [list(stream(network, [prompt], config, end=0, seed=prompt)) for prompt in (3, 4)]
     held = []
     for _ in range(2):  # what a first recording leaves, rooms of cuBLAS for its stream among them, a second one uses
-        assert use_graphs(network)
+        assert enable_cuda_graphs(network)
         texts: list[list[int]] = [[], []]
         streams = [stream(network, [prompt], config, end=0, seed=prompt) for prompt in (3, 4)]
         for _ in range(50):

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from clearhead.config import preset
-from clearhead.model import Cache, Documents, Mask, Pattern, attend, backend, build
+from clearhead.model import Documents, KVCache, Mask, Pattern, attend, attention_backend, build
 from clearhead.model.heads import mean_pool
-from clearhead.ops.attention.dispatch import BACKENDS, choose
+from clearhead.ops.attention.dispatch import BACKENDS, choose_backend
 from clearhead.ops.attention.varlen import varlen_options
-from clearhead.ops.linear.quantized import QuantisedLinear, quantise, quantise_rows
+from clearhead.ops.linear.quantized import QuantizedLinear, quantize_module, quantize_rows
 from tests.equality import check, inputs
 
 pytestmark = [
@@ -36,19 +36,17 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
 def test_every_pattern_equals_the_reference(pattern: Pattern, causal: bool, dtype: torch.dtype) -> None:
-    for tokens, heads, groups, width in ((1, 4, 2, 64), (200, 4, 4, 64), (777, 6, 2, 32)):
+    for tokens, heads, groups, dim in ((1, 4, 2, 64), (200, 4, 4, 64), (777, 6, 2, 32)):
         for lengths in (None, torch.tensor([tokens, tokens // 2], device="cuda")):
             real = torch.ones(2, tokens, dtype=torch.bool, device="cuda")
             if lengths is not None:
                 real = torch.arange(tokens, device="cuda") < lengths[:, None]
             for name in ("sdpa", "sparse"):  # flex, which compiles for every case, has a test of its own
-                check(
-                    *inputs(2, heads, groups, tokens, dtype, width, "cuda"), Mask(causal, pattern, lengths), real, name
-                )
+                check(*inputs(2, heads, groups, tokens, dtype, dim, "cuda"), Mask(causal, pattern, lengths), real, name)
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype", "width", "causal"),
+    ("kind", "dtype", "dim", "causal"),
     [
         ("window", torch.float32, 64, True),
         ("window", torch.bfloat16, 64, True),
@@ -59,12 +57,12 @@ def test_every_pattern_equals_the_reference(pattern: Pattern, causal: bool, dtyp
     ],
     ids=str,
 )
-def test_flex_equals_the_reference(kind: str, dtype: torch.dtype, width: int, causal: bool) -> None:
+def test_flex_equals_the_reference(kind: str, dtype: torch.dtype, dim: int, causal: bool) -> None:
     """Few cases, since each one compiles a kernel for forward and one for backward."""
     for tokens, size, summary in ((130, 5, 2), (1000, 129, 8)):
-        q, k, v = inputs(2, 4, 2, tokens, dtype, width, "cuda")
+        q, k, v = inputs(2, 4, 2, tokens, dtype, dim, "cuda")
         mask = Mask(causal, Pattern(kind, size, summary if kind == "summary" else 0))
-        assert choose(q, k, mask) == "flex"
+        assert choose_backend(q, k, mask) == "flex"
         check(q, k, v, mask, torch.ones(2, tokens, dtype=torch.bool, device="cuda"), "flex")
 
 
@@ -77,7 +75,7 @@ def test_varlen_equals_the_reference(groups: int, causal: bool, pattern: Pattern
     q, k, v = inputs(1, 4, groups, documents.total, dtype, 64, "cuda")
     mask = Mask(causal, pattern, documents=(documents, documents))
     if pattern.kind == "full" or "window_size" in varlen_options():
-        assert choose(q, k, mask) == "varlen"
+        assert choose_backend(q, k, mask) == "varlen"
     check(q, k, v, mask, torch.ones(1, documents.total, dtype=torch.bool, device="cuda"), None)
 
 
@@ -113,7 +111,7 @@ def test_networks_give_on_the_gpu_what_they_give_on_the_cpu(name: str, attention
     )
     inputs = (ids, ids) if name == "tiny-translator" else (ids,)
     real = torch.arange(50) < lengths[:, None]
-    with torch.no_grad(), backend("reference"):
+    with torch.no_grad(), attention_backend("reference"):
         expected = network(*inputs, **arguments)
     network.cuda()
     with torch.no_grad():
@@ -129,7 +127,7 @@ def test_cached_equals_uncached_and_packed_equals_unpacked(name: str) -> None:
     network, ids = build(preset(name)).eval().cuda(), torch.randint(4000, (2, 40), device="cuda")
     with torch.no_grad():
         whole = network(ids)
-        cache, pieces = Cache(network.config, 2, 40), []
+        cache, pieces = KVCache(network.config, 2, 40), []
         for piece in ids.split([17, 1, 1, 5, 16], dim=1):
             pieces.append(network(piece, cache=cache))
         torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-4, atol=1e-4)
@@ -141,11 +139,11 @@ def test_cached_equals_uncached_and_packed_equals_unpacked(name: str) -> None:
 def test_eight_bits_on_the_gpu_equal_the_formula_and_ignore_batch_mates() -> None:
     for inputs_, outputs, exact in ((64, 24, True), (50, 7, False)):
         linear = nn.Linear(inputs_, outputs, bias=False).cuda()
-        small = QuantisedLinear(linear)
+        small = QuantizedLinear(linear)
         for rows in (1, 16, 17, 100):
             x = torch.randn(rows, inputs_, device="cuda")
-            numbers, scale = quantise_rows(x)
-            weight, weight_scale = quantise_rows(linear.weight.detach())
+            numbers, scale = quantize_rows(x)
+            weight, weight_scale = quantize_rows(linear.weight.detach())
             expected = (numbers.double() @ weight.double().T) * scale * weight_scale.T
             if exact:
                 torch.testing.assert_close(small(x).double(), expected, rtol=1e-6, atol=1e-6)
@@ -155,11 +153,11 @@ def test_eight_bits_on_the_gpu_equal_the_formula_and_ignore_batch_mates() -> Non
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_a_quantised_network_runs_on_the_gpu(bits: int) -> None:
+def test_a_quantized_network_runs_on_the_gpu(bits: int) -> None:
     network, ids = build(preset("tiny-llama")).eval().cuda(), torch.randint(4000, (2, 9), device="cuda")
     with torch.no_grad():
         before = network(ids)
-        after = quantise(network, bits)(ids)
+        after = quantize_module(network, bits)(ids)
     assert (after - before).norm() < (0.05 if bits == 8 else 0.3) * before.norm()
 
 

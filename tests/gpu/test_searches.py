@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from clearhead.config import DecodeConfig, ModelConfig
+from clearhead.config import GenerationConfig, ModelConfig
 from clearhead.model import build
 from tests.inference.random_writers import same
 from tests.inference.reference import search
@@ -20,7 +20,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"scores": True},
     "beam 4": {"beam": 4, "n_best": 4, "scores": True},
     "beam 8": {"beam": 8, "n_best": 3, "length_penalty": 0.6, "length_form": "gnmt", "min_new_tokens": 4},
-    "no early stop": {"beam": 3, "early_stop": "never", "no_repeat_ngram": 2, "repetition_penalty": 1.2},
+    "no early stop": {"beam": 3, "early_stopping": "never", "no_repeat_ngram": 2, "repetition_penalty": 1.2},
     "drawn": {"temperature": 1.2, "top_k": 50, "top_p": 0.9, "samples": 2, "scores": True},
 }
 
@@ -28,15 +28,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("family", ["encoder-decoder", "decoder"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_gpu_finds_what_a_cpu_finds(family: str, name: str) -> None:
-    settings = DecodeConfig(max_new_tokens=20, **SETTINGS[name])
+    settings = GenerationConfig(max_new_tokens=20, **SETTINGS[name])
     layers = {"decoder_layers": 2} | ({"encoder_layers": 2} if family == "encoder-decoder" else {})
     torch.manual_seed(3)
-    network = build(ModelConfig(family=family, width=64, heads=4, vocab_size=WORDS, max_positions=64, **layers))
+    network = build(ModelConfig(family=family, dim=64, heads=4, vocab_size=WORDS, max_positions=64, **layers))
     network = network.double().eval()
     with torch.no_grad():
         ids = torch.randint(WORDS, (8, 6))
         out = network(ids, ids) if family == "encoder-decoder" else network(ids)
-        network.heads.words.scores.weight.mul_(2 / out.std(dim=-1).mean())
+        network.heads.lm_head.proj.weight.mul_(2 / out.std(dim=-1).mean())
     lengths = (5, 1, 9, 3, 7)
     texts = [torch.randint(4, WORDS, (length,)).tolist() for length in lengths]
     rows = [(text, [1]) if family == "encoder-decoder" else ([], text) for text in texts]

@@ -12,14 +12,14 @@ from clearhead.config.train import TrainConfig
 from clearhead.data import Batch
 from clearhead.data.batch import arrange
 from clearhead.model import build
-from clearhead.model.heads import WordHead
-from clearhead.ops.cross_entropy import piece
-from clearhead.ops.triton.cross_entropy import kernel_piece
-from clearhead.train.cuda_graph import WARM, Recorded, recorded
-from clearhead.train.distributed import Place, precision, speed_up
-from clearhead.train.losses import word_loss
+from clearhead.model.heads import LMHead
+from clearhead.ops.cross_entropy import cross_entropy_chunk
+from clearhead.ops.triton.cross_entropy import triton_cross_entropy_chunk
+from clearhead.train.cuda_graph import WARM, GraphUpdater, capture_steps
+from clearhead.train.distributed import DistContext, apply_compile, precision
+from clearhead.train.losses import lm_loss
 from clearhead.train.objective import Objective
-from clearhead.train.optimizer import optimiser
+from clearhead.train.optimizer import build_optimizer
 from clearhead.train.updater import Progress, Updater
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -37,7 +37,9 @@ def test_the_kernel_gives_the_losses_and_gradients_of_the_formula(
     offset = torch.randn(words, device="cuda", dtype=dtype) if bias else None
     labels = torch.randint(words, (200,), device="cuda")
     labels[::7] = -100
-    ours, theirs = (work(x, weight, offset, labels, smoothing) for work in (kernel_piece, piece))
+    ours, theirs = (
+        work(x, weight, offset, labels, smoothing) for work in (triton_cross_entropy_chunk, cross_entropy_chunk)
+    )
     loose = {"atol": 1e-3, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 1e-2, "rtol": 2e-2}
     made = 4 if smoothing else 3  # the mean only where it is asked for
     torch.testing.assert_close(ours.rows[:made], theirs.rows[:made], **loose)
@@ -48,14 +50,14 @@ def test_the_kernel_gives_the_losses_and_gradients_of_the_formula(
 def test_scores_in_pieces_give_the_gradients_of_the_whole(bias: bool) -> None:
     torch.manual_seed(0)
     config = preset("tiny-gpt", ["vocab_size=1000", f"output_bias={str(bias).lower()}", "tie=none"])
-    head = WordHead(config).cuda()
-    hidden = torch.randn(3, 100, config.width, device="cuda", requires_grad=True)
+    head = LMHead(config).cuda()
+    hidden = torch.randn(3, 100, config.dim, device="cuda", requires_grad=True)
     labels = torch.randint(1000, (3, 100), device="cuda")
-    learnt = [hidden, *head.parameters()]
+    learned = [hidden, *head.parameters()]
     with torch.autocast("cuda", torch.bfloat16):
-        total = word_loss(hidden, head, labels, 0.1, limit=1000 * 2 * 128, compiled=kernel_piece).total
-    found = torch.autograd.grad(total, learnt)
-    expected = torch.autograd.grad(word_loss(hidden, head, labels, 0.1).total, learnt)
+        total = lm_loss(hidden, head, labels, 0.1, limit=1000 * 2 * 128, compiled=triton_cross_entropy_chunk).total
+    found = torch.autograd.grad(total, learned)
+    expected = torch.autograd.grad(lm_loss(hidden, head, labels, 0.1).total, learned)
     for a, b in zip(found, expected, strict=True):
         assert a.dtype == torch.float32
         assert torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0) > 0.9995
@@ -88,25 +90,30 @@ def pairs(number: int) -> Batch:
 )
 def test_a_recorded_update_is_the_ordinary_one(name: str, task: str, make: Any, precision_: str, compile_: str) -> None:
     config = preset(name, ["vocab_size=50", "max_positions=32", "dropout=0.0", "attention_dropout=0.0"])
-    data = DataConfig(task=task, longest=32, tokens=128, packed=task == "translation")
+    data = DataConfig(task=task, max_length=32, batch_tokens=128, packed=task == "translation")
     device, batches, found = torch.device("cuda"), [make(number) for number in range(12)], []
-    for wrap in (lambda updater: updater, recorded):
-        how = compile_ if wrap is recorded else "off"
-        settings = TrainConfig(steps=100, rate=1e-2, warmup=5, precision=precision_, compile=how)
+    for wrap in (lambda updater: updater, capture_steps):
+        how = compile_ if wrap is capture_steps else "off"
+        settings = TrainConfig(steps=100, lr=1e-2, warmup=5, precision=precision_, compile=how)
         torch.manual_seed(0)
         network = build(config).to(device)
         objective = Objective(network, data, settings).train()
-        speed_up(objective, settings, Place(device))
+        apply_compile(objective, settings, DistContext(device))
         updater = Updater(
-            objective, objective, optimiser(network, settings), settings, Place(device), precision(settings, device)
+            objective,
+            objective,
+            build_optimizer(network, settings),
+            settings,
+            DistContext(device),
+            precision(settings, device),
         )
         way, losses = wrap(updater), []
         for number, batch in enumerate(batches):
             progress = Progress()
             norm = way.update((batch,), number + 1, progress)
-            losses.append([progress.means(Place(device))["loss"], float(norm)])
+            losses.append([progress.means(DistContext(device))["loss"], float(norm)])
         found.append(torch.tensor(losses))
-    assert isinstance(way, Recorded)
+    assert isinstance(way, GraphUpdater)
     assert len(way.recordings) == 1
     assert len(batches) > WARM
     for column, close in ((0, 1e-4), (1, 1e-3)):  # losses, and lengths of gradients, which the steps before have moved

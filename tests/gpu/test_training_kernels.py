@@ -12,8 +12,8 @@ from clearhead.config import preset
 from clearhead.model import build
 from clearhead.ops import adamw as adam
 from clearhead.ops import cublas
-from clearhead.ops.triton.backward_kernels import GeluBetween, GeluOfBiased, NormBeside
-from clearhead.ops.triton.cross_entropy import kernel_piece
+from clearhead.ops.triton.backward_kernels import BiasGelu, MatmulGelu, ResidualLayerNorm
+from clearhead.ops.triton.cross_entropy import triton_cross_entropy_chunk
 from clearhead.train.training_layers import fuse, together
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -38,7 +38,7 @@ def test_gelu_gives_the_bias_before_it_its_gradient(exact: bool, shape: tuple[in
     torch.manual_seed(0)
     x, bias = torch.randn(shape, device=DEVICE), torch.randn(shape[-1], device=DEVICE)
     form = "none" if exact else "tanh"
-    ours = gradients(lambda x, b: (GeluOfBiased.apply(x + b.detach(), b, exact),), x, bias)
+    ours = gradients(lambda x, b: (BiasGelu.apply(x + b.detach(), b, exact),), x, bias)
     theirs = gradients(lambda x, b: (F.gelu(x + b, approximate=form),), x, bias)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
@@ -46,7 +46,7 @@ def test_gelu_gives_the_bias_before_it_its_gradient(exact: bool, shape: tuple[in
 def test_gelu_takes_rows_and_gradients_as_they_lie() -> None:
     torch.manual_seed(0)
     x, bias = torch.randn(3, 5, 70, device=DEVICE), torch.randn(70, device=DEVICE)
-    ours = gradients(lambda x, b: (GeluOfBiased.apply(x.mT + b.detach(), b, True).mT,), x.mT.contiguous(), bias)
+    ours = gradients(lambda x, b: (BiasGelu.apply(x.mT + b.detach(), b, True).mT,), x.mT.contiguous(), bias)
     theirs = gradients(lambda x, b: (F.gelu(x.mT + b).mT,), x.mT.contiguous(), bias)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
@@ -68,7 +68,7 @@ def test_adam_in_one_kernel_is_torchs(even: bool) -> None:
     for step in range(5):
         grads = [torch.randn_like(p).bfloat16() for p in first]
         if step == 3:
-            grads[2][0, 0] = torch.nan  # nothing is learnt from this one
+            grads[2][0, 0] = torch.nan  # nothing is learned from this one
         one.copies["a"].grad, one.copies["b"].grad = grads[0], grads[2]
         first[1].grad, first[3].grad = grads[1].float(), None if step == 4 else grads[3].float()
         for p, grad in zip(second, grads, strict=True):
@@ -97,7 +97,7 @@ def test_what_is_in_a_row_that_does_not_count_makes_no_gradient(words: int) -> N
     torch.manual_seed(0)
     x, weight = torch.randn(3, 16, device=DEVICE), torch.randn(words, 16, device=DEVICE)
     x[1] = torch.tensor(torch.inf)
-    found = kernel_piece(x, weight, None, torch.tensor([2, -100, 5], device=DEVICE), 0.1)
+    found = triton_cross_entropy_chunk(x, weight, None, torch.tensor([2, -100, 5], device=DEVICE), 0.1)
     assert not found.scores[1].any()
     assert found.scores[[0, 2]].isfinite().all()
     assert found.rows[:, [0, 2]].isfinite().all()
@@ -109,20 +109,20 @@ def test_a_norm_beside_its_residual_has_the_gradients_of_both(shape: tuple[int, 
     norm = nn.LayerNorm(shape[-1], device=DEVICE)
     leaves = torch.randn(shape, device=DEVICE), *torch.randn(2, shape[-1], device=DEVICE)
 
-    def ours(x: Tensor, *learnt: Tensor) -> tuple[Tensor, ...]:
-        return NormBeside.apply(x * 1, *learnt, norm.eps)  # type: ignore[no-untyped-call, no-any-return]
+    def ours(x: Tensor, *learned: Tensor) -> tuple[Tensor, ...]:
+        return ResidualLayerNorm.apply(x * 1, *learned, norm.eps)  # type: ignore[no-untyped-call, no-any-return]
 
-    def theirs(x: Tensor, *learnt: Tensor) -> tuple[Tensor, ...]:
-        return x, F.layer_norm(x, shape[-1:], *learnt, norm.eps)
+    def theirs(x: Tensor, *learned: Tensor) -> tuple[Tensor, ...]:
+        return x, F.layer_norm(x, shape[-1:], *learned, norm.eps)
 
     torch.testing.assert_close(gradients(ours, *leaves), gradients(theirs, *leaves), atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("rows", "width"), [((3, 50), 70), ((700,), 33), ((2, 4), 256)])
-def test_projections_together_are_the_projections(rows: tuple[int, ...], width: int) -> None:
+@pytest.mark.parametrize(("rows", "dim"), [((3, 50), 70), ((700,), 33), ((2, 4), 256)])
+def test_projections_together_are_the_projections(rows: tuple[int, ...], dim: int) -> None:
     torch.manual_seed(0)
-    parts = [nn.Linear(width, out, device=DEVICE) for out in (40, 256, 300)]
-    x = torch.randn(*rows, width, device=DEVICE)
+    parts = [nn.Linear(dim, out, device=DEVICE) for out in (40, 256, 300)]
+    x = torch.randn(*rows, dim, device=DEVICE)
 
     def run(form: Callable[..., tuple[Tensor, ...]]) -> list[Tensor]:
         found = gradients(lambda x: form(x, *parts), x)
@@ -146,7 +146,7 @@ def test_gelu_inside_the_products_is_gelu_between_them(dtype: torch.dtype, rows:
     assert cublas.works(dtype, 64, 256)
     for transposed, epilogue in ((True, cublas.GELU_AUX_BIAS), (False, cublas.DGELU)):
         assert cublas._plan(x.to(dtype), 256, transposed, epilogue) is not None, "cuBLAS must do it, and not torch"
-    ours = gradients(lambda *each: (GeluBetween.apply(*each),), *(leaf.to(dtype) for leaf in leaves))
+    ours = gradients(lambda *each: (MatmulGelu.apply(*each),), *(leaf.to(dtype) for leaf in leaves))
     theirs = gradients(lambda x, u, b, d: (F.gelu(F.linear(x, u, b), approximate="tanh") @ d.T,), *leaves)
     for a, b in zip(ours, theirs, strict=True):
         assert (a.float() - b).norm() / b.norm() < (1e-2 if dtype == torch.bfloat16 else 2e-3)
@@ -156,7 +156,7 @@ def test_gelu_inside_the_products_is_gelu_between_them(dtype: torch.dtype, rows:
 def test_a_compiled_layer_of_all_these_learns_as_the_written_one() -> None:
     torch.manual_seed(0)
     network = build(preset("tiny-gpt", ["vocab_size=100", "dropout=0.0", "attention_dropout=0.0"])).to(DEVICE)
-    ids, aim = torch.randint(100, (3, 50), device=DEVICE), torch.randn(3, 50, network.config.width, device=DEVICE)
+    ids, aim = torch.randint(100, (3, 50), device=DEVICE), torch.randn(3, 50, network.config.dim, device=DEVICE)
 
     def grads(dtype: torch.dtype | None) -> dict[str, Tensor]:
         network.zero_grad()

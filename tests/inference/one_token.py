@@ -8,17 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.model.attention import Rotation
-from clearhead.model.positions import rotate
+from clearhead.model.attention import Rope
+from clearhead.model.positions import apply_rope
 from clearhead.ops.attention.reference import attention
-from clearhead.ops.triton.decode_attention import kernel_look_back
+from clearhead.ops.triton.decode_attention import triton_decode_attention
 
 
 class Given(NamedTuple):
     """What the kernel takes."""
 
     heads: Tensor  # (B, H + 2G, E)
-    rotation: Rotation | None
+    rotation: Rope | None
     keys: Tensor  # (B, G, C, E), nan where nothing is held
     values: Tensor
     lengths: Tensor  # (B,)
@@ -33,11 +33,11 @@ def given(
     device: str = "cpu",
 ) -> Given:
     """Keys and values of a shape (B, G, C, E), `group` queries to each of their heads."""
-    rows, groups, slots, width = shape
-    held, angles = torch.tensor(lengths, device=device), 7 * torch.rand(rows, 1, 1, width // 2, device=device)
+    rows, groups, slots, dim = shape
+    held, angles = torch.tensor(lengths, device=device), 7 * torch.rand(rows, 1, 1, dim // 2, device=device)
     empty = (torch.arange(slots, device=device) >= held[:, None])[:, None, :, None]
     keys, values = (torch.randn(shape, device=device).masked_fill(empty, torch.nan).to(dtype) for _ in range(2))
-    heads = torch.randn(rows, (group + 2) * groups, width, device=device).to(dtype)
+    heads = torch.randn(rows, (group + 2) * groups, dim, device=device).to(dtype)
     return Given(heads, (angles.cos(), angles.sin()) if rotated else None, keys, values, held)
 
 
@@ -47,13 +47,13 @@ def check(case: Given) -> None:
     queries = case.heads.shape[1] - 2 * groups
     q, k, v = case.heads[:, None].split([queries, groups, groups], dim=2)
     if case.rotation is not None:
-        q, k = rotate(q, case.rotation), rotate(k, case.rotation)
+        q, k = apply_rope(q, case.rotation), apply_rope(k, case.rotation)
     expected = torch.empty_like(q[:, 0], dtype=torch.float32)
     for row, length in enumerate(case.lengths.tolist()):
         keys[row, :, length], values[row, :, length] = k[row, 0], v[row, 0]
         past = (x[row, :, : length + 1].float().repeat_interleave(queries // groups, dim=0) for x in (keys, values))
         expected[row] = attention(q[row].float().transpose(0, 1), *past)[0][:, 0]
-    found = kernel_look_back(*case)
+    found = triton_decode_attention(*case)
     loose = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}[case.heads.dtype]
     assert found.dtype == case.heads.dtype
     torch.testing.assert_close(found.float(), expected, atol=loose, rtol=loose)

@@ -118,16 +118,16 @@ def _ours(peer: Any) -> Any:
 
 def padded(rows: Sequence[Sequence[int]], left: bool) -> tuple[Tensor, Tensor]:
     """Rows and their attention mask, as transformers wants them."""
-    longest = max(map(len, rows))
+    max_length = max(map(len, rows))
     ids, real = [], []
     for row in rows:
-        fill, before = longest - len(row), (longest - len(row)) * left
+        fill, before = max_length - len(row), (max_length - len(row)) * left
         ids.append([PADDING] * before + list(row) + [PADDING] * (fill - before))
         real.append([0] * before + [1] * len(row) + [0] * (fill - before))
     return torch.tensor(ids), torch.tensor(real)
 
 
-def random_rows(count: int, longest: int = 12, generator: torch.Generator | None = None) -> list[list[int]]:
+def random_rows(count: int, max_length: int = 12, generator: torch.Generator | None = None) -> list[list[int]]:
     """Rows of 1 to `longest` random words."""
-    sizes = torch.randint(1, longest + 1, (count,), generator=generator).tolist()
+    sizes = torch.randint(1, max_length + 1, (count,), generator=generator).tolist()
     return [torch.randint(PADDING, (size,), generator=generator).tolist() for size in sizes]

@@ -18,7 +18,7 @@ writers = configs(families=("encoder-decoder", "decoder"))
 def sharpened(config: ModelConfig) -> Any:
     """A random network whose scores spread by 2, in which the end is neither rare nor certain."""
     network = network_of(config)
-    words = network.heads.words.scores
+    words = network.heads.lm_head.proj
     with torch.no_grad():
         ids = torch.randint(VOCABULARY, (8, 6))
         out = network(ids, ids) if config.family == "encoder-decoder" else network(ids)
@@ -26,12 +26,12 @@ def sharpened(config: ModelConfig) -> Any:
     return network
 
 
-def rows_for(config: ModelConfig, seed: int, count: int = 5, longest: int = 7) -> list[Row]:
+def rows_for(config: ModelConfig, seed: int, count: int = 5, max_length: int = 7) -> list[Row]:
     """Random rows of random lengths: source and prompt."""
     draw = random.Random(seed)
 
     def words(least: int) -> list[int]:
-        return [draw.randrange(1, VOCABULARY) for _ in range(draw.randint(least, longest))]
+        return [draw.randrange(1, VOCABULARY) for _ in range(draw.randint(least, max_length))]
 
     if config.family == "decoder":
         return [([], words(1)) for _ in range(count)]
@@ -46,6 +46,6 @@ def same(found: Any, expected: Any, within: float = 1e-6) -> bool:
                 return False
             if other.score is not None and output.score != pytest.approx(other.score, abs=within):
                 return False
-            if other.log_probabilities is not None:
-                assert output.log_probabilities == pytest.approx(other.log_probabilities, abs=within)
+            if other.logprobs is not None:
+                assert output.logprobs == pytest.approx(other.logprobs, abs=within)
     return True

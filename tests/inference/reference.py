@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.config import DecodeConfig
-from clearhead.inference import Output, generate, translate
+from clearhead.config import GenerationConfig
+from clearhead.inference import GenerationOutput, generate, translate
 from clearhead.model import Network
 
 END, BEGIN = 0, 1
@@ -27,7 +27,7 @@ def scores(network: Network, row: Row, new: list[int]) -> Tensor:
     return out[0, -1].log_softmax(dim=-1)
 
 
-def search(network: Any, rows: list[Row], config: DecodeConfig, **options: Any) -> list[list[Output]]:
+def search(network: Any, rows: list[Row], config: GenerationConfig, **options: Any) -> list[list[GenerationOutput]]:
     """Ours, for either family."""
     sources, prompts = [source for source, _ in rows], [prompt for _, prompt in rows]
     if network.config.family == "encoder-decoder":
@@ -46,7 +46,7 @@ def greedy(network: Network, row: Row, limit: int) -> tuple[list[int], float]:
     return new, total
 
 
-def beam(network: Network, row: Row, config: DecodeConfig) -> list[tuple[list[int], float]]:
+def beam(network: Network, row: Row, config: GenerationConfig) -> list[tuple[list[int], float]]:
     """The finished texts, best first, with their scores: section by section what the rules say."""
     penalty = length_penalty(config)
     running: list[tuple[list[int], float]] = [([], 0.0)]
@@ -65,22 +65,22 @@ def beam(network: Network, row: Row, config: DecodeConfig) -> list[tuple[list[in
         if over or not running:
             break
         worst = finished[-1][1] if len(finished) == config.beam else -math.inf
-        reach = config.max_new_tokens if config.early_stop == "never" and config.length_penalty > 0 else length
-        if config.early_stop == "full" and worst > -math.inf:
+        reach = config.max_new_tokens if config.early_stopping == "never" and config.length_penalty > 0 else length
+        if config.early_stopping == "full" and worst > -math.inf:
             break
-        if config.early_stop != "full" and running[0][1] / penalty(reach) <= worst:
+        if config.early_stopping != "full" and running[0][1] / penalty(reach) <= worst:
             break
     return finished
 
 
-def length_penalty(config: DecodeConfig) -> Callable[[int], float]:
+def length_penalty(config: GenerationConfig) -> Callable[[int], float]:
     """What a sum is divided by, from the length."""
     if config.length_form == "gnmt":
         return lambda length: ((5 + length) / 6) ** config.length_penalty
     return lambda length: length**config.length_penalty
 
 
-def exhaustive(network: Network, row: Row, config: DecodeConfig, words: int) -> list[tuple[list[int], float]]:
+def exhaustive(network: Network, row: Row, config: GenerationConfig, words: int) -> list[tuple[list[int], float]]:
     """Every text there is up to the limit, best first."""
     penalty, found = length_penalty(config), []
 
@@ -96,6 +96,6 @@ def exhaustive(network: Network, row: Row, config: DecodeConfig, words: int) -> 
     return sorted(found, key=lambda text: -text[1])
 
 
-def whole(output: Output) -> list[int]:
+def whole(output: GenerationOutput) -> list[int]:
     """The text with its end."""
     return [*output.ids, END] if output.finished else output.ids

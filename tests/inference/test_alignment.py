@@ -3,17 +3,19 @@
 import pytest
 import torch
 
-from clearhead.config import DecodeConfig
+from clearhead.config import GenerationConfig
 from clearhead.errors import UserError
-from clearhead.inference import generate, hard, moses, soft, translate
-from clearhead.interpret import watch
+from clearhead.inference import alignment_links, alignment_weights, format_alignment, generate, translate
+from clearhead.interpret import capture_attention
 from tests.inference.peers import PADDING, gpt2, marian, random_rows
 
 
 def test_soft_alignments_are_the_cross_attention_of_transformers() -> None:
     pair = marian()
     pair.theirs.set_attn_implementation("eager")
-    config = DecodeConfig(max_new_tokens=10, min_new_tokens=3, banned=((PADDING,),), align=True, beam=3, n_best=2)
+    config = GenerationConfig(
+        max_new_tokens=10, min_new_tokens=3, banned_ids=((PADDING,),), align=True, beam=3, n_best=2
+    )
     sources = [[*row, pair.end] for row in random_rows(5)]
     for source, outputs in zip(
         sources, translate(pair.ours, sources, config, begin=PADDING, end=pair.end), strict=True
@@ -31,28 +33,28 @@ def test_a_prefix_is_not_aligned_and_any_layer_can_be_asked() -> None:
     pair = marian()
     source, prompt, target = [4, 5, 6, pair.end], [PADDING, 7, 8], [9, 10]
     for layer in (-1, -2):
-        found = soft(pair.ours, source, prompt, target, layer)
-        with watch(pair.ours) as looks, torch.no_grad():
+        found = alignment_weights(pair.ours, source, prompt, target, layer)
+        with capture_attention(pair.ours) as looks, torch.no_grad():
             pair.ours(torch.tensor([source]), torch.tensor([[*prompt, *target]]))
         weights = looks[f"decoder.layers.{2 + layer}.cross_attention"].weights[0].mean(dim=0)
         torch.testing.assert_close(found, weights[2:4], atol=1e-6, rtol=0)
-    assert soft(pair.ours, source, prompt, target, -9).shape == (2, 4), "a layer too far is the first"
+    assert alignment_weights(pair.ours, source, prompt, target, -9).shape == (2, 4), "a layer too far is the first"
 
 
 def test_an_empty_text_has_an_empty_alignment() -> None:
     pair = marian()
-    assert soft(pair.ours, [4, pair.end], [PADDING], []).shape == (0, 2)
-    assert hard(torch.zeros(0, 2)) == []
-    assert moses([]) == ""
+    assert alignment_weights(pair.ours, [4, pair.end], [PADDING], []).shape == (0, 2)
+    assert alignment_links(torch.zeros(0, 2)) == []
+    assert format_alignment([]) == ""
 
 
 def test_hard_links_are_where_a_word_looked_most_and_moses_sorts_them() -> None:
     weights = torch.tensor([[0.1, 0.7, 0.2], [0.6, 0.3, 0.1], [0.2, 0.5, 0.3]])
-    assert hard(weights) == [(1, 0), (0, 1), (1, 2)]
-    assert moses(hard(weights)) == "0-1 1-0 1-2"
+    assert alignment_links(weights) == [(1, 0), (0, 1), (1, 2)]
+    assert format_alignment(alignment_links(weights)) == "0-1 1-0 1-2"
 
 
 def test_a_decoder_has_nothing_to_align_with() -> None:
     pair = gpt2()
     with pytest.raises(UserError, match="align"):
-        generate(pair.ours, [[1]], DecodeConfig(align=True), end=0)
+        generate(pair.ours, [[1]], GenerationConfig(align=True), end=0)

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.config import DecodeConfig, preset
+from clearhead.config import GenerationConfig, preset
 from clearhead.inference import bf16_cache as halves
-from clearhead.inference import for_reading, translate
-from clearhead.inference.bf16_cache import BLOCK, HalfCache, can_halve
+from clearhead.inference import optimize_for_inference, translate
+from clearhead.inference.bf16_cache import BLOCK, BF16KVCache, can_use_bf16_cache
 from clearhead.inference.step import Step
 from clearhead.model import build
-from clearhead.model.cache import LayerCache
+from clearhead.model.cache import LayerKVCache
 
 ROWS, BRANCHES, STEPS = 16, 4, 20
 
@@ -29,7 +29,7 @@ def translator(dtype: torch.dtype = torch.int8, *changes: str) -> Any:
     network = build(preset("tiny-translator", changes)).eval()
     for parameter in network.parameters():
         parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
-    return for_reading(network, dtype)
+    return optimize_for_inference(network, dtype)
 
 
 @torch.inference_mode()
@@ -57,13 +57,13 @@ def test_a_tree_in_halves_reads_what_the_whole_one_reads(
     network = translator()
     rounded, step = walk(network, sizes)
     layer = step.cache.layers[0]
-    assert isinstance(layer, HalfCache)
+    assert isinstance(layer, BF16KVCache)
     assert layer.keys is not None
     assert layer.keys.dtype == torch.bfloat16
     assert 1 + BRANCHES * STEPS <= layer.keys.shape[2] <= 1 + BRANCHES * STEPS + 2 * BLOCK
     monkeypatch.setattr(halves, "_has_halves", lambda: False)
     exact, step = walk(network, sizes)
-    assert type(step.cache.layers[0]) is LayerCache
+    assert type(step.cache.layers[0]) is LayerKVCache
     for ours, theirs in zip(rounded, exact, strict=True):
         assert (ours - theirs).square().mean() <= 1e-3 * theirs.var()
 
@@ -72,7 +72,7 @@ def test_a_tree_in_halves_reads_what_the_whole_one_reads(
 def test_a_search_of_halves_finds_nearly_the_same_texts(
     position: str, between: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network, config = translator(torch.int8, f"position={position}"), DecodeConfig(beam=3, max_new_tokens=15)
+    network, config = translator(torch.int8, f"position={position}"), GenerationConfig(beam=3, max_new_tokens=15)
     sources = [torch.randint(4000, (3 + n % 5,)).tolist() for n in range(ROWS)]
     rounded = translate(network, sources, config, begin=1, end=2)
     monkeypatch.setattr(halves, "_has_halves", lambda: False)
@@ -85,9 +85,9 @@ def test_a_search_of_halves_finds_nearly_the_same_texts(
 
 def test_only_bytes_in_many_heads_are_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     network = translator()
-    assert can_halve(network, ROWS)
-    assert not can_halve(network, 1)
-    assert not can_halve(translator(torch.float32), ROWS)
-    assert not can_halve(for_reading(build(preset("tiny-gpt")).eval(), torch.int8), ROWS)
+    assert can_use_bf16_cache(network, ROWS)
+    assert not can_use_bf16_cache(network, 1)
+    assert not can_use_bf16_cache(translator(torch.float32), ROWS)
+    assert not can_use_bf16_cache(optimize_for_inference(build(preset("tiny-gpt")).eval(), torch.int8), ROWS)
     monkeypatch.setattr(halves, "_has_halves", lambda: False)
-    assert not can_halve(network, ROWS)
+    assert not can_use_bf16_cache(network, ROWS)

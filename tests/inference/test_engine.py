@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.config import DecodeConfig, EngineConfig, ModelConfig
+from clearhead.config import EngineConfig, GenerationConfig, ModelConfig
 from clearhead.errors import ConfigError, UserError
-from clearhead.inference import Engine, Job, Output, QueueFull, Worker, in_order, stream_text, translate
+from clearhead.inference import Engine, GenerationOutput, Job, QueueFull, Worker, in_order, stream_text, translate
 from clearhead.inference.engine import Step
 from clearhead.text import Tokenizer, train
 from tests.inference.random_writers import FEW, rows_for, same, sharpened, writers
@@ -30,21 +30,21 @@ class Asked(NamedTuple):
     """A request: source and prompt, options, seed."""
 
     row: Row
-    config: DecodeConfig
+    config: GenerationConfig
     seed: int
 
     def submit(self, engine: Engine) -> Job:
         source, prompt = self.row
         return engine.submit(prompt, self.config, seed=self.seed, source=source or None)
 
-    def alone(self, network: Any) -> Output:
+    def alone(self, network: Any) -> GenerationOutput:
         [[output]] = search(network, [self.row], self.config, seeds=[self.seed])
         return output
 
 
-def options(draw: random.Random, longest: int) -> DecodeConfig:
+def options(draw: random.Random, max_length: int) -> GenerationConfig:
     """Random ones, often the same as another's."""
-    given: dict[str, Any] = {"max_new_tokens": draw.randint(1, longest), "scores": draw.random() < 0.3}
+    given: dict[str, Any] = {"max_new_tokens": draw.randint(1, max_length), "scores": draw.random() < 0.3}
     given["min_new_tokens"] = draw.choice([0, min(3, given["max_new_tokens"])])
     if draw.random() < 0.5:
         given |= {
@@ -55,8 +55,8 @@ def options(draw: random.Random, longest: int) -> DecodeConfig:
     if draw.random() < 0.2:
         given |= {"repetition_penalty": 1.5, "no_repeat_ngram": 2}
     if draw.random() < 0.1:
-        given |= {"forced": ((3, 4),), "banned": ((5,), (6, 7)), "max_new_tokens": longest, "presence_penalty": 0.5}
-    return DecodeConfig(**given)
+        given |= {"forced": ((3, 4),), "banned": ((5,), (6, 7)), "max_new_tokens": max_length, "presence_penalty": 0.5}
+    return GenerationConfig(**given)
 
 
 def tensors_alive() -> int:
@@ -64,7 +64,7 @@ def tensors_alive() -> int:
     return sum(issubclass(type(x), torch.Tensor) for x in gc.get_objects())
 
 
-def memory() -> int:
+def encoder_output() -> int:
     """Bytes that this process holds; 0 where that cannot be asked."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
@@ -76,12 +76,12 @@ def small(family: str) -> Any:
     return writer(family, 24, **layers)
 
 
-def some(family: str, count: int, draw: random.Random, longest: int = 12) -> list[Asked]:
+def some(family: str, count: int, draw: random.Random, max_length: int = 12) -> list[Asked]:
     config = small(family).config
     return [
         Asked(
-            rows_for(config, draw.randrange(1 << 30), count=1, longest=10)[0],
-            options(draw, longest),
+            rows_for(config, draw.randrange(1 << 30), count=1, max_length=10)[0],
+            options(draw, max_length),
             draw.randrange(99),
         )
         for _ in range(count)
@@ -95,7 +95,9 @@ def test_ten_thousand_requests_at_random_times_a_fifth_of_them_cancelled(family:
     different = some(family, REQUESTS or 300, draw)
     expected = [asked.alone(network) for asked in different]
     total, sent, cancelled = REQUESTS or 10_000, 0, dict.fromkeys(["waiting", "first", "last", "between"], 0)
-    engine = Engine(network, end=END, config=EngineConfig(rows=48, cache_tokens=2048, prefill_tokens=256, waiting=64))
+    engine = Engine(
+        network, end=END, config=EngineConfig(max_batch_size=48, cache_tokens=2048, prefill_tokens=256, max_queue=64)
+    )
     under_way: dict[Job, tuple[int, int | None]] = {}  # which request, and after how many tokens it is cancelled
     before = settled = tensors_alive()
     while sent < total or engine.busy:
@@ -103,7 +105,7 @@ def test_ten_thousand_requests_at_random_times_a_fifth_of_them_cancelled(family:
             number = sent % len(different)
             under_way[different[number].submit(engine)] = number, fate(draw, expected[number])
             sent += 1
-            settled = memory() if sent == total // 10 else settled
+            settled = encoder_output() if sent == total // 10 else settled
         for job, (_, tokens) in under_way.items():
             if tokens == len(job.ids) and not job.done:
                 rows, running = len(engine.jobs), job in engine.jobs
@@ -128,10 +130,10 @@ def test_ten_thousand_requests_at_random_times_a_fifth_of_them_cancelled(family:
     assert engine._step is None
     assert engine._written is None
     assert tensors_alive() == before
-    assert memory() - settled < 16 << 20, "bytes of the process, since a tenth of the requests"
+    assert encoder_output() - settled < 16 << 20, "bytes of the process, since a tenth of the requests"
 
 
-def fate(draw: random.Random, whole: Output) -> int | None:
+def fate(draw: random.Random, whole: GenerationOutput) -> int | None:
     """After how many tokens a request is cancelled, 0 while it waits; None: not at all."""
     last = len(whole.ids) - (not whole.finished)  # tokens before the step that would be the last
     if draw.random() > 0.2:
@@ -145,8 +147,8 @@ def within_bounds(engine: Engine) -> bool:
         return not engine.jobs
     cache, rows = engine._step.cache, len(engine.jobs)
     held = [x for layer in cache.layers for x in (layer.keys, layer.values, *(layer.source or ())) if x is not None]
-    width = 0 if cache.layers[0].source is None else cache.layers[0].source[0].shape[2]
-    return rows <= 48 and {len(cache), *map(len, held)} == {rows} and rows * (cache.slots + width) <= 2048
+    dim = 0 if cache.layers[0].source is None else cache.layers[0].source[0].shape[2]
+    return rows <= 48 and {len(cache), *map(len, held)} == {rows} and rows * (cache.slots + dim) <= 2048
 
 
 @FEW
@@ -156,7 +158,7 @@ def test_any_model_in_any_company_writes_what_it_writes_alone(
 ) -> None:
     draw, network = random.Random(seed), sharpened(config)
     asked = [Asked(row, options(draw, 9), number) for number, row in enumerate(rows_for(config, seed, count=12))]
-    limits = EngineConfig(rows=rows, cache_tokens=cache_tokens, prefill_tokens=prefill_tokens)
+    limits = EngineConfig(max_batch_size=rows, cache_tokens=cache_tokens, prefill_tokens=prefill_tokens)
     engine, jobs, left = Engine(network, end=END, config=limits), [], list(asked)
     while left or engine.busy:
         for _ in range(min(len(left), draw.randint(0, 3))):
@@ -174,15 +176,15 @@ def test_any_model_in_any_company_writes_what_it_writes_alone(
 
 def test_nobody_is_overtaken_and_a_full_queue_says_so() -> None:
     network = small("decoder")
-    engine = Engine(network, end=(), config=EngineConfig(rows=4, cache_tokens=60, waiting=3))
-    long = engine.submit([1] * 10, DecodeConfig(max_new_tokens=21))  # 30 slots: two rows at the most
-    short = [engine.submit([1], DecodeConfig(max_new_tokens=5)) for _ in range(2)]
+    engine = Engine(network, end=(), config=EngineConfig(max_batch_size=4, cache_tokens=60, max_queue=3))
+    long = engine.submit([1] * 10, GenerationConfig(max_new_tokens=21))  # 30 slots: two rows at the most
+    short = [engine.submit([1], GenerationConfig(max_new_tokens=5)) for _ in range(2)]
     with pytest.raises(QueueFull, match="3 requests are waiting"):
-        engine.submit([1], DecodeConfig(max_new_tokens=1))
+        engine.submit([1], GenerationConfig(max_new_tokens=1))
     engine.step()
     assert engine.jobs == [long, short[0]]
     with pytest.raises(UserError, match="may take 61 tokens, but the engine holds 60"):
-        engine.submit([1] * 12, DecodeConfig(max_new_tokens=50))
+        engine.submit([1] * 12, GenerationConfig(max_new_tokens=50))
     while not short[1].ids:
         engine.step()
     assert short[0].done
@@ -200,14 +202,14 @@ def test_nobody_is_overtaken_and_a_full_queue_says_so() -> None:
 def test_memory_of_a_long_row_is_given_back_while_others_go_on() -> None:
     network = small("encoder-decoder")
     engine = Engine(network, end=())
-    long = engine.submit([BEGIN] * 60, DecodeConfig(max_new_tokens=60), source=[3] * 50)
-    other = engine.submit([BEGIN], DecodeConfig(max_new_tokens=60), source=[3] * 2)
+    long = engine.submit([BEGIN] * 60, GenerationConfig(max_new_tokens=60), source=[3] * 50)
+    other = engine.submit([BEGIN], GenerationConfig(max_new_tokens=60), source=[3] * 2)
     for _ in range(20):
         engine.step()
     cache = engine._step.cache  # type: ignore[union-attr]
     assert cache.slots >= 79
     engine.cancel(long)
-    engine.submit([BEGIN], DecodeConfig(max_new_tokens=3), source=[4] * 3)
+    engine.submit([BEGIN], GenerationConfig(max_new_tokens=3), source=[4] * 3)
     engine.step()
     assert cache.slots == 32
     assert cache.layers[0].source[0].shape[2] == 3  # type: ignore[index]
@@ -228,7 +230,7 @@ def test_text_comes_in_pieces_up_to_the_stop_as_alone(tokenizer: Tokenizer, thre
     end, asked = tokenizer.id("end"), []
     for seed in range(60):
         prompt = tokenizer.encode(draw.choice(TEXTS))[: draw.randint(1, 5)]
-        config = DecodeConfig(max_new_tokens=30, temperature=draw.choice([0.0, 1.0]))
+        config = GenerationConfig(max_new_tokens=30, temperature=draw.choice([0.0, 1.0]))
         whole = "".join(stream_text(network, prompt, config, tokenizer, end=end, seed=seed))
         places = draw.sample(range(len(whole) + 1), min(2, len(whole)))
         stop = [whole[place : place + draw.randint(1, 6)] for place in places] if draw.random() < 0.7 else []
@@ -238,7 +240,7 @@ def test_text_comes_in_pieces_up_to_the_stop_as_alone(tokenizer: Tokenizer, thre
         for prompt, config, seed, stop in asked
     ]
     assert len({len(text) for text in expected}) > 10
-    engine = Engine(network, end=end, tokenizer=tokenizer, config=EngineConfig(rows=7))
+    engine = Engine(network, end=end, tokenizer=tokenizer, config=EngineConfig(max_batch_size=7))
     if not threads:
         jobs = [engine.submit(prompt, config, seed=seed, stop=stop) for prompt, config, seed, stop in asked]
         pieces: list[list[str]] = [[] for _ in jobs]
@@ -269,7 +271,7 @@ def test_text_comes_in_pieces_up_to_the_stop_as_alone(tokenizer: Tokenizer, thre
 
 def test_who_stops_listening_frees_the_row(tokenizer: Tokenizer) -> None:
     network = writer("decoder", len(tokenizer), decoder_layers=1)
-    config = DecodeConfig(max_new_tokens=100, temperature=1.0)
+    config = GenerationConfig(max_new_tokens=100, temperature=1.0)
     with Worker(Engine(network, end=(), tokenizer=tokenizer)) as worker:
         job = worker.submit([5, 6], config)
         pieces = worker.pieces(job)
@@ -293,15 +295,15 @@ def test_a_failing_network_is_told_to_all_who_wait(tokenizer: Tokenizer, monkeyp
 
     monkeypatch.setattr(Step, "start", fail)
     with pytest.raises(RuntimeError, match="the engine has failed"):
-        worker.result(worker.submit([5], DecodeConfig()))
+        worker.result(worker.submit([5], GenerationConfig()))
     with pytest.raises(RuntimeError, match="the engine has failed"):
-        worker.submit([5], DecodeConfig())
+        worker.submit([5], GenerationConfig())
     worker.close()
 
 
 def test_a_stream_of_requests_is_answered_in_order_and_read_only_as_needed() -> None:
     network, asked = small("decoder"), some("decoder", 200, random.Random(2))
-    engine, read = Engine(network, end=END, config=EngineConfig(rows=5)), list[Asked]()
+    engine, read = Engine(network, end=END, config=EngineConfig(max_batch_size=5)), list[Asked]()
     jobs = in_order(engine, (read.append(each) or each.submit(engine) for each in asked))
     for done, (job, each) in enumerate(zip(jobs, asked, strict=True)):
         assert same([[job.output]], [[each.alone(network)]])
@@ -315,7 +317,7 @@ def test_a_stream_of_requests_is_answered_in_order_and_read_only_as_needed() -> 
 
 def test_a_stream_that_pauses_or_breaks_loses_nothing() -> None:
     network, asked = small("decoder"), some("decoder", 12, random.Random(3))
-    engine, answered = Engine(network, end=END, config=EngineConfig(rows=5)), list[Job]()
+    engine, answered = Engine(network, end=END, config=EngineConfig(max_batch_size=5)), list[Job]()
 
     def stream() -> Iterator[Job | None]:
         for number, each in enumerate(asked):
@@ -338,7 +340,7 @@ def test_a_stream_that_pauses_or_breaks_loses_nothing() -> None:
 
 def test_a_job_that_nobody_holds_is_forgotten() -> None:
     engine = Engine(small("decoder"), end=())
-    job = weakref.ref(engine.submit([1], DecodeConfig(max_new_tokens=2)))
+    job = weakref.ref(engine.submit([1], GenerationConfig(max_new_tokens=2)))
     while engine.busy:
         engine.step()
     gc.collect()
@@ -351,15 +353,15 @@ def test_a_job_that_nobody_holds_is_forgotten() -> None:
         ({"prompt": []}, "prompt 1 is empty"),
         ({"prompt": [99]}, "token 99 is outside the vocabulary"),
         ({"prompt": [1] * 129}, "129 tokens, but the model has 128 positions"),
-        ({"config": DecodeConfig(beam=2)}, "use beam=1"),
-        ({"config": DecodeConfig(samples=2, temperature=1.0)}, "samples=1"),
+        ({"config": GenerationConfig(beam=2)}, "use beam=1"),
+        ({"config": GenerationConfig(samples=2, temperature=1.0)}, "samples=1"),
         ({"seed": 1 << 63}, "a seed is a whole number of 64 bits"),
         ({"stop": ["x"]}, "stop strings need an engine with a tokenizer"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_it_is_queued(change: dict[str, Any], says: str) -> None:
     engine = Engine(small("decoder"), end=END)
-    asked: dict[str, Any] = {"prompt": [1], "config": DecodeConfig()} | change
+    asked: dict[str, Any] = {"prompt": [1], "config": GenerationConfig()} | change
     with pytest.raises(ValueError, match=says):
         engine.submit(asked.pop("prompt"), asked.pop("config"), **asked)
     assert not engine.busy

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from clearhead.config import DecodeConfig
-from clearhead.inference import Output, generate, translate
+from clearhead.config import GenerationConfig
+from clearhead.inference import GenerationOutput, generate, translate
 from tests.inference.peers import PADDING, Pair, gpt2, llama, marian, padded, random_rows
 
 INPUTS, ROWS, LONGEST, NEAR = int(os.environ.get("CLEARHEAD_INPUTS", "96")), 16, 12, 1e-4
@@ -30,10 +30,10 @@ NAMES = {"no_repeat_ngram": "no_repeat_ngram_size", "banned": "bad_words_ids"}
 families = pytest.mark.parametrize("make", [marian, gpt2, llama], ids=lambda make: make.__name__)
 
 
-def ours(pair: Pair, rows: list[list[int]], config: DecodeConfig) -> list[list[Output]]:
+def ours(pair: Pair, rows: list[list[int]], config: GenerationConfig) -> list[list[GenerationOutput]]:
     """Our search; Marian never writes padding."""
     if pair.theirs.config.is_encoder_decoder:
-        config = config.model_copy(update={"banned": (*config.banned, (PADDING,))})
+        config = config.model_copy(update={"banned": (*config.banned_ids, (PADDING,))})
         return translate(pair.ours, rows, config, begin=PADDING, end=pair.end)
     return generate(pair.ours, rows, config, end=pair.end)
 
@@ -98,7 +98,7 @@ def gap(pair: Pair, row: list[int], a: list[int], b: list[int]) -> float:
 def test_greedy_gives_the_same_texts_and_scores(make: Callable[[], Pair]) -> None:
     pair, near, ended = make(), 0, 0
     # Their scores come behind the rules, ours before; without a rule both are the model's.
-    config = DecodeConfig(max_new_tokens=LONGEST, scores=True)
+    config = GenerationConfig(max_new_tokens=LONGEST, logprobs=True)
     for rows in batches(pair):
         found, other = ours(pair, rows, config), theirs(pair, rows, num_beams=1)
         for row, [mine], [(text, score)] in zip(rows, found, other, strict=True):
@@ -109,7 +109,7 @@ def test_greedy_gives_the_same_texts_and_scores(make: Callable[[], Pair]) -> Non
                 near += 1
             elif make is not marian:  # where padding is barred, their scores are of what is left
                 assert mine.score == pytest.approx(score, abs=NEAR)
-            assert mine.score == pytest.approx(sum(mine.log_probabilities) / len(mine.log_probabilities))
+            assert mine.score == pytest.approx(sum(mine.logprobs) / len(mine.logprobs))
     print(f"{make.__name__}: {INPUTS} inputs, {near} near-ties, {ended} ended")
     assert near <= INPUTS // 50
     assert INPUTS // 10 < ended < INPUTS, "both ways to finish have to occur"
@@ -120,8 +120,8 @@ def test_beam_search_gives_the_same_texts_in_the_same_order_with_the_same_scores
     pair, near, texts, ended = make(), 0, 0, 0
     for number, rows in enumerate(batches(pair)):
         for beam, penalty, early in BEAMS[number % 5 :: 5] if INPUTS < 1000 else BEAMS[number % 3 :: 3]:
-            config = DecodeConfig(
-                max_new_tokens=LONGEST, beam=beam, n_best=beam, length_penalty=penalty, early_stop=early
+            config = GenerationConfig(
+                max_new_tokens=LONGEST, beam=beam, n_best=beam, length_penalty=penalty, early_stopping=early
             )
             options = {"num_beams": beam, "length_penalty": penalty, "early_stopping": EARLY[early]}
             for mine, other in zip(ours(pair, rows, config), theirs(pair, rows, **options), strict=True):
@@ -141,7 +141,7 @@ def test_beam_search_gives_the_same_texts_in_the_same_order_with_the_same_scores
 def test_rules_change_the_texts_as_theirs_do(make: Callable[[], Pair], beam: int, rules: dict[str, Any]) -> None:
     pair = make()
     rows = next(batches(pair))
-    config = DecodeConfig(max_new_tokens=LONGEST, beam=beam, n_best=beam, **rules)
+    config = GenerationConfig(max_new_tokens=LONGEST, beam=beam, n_best=beam, **rules)
     options = {NAMES.get(name, name): value for name, value in rules.items()}
     if "bad_words_ids" in options:
         options["bad_words_ids"] = [list(word) for word in options["bad_words_ids"]]

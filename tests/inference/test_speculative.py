@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.config import DecodeConfig, ModelConfig
+from clearhead.config import GenerationConfig, ModelConfig
 from clearhead.errors import UserError
 from clearhead.inference import DraftModel, PromptLookup, Step, stream
-from clearhead.inference.generation_batch import Rows
+from clearhead.inference.generation_batch import GenerationBatch
 from tests.inference.random_writers import FEW, rows_for, same, sharpened, writers
 from tests.inference.reference import END, search
 
@@ -38,22 +38,25 @@ def slightly_changed(network: Any, amount: float) -> Any:
 @FEW
 @given(writers, st.integers(0, 99), RULES, st.sampled_from([0.0, 0.05, 1.0]), st.integers(1, 5))
 def test_a_draft_model_never_changes_the_text(
-    config: ModelConfig, seed: int, rules: dict[str, Any], unlike: float, ahead: int
+    config: ModelConfig, seed: int, rules: dict[str, Any], unlike: float, num_draft_tokens: int
 ) -> None:
     network, rows = sharpened(config), rows_for(config, seed, count=4)
-    settings = DecodeConfig(max_new_tokens=12, scores=True, **rules)
-    draft = DraftModel(slightly_changed(network, unlike), ahead)
+    settings = GenerationConfig(max_new_tokens=12, logprobs=True, **rules)
+    draft = DraftModel(slightly_changed(network, unlike), num_draft_tokens)
     assert same(search(network, rows, settings, draft=draft), search(network, rows, settings))
 
 
 @FEW
 @given(writers, st.integers(0, 99), RULES, st.integers(1, 6), st.integers(1, 4))
 def test_looking_up_in_the_prompt_never_changes_the_text(
-    config: ModelConfig, seed: int, rules: dict[str, Any], ahead: int, longest: int
+    config: ModelConfig, seed: int, rules: dict[str, Any], num_draft_tokens: int, max_length: int
 ) -> None:
     network, rows = sharpened(config), rows_for(config, seed, count=4)
-    settings = DecodeConfig(max_new_tokens=12, scores=True, **rules)
-    assert same(search(network, rows, settings, draft=PromptLookup(ahead, longest)), search(network, rows, settings))
+    settings = GenerationConfig(max_new_tokens=12, logprobs=True, **rules)
+    assert same(
+        search(network, rows, settings, draft=PromptLookup(num_draft_tokens, max_length)),
+        search(network, rows, settings),
+    )
 
 
 @FEW
@@ -62,7 +65,7 @@ def test_a_stream_with_guesses_gives_the_same_text(config: ModelConfig, seed: in
     network = sharpened(config)
     [(source, prompt)] = rows_for(config, seed, count=1)
     for temperature in (0.0, 1.0):
-        settings = DecodeConfig(max_new_tokens=12, temperature=temperature)
+        settings = GenerationConfig(max_new_tokens=12, temperature=temperature)
         options = {"end": END, "seed": seed, "source": source or None}
         expected = list(stream(network, prompt, settings, **options))
         for draft in (DraftModel(slightly_changed(network, 0.05)), PromptLookup()):
@@ -86,12 +89,12 @@ def steps_taken(work: Any) -> list[int]:
 
 def gpt(positions: int = 64) -> Any:
     return sharpened(
-        ModelConfig(family="decoder", decoder_layers=1, width=8, heads=2, vocab_size=23, max_positions=positions)
+        ModelConfig(family="decoder", decoder_layers=1, dim=8, heads=2, vocab_size=23, max_positions=positions)
     )
 
 
 def test_right_guesses_save_steps() -> None:
-    network, settings = gpt(), DecodeConfig(max_new_tokens=21, min_new_tokens=21)
+    network, settings = gpt(), GenerationConfig(max_new_tokens=21, min_new_tokens=21)
     rows = [([], [4, 5]), ([], [6])]
     taken = steps_taken(lambda: search(network, rows, settings, draft=DraftModel(network, 4)))
     # After the first token, 4 guesses are right each time and a fifth comes with them: 4 rounds for 20 tokens.
@@ -103,9 +106,9 @@ def test_a_repetition_is_looked_up() -> None:
     network = gpt()
     step = Step(network, 3, 40)
     prompts = [[7, 8, 9, 2, 7, 8], [3, 4, 3], [5, 6, 11]]
-    rows = Rows(step, step.start(prompts), prompts, DecodeConfig(), [END], [0, 0, 0])
+    rows = GenerationBatch(step, step.start(prompts), prompts, GenerationConfig(), [END], [0, 0, 0])
     rows.take(torch.tensor([9, 4, 12]))
-    found = PromptLookup().guess(rows, 6)
+    found = PromptLookup().propose(rows, 6)
     assert found[0].tolist() == [2, 7, 8, 9, 2, 7], "it goes round"
     assert found[1].tolist() == [3, 4, 3, 4, 3, 4]
     assert found.shape == (3, 6)
@@ -113,4 +116,4 @@ def test_a_repetition_is_looked_up() -> None:
 
 def test_a_draft_with_too_few_positions_is_refused() -> None:
     with pytest.raises(UserError, match="draft model has 8 positions"):
-        search(gpt(), [([], [1, 2])], DecodeConfig(max_new_tokens=20), draft=DraftModel(gpt(positions=8)))
+        search(gpt(), [([], [1, 2])], GenerationConfig(max_new_tokens=20), draft=DraftModel(gpt(positions=8)))

@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.config import DecodeConfig, ModelConfig
+from clearhead.config import GenerationConfig, ModelConfig
 from clearhead.inference import Step
 from clearhead.inference import beam_search as beam_module
-from clearhead.model import Cache
+from clearhead.model import KVCache
 from clearhead.model import cache as cache_module
 from tests.inference.peers import marian, random_rows
 from tests.inference.random_writers import FEW, rows_for, same, sharpened, writers
@@ -41,7 +41,7 @@ def test_padding_leaves_no_trace_in_a_cache_that_has_grown(config: ModelConfig) 
     for first in (1, 64):
         with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
             patch.setattr(cache_module, "FIRST_SLOTS", first)
-            cache = Cache(config, rows=2, capacity=30)
+            cache = KVCache(config, rows=2, capacity=30)
             network(ids[:, :3], cache=cache)
             network(ids[:, 3:8], torch.tensor([5, 1]), cache=cache)
             found.append(network(ids[:, 8:], cache=cache))
@@ -71,7 +71,7 @@ def test_what_was_rewound_leaves_no_trace(config: ModelConfig, seed: int, keep: 
 def test_a_decided_row_that_stays_takes_nothing_more(early: str) -> None:
     pair, found = marian(), []
     rows = random_rows(24)
-    config = DecodeConfig(max_new_tokens=16, beam=3, n_best=3, early_stop=early, length_penalty=2.0)
+    config = GenerationConfig(max_new_tokens=16, beam=3, n_best=3, early_stopping=early, length_penalty=2.0)
     for worth in (1.0, 0.0):  # leave at once, stay to the last
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(beam_module, "WORTH_DROPPING", worth)
@@ -82,11 +82,11 @@ def test_a_decided_row_that_stays_takes_nothing_more(early: str) -> None:
 @FEW
 @given(writers, st.integers(0, 99), st.integers(0, 3), st.integers(0, 4), st.integers(0, 3))
 def test_rows_that_join_and_leave_read_on_as_alone(
-    config: ModelConfig, seed: int, ahead: int, first: int, second: int
+    config: ModelConfig, seed: int, num_draft_tokens: int, first: int, second: int
 ) -> None:
     """Two batches, one some tokens ahead, become one; two rows leave; the rest say what each says by itself."""
     network, rows = sharpened(config), rows_for(config, seed, count=6)
-    reading = torch.randint(23, (6, ahead + 3))
+    reading = torch.randint(23, (6, num_draft_tokens + 3))
     order = list(range(6))
 
     def started(places: list[int]) -> Step:
@@ -97,21 +97,21 @@ def test_rows_that_join_and_leave_read_on_as_alone(
 
     with torch.inference_mode():
         step, late = started([0, 1, 2, 3]), started([4, 5])
-        for column in range(ahead):
+        for column in range(num_draft_tokens):
             step.next(reading[:4, column, None])
         step.join(late, 30)
-        scores = [step.next(reading[:, ahead, None])]
+        scores = [step.next(reading[:, num_draft_tokens, None])]
         for place in (first, second):
             step.drop(place)
             order[place] = order[-1]
             order.pop()
-        read = [len(rows[row][1]) + 1 + ahead * (row < 4) for row in order]
+        read = [len(rows[row][1]) + 1 + num_draft_tokens * (row < 4) for row in order]
         step.rewind(read)
-        scores += [step.next(reading[order, ahead + column, None]) for column in (1, 2)]
+        scores += [step.next(reading[order, num_draft_tokens + column, None]) for column in (1, 2)]
         for place, row in enumerate(order):
             alone = started([row])
-            for column in range(ahead if row < 4 else 0):
+            for column in range(num_draft_tokens if row < 4 else 0):
                 alone.next(reading[row, None, column, None])
-            expected = [alone.next(reading[row, None, ahead + column, None])[0] for column in range(3)]
+            expected = [alone.next(reading[row, None, num_draft_tokens + column, None])[0] for column in range(3)]
             found = [scores[0][row], scores[1][place], scores[2][place]]
             torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=1e-9, rtol=0)

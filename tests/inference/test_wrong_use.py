@@ -10,25 +10,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.config import DecodeConfig, ModelConfig, preset
+from clearhead.config import GenerationConfig, ModelConfig, preset
 from clearhead.errors import ConfigError, UserError
-from clearhead.inference import Stops, generate, stream, translate
-from clearhead.inference.batches import MOST, batches, go_on, in_batches
+from clearhead.inference import StopStrings, generate, stream, translate
+from clearhead.inference.batches import MOST, batches, in_batches, raise_if_cancelled
 from clearhead.inference.generate import ROWS, rows_that_fit
-from clearhead.model import Cache, Tree, build
+from clearhead.model import KVCache, TreeCache, build
 from clearhead.text import train
 
-CONFIG = DecodeConfig(max_new_tokens=4)
+CONFIG = GenerationConfig(max_new_tokens=4)
 
 
 def gpt() -> Any:
-    config = ModelConfig(family="decoder", decoder_layers=1, width=8, heads=2, vocab_size=12, max_positions=8)
+    config = ModelConfig(family="decoder", decoder_layers=1, dim=8, heads=2, vocab_size=12, max_positions=8)
     return build(config).eval()
 
 
 def translator() -> Any:
     layers = {"encoder_layers": 1, "decoder_layers": 1}
-    return build(ModelConfig(family="encoder-decoder", width=8, heads=2, vocab_size=12, **layers)).eval()
+    return build(ModelConfig(family="encoder-decoder", dim=8, heads=2, vocab_size=12, **layers)).eval()
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def translator() -> Any:
         ([[1]], {"end": 12}, "end: token 12 is outside"),
         ([[1]], {"seeds": [1, 2]}, "1 prompts, but 2 seeds"),
         ([[1]], {"seeds": [1 << 63]}, "a seed is a whole number of 64 bits"),
-        ([[1]], {"config": DecodeConfig(banned=((3, 99),))}, "banned: token 99"),
-        ([[1]], {"config": DecodeConfig(forced=((99,),))}, "forced: token 99"),
+        ([[1]], {"config": GenerationConfig(banned_ids=((3, 99),))}, "banned: token 99"),
+        ([[1]], {"config": GenerationConfig(forced_ids=((99,),))}, "forced: token 99"),
     ],
 )
 def test_wrong_prompts_and_options_are_refused(prompts: Any, options: dict[str, Any], says: str) -> None:
@@ -66,11 +66,11 @@ def test_prefixes_are_one_for_each_source() -> None:
 
 
 def test_beams_take_neither_stops_nor_streams() -> None:
-    stops = Stops(["x"], train(["some text"], "char", 20))
+    stops = StopStrings(["x"], train(["some text"], "char", 20))
     with pytest.raises(UserError, match="beam=1"):
-        generate(gpt(), [[1]], DecodeConfig(beam=2), end=0, stops=stops)
+        generate(gpt(), [[1]], GenerationConfig(beam=2), end=0, stops=stops)
     with pytest.raises(UserError, match="beam=1"):
-        stream(gpt(), [1], DecodeConfig(beam=2), end=0)
+        stream(gpt(), [1], GenerationConfig(beam=2), end=0)
 
 
 @pytest.mark.parametrize(
@@ -91,17 +91,17 @@ def test_beams_take_neither_stops_nor_streams() -> None:
         ({"forced": [[1]], "banned": [[1]]}, "is banned too"),
         ({"banned": [[]]}, "banned.0: empty"),
         ({"banned": [[1 << 24]]}, "use less than"),
-        ({"early_stop": "always"}, "use full, likely or never"),
+        ({"early_stopping": "always"}, "use full, likely or never"),
     ],
 )
 def test_settings_that_cannot_be_are_one_line(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
-        DecodeConfig.build(settings, where="recipe.yaml")
+        GenerationConfig.build(settings, where="recipe.yaml")
     assert str(caught.value).startswith("recipe.yaml: ")
 
 
 def test_words_come_as_lists_from_files() -> None:
-    assert DecodeConfig.build({"banned": [[1, 2], [3]]}).banned == ((1, 2), (3,))
+    assert GenerationConfig.build({"banned": [[1, 2], [3]]}).banned_ids == ((1, 2), (3,))
 
 
 @given(st.lists(st.integers(1, 30), max_size=40), st.integers(1, 100), st.integers(1, 9))
@@ -140,11 +140,11 @@ def test_without_a_number_there_is_a_worker_for_each_thread_and_batch_up_to_two(
 def test_a_batch_has_as_many_rows_as_fit_into_the_cache_but_no_more_than_are_of_use() -> None:
     network = preset("transformer-base", ["vocab_size=100", "max_positions=512"])
     token = 6 * 2 * 512 * 4  # layers, keys and values, width, bytes
-    config = DecodeConfig(beam=4, max_new_tokens=100)
+    config = GenerationConfig(beam=4, max_new_tokens=100)
     assert rows_that_fit(network, config, 20, 420 * token * 7) == 7
     assert rows_that_fit(network, config, 20, 1) == 1
     assert rows_that_fit(network, config, 20, 1 << 60) == ROWS
-    endless = DecodeConfig(max_new_tokens=1 << 20)
+    endless = GenerationConfig(max_new_tokens=1 << 20)
     assert rows_that_fit(network, endless, 8, 520 * token * 3) == 3, "no text is longer than the model's positions"
 
 
@@ -167,7 +167,7 @@ def test_workers_leave_with_the_one_who_waits_for_them() -> None:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         try:
             while True:
-                go_on()
+                raise_if_cancelled()
                 time.sleep(0.01)
         finally:
             left.append(batch)
@@ -181,10 +181,10 @@ def test_workers_leave_with_the_one_who_waits_for_them() -> None:
 
 def test_a_tree_takes_one_token_a_branch_for_as_many_steps_as_said() -> None:
     network = gpt()
-    cache = Cache(network.config, rows=2, capacity=8)
+    cache = KVCache(network.config, rows=2, capacity=8)
     with torch.no_grad():
         network(torch.tensor([[1, 2], [3, 4]]), cache=cache)
-        tree = Tree(cache, branches=3, steps=2)
+        tree = TreeCache(cache, branches=3, steps=2)
         with pytest.raises(ValueError, match="one token a branch"):
             network(torch.tensor([[1], [2]]), cache=tree)
         for _ in range(2):

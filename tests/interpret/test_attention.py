@@ -3,14 +3,14 @@
 import torch
 
 from clearhead.config import preset
-from clearhead.interpret import watch
-from clearhead.model import Cache, build
-from clearhead.ops.linear.quantized import quantise
+from clearhead.interpret import capture_attention
+from clearhead.model import KVCache, build
+from clearhead.ops.linear.quantized import quantize_module
 
 
 def test_weights_are_a_distribution_over_what_may_be_seen() -> None:
     network = build(preset("tiny-gpt")).eval()
-    with torch.no_grad(), watch(network) as looks:
+    with torch.no_grad(), capture_attention(network) as looks:
         network(torch.randint(4000, (2, 6)))
     weights = looks["decoder.layers.1.attention"].weights
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 6))
@@ -20,8 +20,8 @@ def test_weights_are_a_distribution_over_what_may_be_seen() -> None:
 
 def test_a_cached_step_looks_as_the_whole_pass_does() -> None:
     network, ids = build(preset("tiny-llama")).eval(), torch.randint(4000, (2, 6))
-    cache = Cache(network.config, rows=2, capacity=6)
-    with torch.no_grad(), watch(network) as looks:
+    cache = KVCache(network.config, rows=2, capacity=6)
+    with torch.no_grad(), capture_attention(network) as looks:
         network(ids)
         whole = looks["decoder.layers.1.attention"]
         network(ids[:, :5], cache=cache)
@@ -34,8 +34,8 @@ def test_a_cached_step_looks_as_the_whole_pass_does() -> None:
 def test_a_translator_shows_where_it_looks_in_the_source() -> None:
     network = build(preset("tiny-translator")).eval()
     source, target = torch.randint(4000, (1, 7)), torch.randint(4000, (1, 3))
-    cache = Cache(network.config, rows=1, capacity=3)
-    with torch.no_grad(), watch(network) as looks:
+    cache = KVCache(network.config, rows=1, capacity=3)
+    with torch.no_grad(), capture_attention(network) as looks:
         network(source, target)
         whole = looks["decoder.layers.0.cross_attention"]
         network.decode(target, network.encode(source), cache=cache)
@@ -47,7 +47,7 @@ def test_a_translator_shows_where_it_looks_in_the_source() -> None:
 def test_watching_changes_nothing_and_leaves_nothing_behind() -> None:
     network, ids = build(preset("tiny-gpt")).eval(), torch.randint(4000, (1, 5))
     before = network(ids)
-    with watch(network) as looks:
+    with capture_attention(network) as looks:
         assert torch.equal(network(ids), before)
     seen = dict(looks)
     network(ids)
@@ -55,9 +55,9 @@ def test_watching_changes_nothing_and_leaves_nothing_behind() -> None:
     assert not any(module._forward_hooks for module in network.modules())
 
 
-def test_updates_of_a_quantised_layer_are_close_to_its_output() -> None:
-    network = quantise(build(preset("tiny-gpt")).eval())
-    with torch.no_grad(), watch(network) as looks:
+def test_updates_of_a_quantized_layer_are_close_to_its_output() -> None:
+    network = quantize_module(build(preset("tiny-gpt")).eval())
+    with torch.no_grad(), capture_attention(network) as looks:
         network(torch.randint(4000, (1, 5)))
     look = looks["decoder.layers.0.attention"]
     total = look.updates.sum(1) + look.bias
@@ -69,7 +69,7 @@ def test_each_head_has_its_own_look_and_nothing_is_watched_afterwards() -> None:
     layer = network.decoder.layers[0].attention
     with torch.no_grad():
         layer.output.weight[:, :32] = 0  # what the first head would write
-    with watch(network) as looks:
+    with capture_attention(network) as looks:
         network(ids)
     look = looks["decoder.layers.0.attention"]
     assert look.updates[:, 0].abs().max() == 0

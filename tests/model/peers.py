@@ -39,7 +39,7 @@ TORCH: Table = {
     "*.norm.*": "transformer.*.norm.*",  # pre-norm only
     "*.embedding.tokens.weight": "tokens.*.weight",
     "*.embedding.positions.weight": "positions.*.weight",
-    "heads.words.scores.*": "output.*",
+    "heads.lm_head.proj.*": "output.*",
 }
 
 
@@ -47,25 +47,25 @@ class TorchTranslator(nn.Module):
     """torch.nn.Transformer between learned embeddings and an output layer; post-norm without the closing norms."""
 
     def __init__(
-        self, width: int, heads: int, layers: int, vocabulary: int, positions: int, activation: str, pre_norm: bool
+        self, dim: int, heads: int, layers: int, vocabulary: int, positions: int, activation: str, pre_norm: bool
     ):
         super().__init__()
-        settings: dict[str, Any] = {"dim_feedforward": 3 * width, "dropout": 0.0, "batch_first": True}
+        settings: dict[str, Any] = {"dim_feedforward": 3 * dim, "dropout": 0.0, "batch_first": True}
         settings |= {"activation": activation, "norm_first": pre_norm}
         # nn.Transformer by itself puts a norm behind both stacks always; post-norm layers end with one already.
-        closing = [nn.LayerNorm(width) if pre_norm else None for _ in range(2)]
-        encoder_layer = nn.TransformerEncoderLayer(width, heads, **settings)
-        decoder_layer = nn.TransformerDecoderLayer(width, heads, **settings)
+        closing = [nn.LayerNorm(dim) if pre_norm else None for _ in range(2)]
+        encoder_layer = nn.TransformerEncoderLayer(dim, heads, **settings)
+        decoder_layer = nn.TransformerDecoderLayer(dim, heads, **settings)
         self.transformer = nn.Transformer(
-            width,
+            dim,
             heads,
             custom_encoder=nn.TransformerEncoder(encoder_layer, layers, closing[0], enable_nested_tensor=False),
             custom_decoder=nn.TransformerDecoder(decoder_layer, layers, closing[1]),
             batch_first=True,
         )
-        self.tokens = nn.ModuleDict({stack: nn.Embedding(vocabulary, width) for stack in ("encoder", "decoder")})
-        self.positions = nn.ModuleDict({stack: nn.Embedding(positions, width) for stack in ("encoder", "decoder")})
-        self.output = nn.Linear(width, vocabulary)
+        self.tokens = nn.ModuleDict({stack: nn.Embedding(vocabulary, dim) for stack in ("encoder", "decoder")})
+        self.positions = nn.ModuleDict({stack: nn.Embedding(positions, dim) for stack in ("encoder", "decoder")})
+        self.output = nn.Linear(dim, vocabulary)
 
     def forward(self, source: Tensor, target: Tensor, source_padding: Tensor, target_padding: Tensor) -> Tensor:
         """Ids (B, S) and (B, T), padding True where a token is none, to scores (B, T, V)."""
@@ -90,9 +90,9 @@ def from_torch(peer: TorchTranslator) -> tuple[ModelConfig, Table]:
         family="encoder-decoder",
         encoder_layers=peer.transformer.encoder.num_layers,
         decoder_layers=peer.transformer.decoder.num_layers,
-        width=tokens.embedding_dim,
+        dim=tokens.embedding_dim,
         heads=layer.self_attn.num_heads,
-        ff_width=layer.linear1.out_features,
+        ff_dim=layer.linear1.out_features,
         activation=layer.activation.__name__,
         norm_position="pre" if layer.norm_first else "post",
         norm_eps=layer.norm1.eps,

@@ -5,8 +5,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.config import preset, preset_names
-from clearhead.model import Cache, Mask, Pattern, backend, build
-from clearhead.model.cost import flops_per_token, keys_seen, measure, parameters
+from clearhead.model import KVCache, Mask, Pattern, attention_backend, build
+from clearhead.model.cost import count_parameters, flops_per_token, keys_seen, model_cost
 
 PUBLISHED = {
     "transformer-base": 63_082_496,
@@ -32,7 +32,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_presets_have_the_published_number_of_parameters(name: str) -> None:
-    assert measure(preset(name)).parameters == PUBLISHED[name]
+    assert model_cost(preset(name)).parameters == PUBLISHED[name]
 
 
 def test_every_preset_is_published_or_tiny() -> None:
@@ -43,7 +43,7 @@ def test_every_preset_is_published_or_tiny() -> None:
 def test_flops_are_those_that_torch_counts(name: str) -> None:
     network, tokens = build(preset(name)).eval(), 16
     ids = torch.zeros(1, tokens, dtype=torch.long)
-    with FlopCounterMode(display=False) as counter, backend("reference"):
+    with FlopCounterMode(display=False) as counter, attention_backend("reference"):
         network(*((ids, ids) if name == "tiny-translator" else (ids,)))
     assert flops_per_token(network, tokens) * tokens == counter.get_total_flops()
 
@@ -58,16 +58,16 @@ def test_keys_seen_are_those_of_the_last_row_of_the_mask(pattern: Pattern) -> No
 
 def test_cache_bytes_are_those_of_a_cache() -> None:
     config = preset("tiny-llama")
-    cache = Cache(config, rows=1, capacity=100)
+    cache = KVCache(config, rows=1, capacity=100)
     build(config).bfloat16()(torch.zeros(1, 100, dtype=torch.long), cache=cache)
     held = sum(layer.keys[:, :, :100].nbytes + layer.values[:, :, :100].nbytes for layer in cache.layers)
-    assert measure(config, context=100, dtype=torch.bfloat16).cache_bytes == held
+    assert model_cost(config, context=100, dtype=torch.bfloat16).cache_bytes == held
     network = build(config)
-    assert measure(config).weight_bytes == 4 * parameters(network)
+    assert model_cost(config).weight_bytes == 4 * count_parameters(network)
 
 
 def test_a_translator_caches_its_source_too_and_no_context_is_longer_than_the_positions() -> None:
-    cost = measure(preset("tiny-translator"), context=10_000, dtype=torch.bfloat16)  # max_positions is 256
+    cost = model_cost(preset("tiny-translator"), context=10_000, dtype=torch.bfloat16)  # max_positions is 256
     # keys and values, of target and source, in two layers
     assert cost.cache_bytes == 2 * 2 * 2 * 128 * 256 * torch.bfloat16.itemsize
     assert cost.training_bytes == 16 * cost.parameters
@@ -75,7 +75,7 @@ def test_a_translator_caches_its_source_too_and_no_context_is_longer_than_the_po
 
 def test_flops_leave_out_what_a_pattern_hides_and_what_runs_once_a_row() -> None:
     def flops(*changes: str) -> int:
-        return measure(preset("tiny-gpt", changes), context=16).flops_per_token
+        return model_cost(preset("tiny-gpt", changes), context=16).flops_per_token
 
     assert flops() - flops("attention=window", "window=5") == 4 * 128 * 2 * (16 - 5)
     assert flops("outputs=classes", "labels=3") == flops("outputs=[]")

@@ -7,7 +7,7 @@ from torch import nn
 from clearhead.config import ModelConfig
 from clearhead.model import Mask, build
 from clearhead.model.attention import Attention
-from clearhead.ops.attention.dispatch import weights_of
+from clearhead.ops.attention.dispatch import attention_with_weights
 from tests.model.peers import TORCH_ATTENTION, TorchTranslator, assert_same, copy, disturb, from_torch
 
 MODES = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
@@ -20,32 +20,32 @@ MODES = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"]
 def test_attention_gives_what_multihead_attention_gives(
     cross: bool, padded: bool, causal: bool, training: bool
 ) -> None:
-    width, heads, queries = 32, 4, 11
+    dim, heads, queries = 32, 4, 11
     keys = 13 if cross else queries
-    peer = nn.MultiheadAttention(width, heads, batch_first=True).train(training)
+    peer = nn.MultiheadAttention(dim, heads, batch_first=True).train(training)
     disturb(peer, 0.2)
-    config = ModelConfig(family="decoder", decoder_layers=1, width=width, heads=heads, vocab_size=1)
+    config = ModelConfig(family="decoder", decoder_layers=1, dim=dim, heads=heads, vocab_size=1)
     ours = Attention(config, cross=cross).train(training)
     copy(ours, peer, TORCH_ATTENTION)
 
     lengths = torch.tensor([keys, 7, 1]) if padded else torch.full((3,), keys)
     real = torch.arange(queries) < (torch.full((3,), queries) if cross else lengths)[:, None]
     mask = Mask(causal=causal, lengths=lengths if padded else None)
-    x = torch.randn(3, queries, width, requires_grad=True)
+    x = torch.randn(3, queries, dim, requires_grad=True)
     y = x.detach().clone().requires_grad_()  # the same numbers with a gradient of their own
-    memory = torch.randn(3, keys, width) if cross else None
+    encoder_output = torch.randn(3, keys, dim) if cross else None
     theirs, expected_weights = peer(
         y,
-        memory if cross else y,
-        memory if cross else y,
+        encoder_output if cross else y,
+        encoder_output if cross else y,
         key_padding_mask=torch.arange(keys) >= lengths[:, None] if padded else None,
         attn_mask=torch.ones(queries, keys, dtype=torch.bool).triu(1) if causal else None,
         average_attn_weights=False,
     )
-    assert_same(ours, peer, TORCH_ATTENTION, ours(x, mask, memory)[real], theirs[real])
+    assert_same(ours, peer, TORCH_ATTENTION, ours(x, mask, encoder_output)[real], theirs[real])
     torch.testing.assert_close(x.grad, y.grad, atol=1e-4 * y.grad.abs().max().item(), rtol=0)
 
-    _, weights = weights_of(ours.queries(x), *ours.keys_and_values(memory if cross else x), mask)
+    _, weights = attention_with_weights(ours.project_q(x), *ours.project_kv(encoder_output if cross else x), mask)
     weights, expected_weights = (of.transpose(1, 2)[real] for of in (weights, expected_weights))  # (N, H, S)
     torch.testing.assert_close(weights, expected_weights, atol=1e-5, rtol=0)
 

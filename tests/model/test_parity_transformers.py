@@ -87,7 +87,7 @@ def test_bert_gives_the_same_words_and_next_sentence(training: bool) -> None:
     ids, segments, lengths = torch.randint(97, (3, 17)), torch.randint(2, (3, 17)), torch.tensor([17, 8, 1])
     real = torch.arange(17) < lengths[:, None]
     hidden = network.encode(ids, lengths, segments=segments)
-    words, next_sentence = network.words(hidden), network.heads.next_sentence(network.heads.pool(hidden, lengths))
+    words, next_sentence = network.logits(hidden), network.heads.next_sentence(network.heads.pool(hidden, lengths))
     theirs = peer(input_ids=ids, attention_mask=real.long(), token_type_ids=segments)
     assert theirs.seq_relationship_logits.std() > 0.1
     assert_same(

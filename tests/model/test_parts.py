@@ -10,24 +10,24 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.config import ModelConfig, RopeScaling, preset
-from clearhead.model import Cache, Documents, Mask, build
-from clearhead.model.cost import parameters
+from clearhead.model import Documents, KVCache, Mask, build
+from clearhead.model.cost import count_parameters
 from clearhead.model.feedforward import ACTIVATIONS
 from clearhead.model.norms import BatchNorm
-from clearhead.model.positions import rotate, rotations, sinusoids, stretched
+from clearhead.model.positions import apply_rope, rope_cos_sin, scale_rope_frequencies, sinusoidal_positions
 
 
 def test_sinusoids_are_the_papers_formula() -> None:
     """Section 3.5, written out once more in float64 with a loop."""
-    width, positions = 6, torch.tensor([[0, 1, 7, 500]])
-    found, halves = sinusoids(positions, width), sinusoids(positions, width, "halves")
+    dim, positions = 6, torch.tensor([[0, 1, 7, 500]])
+    found, halves = sinusoidal_positions(positions, dim), sinusoidal_positions(positions, dim, "halves")
     for place, p in enumerate(positions[0].tolist()):
-        for i in range(width // 2):
-            angle = p / 10_000 ** (2 * i / width)
+        for i in range(dim // 2):
+            angle = p / 10_000 ** (2 * i / dim)
             assert found[0, place, 2 * i].item() == pytest.approx(math.sin(angle), abs=5e-5)
             assert found[0, place, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=5e-5)
             assert halves[0, place, i].item() == found[0, place, 2 * i].item()
-            assert halves[0, place, width // 2 + i].item() == found[0, place, 2 * i + 1].item()
+            assert halves[0, place, dim // 2 + i].item() == found[0, place, 2 * i + 1].item()
 
 
 def test_rotated_products_depend_on_distance_alone() -> None:
@@ -35,7 +35,9 @@ def test_rotated_products_depend_on_distance_alone() -> None:
     q, k = torch.randn(1, 1, 1, 32), torch.randn(1, 1, 1, 32)
 
     def product(i: int, j: int) -> float:
-        turned = [rotate(x, rotations(config, torch.tensor([[place]]))).double() for x, place in ((q, i), (k, j))]
+        turned = [
+            apply_rope(x, rope_cos_sin(config, torch.tensor([[place]]))).double() for x, place in ((q, i), (k, j))
+        ]
         return float((turned[0] * turned[1]).sum())
 
     assert product(5, 2) == pytest.approx(product(105, 102), abs=1e-4)
@@ -46,7 +48,7 @@ def test_rotated_products_depend_on_distance_alone() -> None:
 def test_llama3_scaling_keeps_fast_turns_and_slows_slow_ones() -> None:
     scaling = RopeScaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_positions=8192)
     wavelengths = torch.tensor([100.0, 2047.0, 4096.0, 8193.0, 100_000.0])
-    ratio = stretched(2 * math.pi / wavelengths, scaling) / (2 * math.pi / wavelengths)
+    ratio = scale_rope_frequencies(2 * math.pi / wavelengths, scaling) / (2 * math.pi / wavelengths)
     between = (8192 / 4096 - 1) / 3  # smoothing factor of Llama 3's own formula
     expected = torch.tensor([1.0, 1.0, between + (1 - between) / 8, 1 / 8, 1 / 8])
     torch.testing.assert_close(ratio, expected, rtol=1e-3, atol=1e-3)
@@ -91,14 +93,14 @@ def test_feed_forward_is_its_formula(activation: str, function: object) -> None:
 
 def test_gelu_that_learns_is_the_one_that_reads_and_so_is_its_gradient() -> None:
     x = torch.cat([torch.linspace(-30, 30, 4001), torch.tensor([0.0, -0.0, 1e-30, -1e4, 1e4])])
-    learnt, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-    out, expected = ACTIVATIONS["gelu_tanh"](learnt), F.gelu(exact, approximate="tanh")
-    assert "GeluBySigmoid" in type(out.grad_fn).__name__
+    learned, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    out, expected = ACTIVATIONS["gelu_tanh"](learned), F.gelu(exact, approximate="tanh")
+    assert "SigmoidGelu" in type(out.grad_fn).__name__
     grad = torch.randn_like(x)
     out.backward(grad)
     expected.backward(grad.double())
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(learnt.grad.double(), exact.grad, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(learned.grad.double(), exact.grad, rtol=1e-5, atol=1e-5)
     with torch.no_grad():
         torch.testing.assert_close(ACTIVATIONS["gelu_tanh"](x), out)
 
@@ -125,7 +127,7 @@ def test_tying_leaves_one_two_or_three_matrices(tie: str, matrices: int) -> None
     three = (
         network.encoder.embedding.tokens.weight,
         network.decoder.embedding.tokens.weight,
-        network.heads.words.scores.weight,
+        network.heads.lm_head.proj.weight,
     )
     assert len({weight.data_ptr() for weight in three}) == matrices
     if tie == "output":
@@ -142,7 +144,7 @@ def test_the_embedding_is_scaled_by_the_root_of_the_width() -> None:
     on, off = (build(preset("tiny-translator", [f"scale_embedding={flag}", "dropout=0"])) for flag in ("true", "false"))
     off.load_state_dict(on.state_dict())
     ids, place = torch.tensor([[3]]), torch.tensor([[0]])
-    added = sinusoids(place, 128)
+    added = sinusoidal_positions(place, 128)
     scaled, plain = (network.encoder.embedding(ids, place) - added for network in (on, off))
     torch.testing.assert_close(scaled, plain * math.sqrt(128))
 
@@ -171,7 +173,7 @@ def test_segments_and_heads_of_an_encoder() -> None:
     torch.testing.assert_close(hidden, network.encode(ids, lengths))
     assert not torch.allclose(hidden, network.encode(ids, lengths, segments=second))
     heads, pooled = network.heads, network.heads.pool(hidden)
-    assert network.words(hidden).shape == (2, 7, 4000)
+    assert network.logits(hidden).shape == (2, 7, 4000)
     assert heads.next_sentence(pooled).shape == (2, 2)
     assert heads.classes(pooled).shape == (2, 5)
     assert heads.tags(hidden).shape == (2, 7, 5)
@@ -197,8 +199,8 @@ def test_too_long_a_sequence_is_refused_before_anything_is_computed() -> None:
     with pytest.raises(ValueError, match="9 tokens is longer than max_positions 8"):
         network(torch.zeros(1, 9, dtype=torch.long))
     with pytest.raises(ValueError, match="longer than max_positions"):
-        Cache(network.config, rows=1, capacity=9)
-    cache = Cache(network.config, rows=1, capacity=4)
+        KVCache(network.config, rows=1, capacity=9)
+    cache = KVCache(network.config, rows=1, capacity=4)
     network(torch.zeros(1, 3, dtype=torch.long), cache=cache)
     with pytest.raises(ValueError, match="holds 4 tokens a row, 5 are needed"):
         network(torch.zeros(1, 2, dtype=torch.long), cache=cache)
@@ -232,8 +234,8 @@ def test_weights_begin_as_each_family_publishes(name: str, part: str, deviation:
 
 @pytest.mark.parametrize(("pooler", "deviation"), [(True, 64**-0.5), (False, 0.02 * 0.8796)])
 def test_classes_behind_a_pooler_begin_wide_enough_to_learn_through(pooler: bool, deviation: float) -> None:
-    network = build(preset("tiny-encoder", [f"pooler={pooler}", "width=64", "outputs=classes", "labels=500"]))
-    assert network.heads.classes.scores.weight.std().item() == pytest.approx(deviation, rel=0.03)
+    network = build(preset("tiny-encoder", [f"pooler={pooler}", "dim=64", "outputs=classes", "labels=500"]))
+    assert network.heads.classes.proj.weight.std().item() == pytest.approx(deviation, rel=0.03)
 
 
 def test_the_same_seed_builds_the_same_weights() -> None:
@@ -250,7 +252,7 @@ def test_a_meta_network_can_be_filled_later() -> None:
         config: ModelConfig = preset(name)
         full, empty = build(config).eval(), build(config, "meta").eval()
         empty.load_state_dict(full.state_dict(), assign=True)
-        assert parameters(empty) == parameters(full), "what was tied is tied"
+        assert count_parameters(empty) == count_parameters(full), "what was tied is tied"
         ids = torch.randint(4000, (1, 5))
         inputs = (ids, ids) if config.family == "encoder-decoder" else (ids,)
         assert torch.equal(full(*inputs), empty(*inputs))
@@ -259,12 +261,12 @@ def test_a_meta_network_can_be_filled_later() -> None:
 def test_what_is_tied_stays_tied_when_it_is_moved_copied_or_loaded() -> None:
     for name in ("tiny-translator", "tiny-gpt"):
         config = preset(name)
-        count = parameters(build(config))
+        count = count_parameters(build(config))
         moved = build(config, "meta").to_empty(device="cpu")
-        assert parameters(moved) == count
-        assert parameters(copy.deepcopy(moved).double()) == count
+        assert count_parameters(moved) == count
+        assert count_parameters(copy.deepcopy(moved).double()) == count
         moved.load_state_dict({key: tensor.clone() for key, tensor in build(config).state_dict().items()}, assign=True)
-        assert parameters(moved) == count
+        assert count_parameters(moved) == count
 
 
 def test_batch_norm_sums_in_fp32_and_learns_nothing_from_padding() -> None:
@@ -309,16 +311,16 @@ def test_attention_dropout_acts_in_training_alone() -> None:
 
 def test_labels_are_scored_behind_dropout() -> None:
     head = build(preset("tiny-gpt", ["outputs=classes", "labels=3", "dropout=0.999999"])).train().heads.classes
-    torch.testing.assert_close(head(torch.randn(4, 128)), head.scores.bias.expand(4, 3))
+    torch.testing.assert_close(head(torch.randn(4, 128)), head.proj.bias.expand(4, 3))
 
 
 @pytest.mark.parametrize("norm", ["layer", "batch"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_biases_are_everywhere_or_nowhere(bias: bool, norm: str) -> None:
-    changes = ["pooler=false", "outputs=words", "output_bias=false", "activation=swiglu"]
+    changes = ["pooler=false", "outputs=lm", "output_bias=false", "activation=swiglu"]
     network = build(preset("tiny-encoder", [*changes, f"norm={norm}", f"bias={str(bias).lower()}"]))
     parts = [module for module in network.modules() if isinstance(module, nn.Linear | nn.LayerNorm | BatchNorm)]
-    assert {part.bias is not None for part in parts if part is not network.heads.words.scores} == {bias}
+    assert {part.bias is not None for part in parts if part is not network.heads.lm_head.proj} == {bias}
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms", "batch"])
@@ -360,7 +362,7 @@ def test_either_may_pool_the_mean_of_the_real_tokens(name: str) -> None:
 
 def test_a_row_and_each_document_may_fill_max_positions() -> None:
     network = build(preset("tiny-gpt", ["max_positions=8"]))
-    assert network(torch.zeros(1, 8, dtype=torch.long), cache=Cache(network.config, 1, capacity=8)).shape[1] == 8
+    assert network(torch.zeros(1, 8, dtype=torch.long), cache=KVCache(network.config, 1, capacity=8)).shape[1] == 8
     ids = torch.zeros(1, 12, dtype=torch.long)
     assert network(ids[:, :8]).shape[1] == 8
     assert network(ids, documents=Documents.of([8, 4])).shape[1] == 12
@@ -370,7 +372,7 @@ def test_a_row_and_each_document_may_fill_max_positions() -> None:
 
 def test_padding_of_a_step_may_run_past_the_end_of_a_cache() -> None:
     network = build(preset("tiny-gpt", ["max_positions=8"])).eval()
-    cache, texts = Cache(network.config, rows=2, capacity=8), [torch.empty(0, dtype=torch.long)] * 2
+    cache, texts = KVCache(network.config, rows=2, capacity=8), [torch.empty(0, dtype=torch.long)] * 2
     for tokens, counts in ((9, [7, 2]), (6, [1, 6])):  # in the end both rows are full
         ids = torch.randint(4000, (2, tokens))
         out = network(ids, torch.tensor(counts), cache=cache)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.config import ModelConfig
-from clearhead.interpret import watch
-from clearhead.model import Cache, Documents, EncoderDecoder, backend
+from clearhead.interpret import capture_attention
+from clearhead.model import Documents, EncoderDecoder, KVCache, attention_backend
 from tests.strategies import configs, logits, network_of, tokens
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -26,8 +26,8 @@ def test_a_later_token_never_changes_an_earlier_output(config: ModelConfig, leng
 
 @given(configs(), st.lists(st.integers(1, 12), min_size=2, max_size=4), st.integers(0, 3))
 def test_padding_and_batch_mates_never_change_a_row(config: ModelConfig, lengths: list[int], extra: int) -> None:
-    network, longest = network_of(config), max(lengths) + extra
-    ids = tokens(len(lengths), longest)
+    network, max_length = network_of(config), max(lengths) + extra
+    ids = tokens(len(lengths), max_length)
     together = logits(network, ids, lengths=torch.tensor(lengths))
     for row, length in enumerate(lengths):
         alone = logits(network, ids[row : row + 1, :length])
@@ -70,15 +70,17 @@ def test_cached_equals_uncached_token_by_token_and_in_chunks(
 ) -> None:
     network, ids = network_of(config), tokens(3, length)
     whole = logits(network, ids)
-    cache, pieces, at = Cache(config, rows=3, capacity=length), [], 0
-    memory = network.encode(torch.arange(5)[None].expand(3, -1)) if isinstance(network, EncoderDecoder) else None
+    cache, pieces, at = KVCache(config, rows=3, capacity=length), [], 0
+    encoder_output = (
+        network.encode(torch.arange(5)[None].expand(3, -1)) if isinstance(network, EncoderDecoder) else None
+    )
     while at < length:
         step = data.draw(st.integers(1, length - at))
         if isinstance(network, EncoderDecoder):
-            hidden = network.decode(ids[:, at : at + step], memory if at == 0 else None, cache=cache)
+            hidden = network.decode(ids[:, at : at + step], encoder_output if at == 0 else None, cache=cache)
         else:
             hidden = network.decode(ids[:, at : at + step], cache=cache)
-        pieces.append(network.words(hidden))
+        pieces.append(network.logits(hidden))
         at += step
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole, **EXACT)
 
@@ -87,7 +89,7 @@ def test_cached_equals_uncached_token_by_token_and_in_chunks(
 def test_rows_of_a_cache_grow_at_their_own_pace(config: ModelConfig, data: st.DataObject) -> None:
     """Ragged prompts, ragged chunks, and rows reordered, repeated and dropped between the steps."""
     network, rows = network_of(config), 3
-    cache = Cache(config, rows, capacity=20)
+    cache = KVCache(config, rows, capacity=20)
     texts: list[list[int]] = [[] for _ in range(rows)]
     for _ in range(data.draw(st.integers(1, 4))):
         counts = [data.draw(st.integers(0 if text else 1, 5)) for text in texts]
@@ -109,12 +111,12 @@ def test_a_cached_translator_keeps_each_row_with_its_source(config: ModelConfig,
     """Padded sources, and rows reordered, repeated and dropped after the first step."""
     network, source_lengths = network_of(config), [data.draw(st.integers(1, 6)) for _ in range(3)]
     source, target = tokens(3, 6), tokens(3, 5)
-    cache = Cache(config, rows=3, capacity=5)
-    memory = network.encode(source, torch.tensor(source_lengths))
-    network.decode(target[:, :2], memory, cache=cache)
+    cache = KVCache(config, rows=3, capacity=5)
+    encoder_output = network.encode(source, torch.tensor(source_lengths))
+    network.decode(target[:, :2], encoder_output, cache=cache)
     keep = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=5))
     cache.select(torch.tensor(keep))
-    late = network.words(network.decode(target[keep, 2:], None, cache=cache))
+    late = network.logits(network.decode(target[keep, 2:], None, cache=cache))
     for row, kept in enumerate(keep):
         alone = network(source[kept : kept + 1, : source_lengths[kept]], target[kept : kept + 1])
         torch.testing.assert_close(late[row], alone[0, 2:], **EXACT)
@@ -123,7 +125,7 @@ def test_a_cached_translator_keeps_each_row_with_its_source(config: ModelConfig,
 @given(configs(("decoder",)), st.integers(1, 6))
 def test_padding_beyond_the_capacity_of_a_cache_leaves_no_trace(config: ModelConfig, length: int) -> None:
     network, ids = network_of(config), tokens(1, 12)
-    cache = Cache(config, rows=1, capacity=length + 1)
+    cache = KVCache(config, rows=1, capacity=length + 1)
     first = network(ids, torch.tensor([length]), cache=cache)
     second = network(ids[:, length:], torch.tensor([1]), cache=cache)
     whole = network(ids[:, : length + 1])
@@ -134,10 +136,10 @@ def test_padding_beyond_the_capacity_of_a_cache_leaves_no_trace(config: ModelCon
 def test_every_backend_equals_the_reference_in_a_whole_network(config: ModelConfig, lengths: list[int]) -> None:
     network, ids, sizes = network_of(config), tokens(len(lengths), max(lengths)), torch.tensor(lengths)
     real = torch.arange(max(lengths)) < sizes[:, None]
-    with backend("reference"):
+    with attention_backend("reference"):
         expected = logits(network, ids, lengths=sizes)
     for name in (None, "sdpa", "sparse"):
-        with backend(name):
+        with attention_backend(name):
             found = logits(network, ids, lengths=sizes)
         torch.testing.assert_close(found[real], expected[real], **EXACT)
 
@@ -145,7 +147,7 @@ def test_every_backend_equals_the_reference_in_a_whole_network(config: ModelConf
 @given(configs(), st.integers(1, 9))
 def test_the_updates_of_the_heads_sum_to_the_output(config: ModelConfig, length: int) -> None:
     network = network_of(config)
-    with torch.no_grad(), watch(network) as looks:
+    with torch.no_grad(), capture_attention(network) as looks:
         logits(network, tokens(2, length), lengths=torch.tensor([length, max(1, length - 2)]))
     stacks = config.encoder_layers + config.decoder_layers * (2 if config.family == "encoder-decoder" else 1)
     assert len(looks) == stacks
@@ -179,12 +181,12 @@ def test_what_padding_holds_never_changes_a_batch_norm_in_training(config: Model
 @given(configs(DECODERS), st.integers(2, 9))
 def test_a_cached_step_shows_the_looks_of_the_last_query(config: ModelConfig, length: int) -> None:
     network, ids = network_of(config), tokens(2, length)
-    cache = Cache(config, rows=2, capacity=length)
+    cache = KVCache(config, rows=2, capacity=length)
     source = [network.encode(tokens(2, 5))] if isinstance(network, EncoderDecoder) else []
-    with watch(network) as whole:
+    with capture_attention(network) as whole:
         network.decode(ids, *source)
     network.decode(ids[:, :-1], *source, cache=cache)
-    with watch(network) as late:
+    with capture_attention(network) as late:
         network.decode(ids[:, -1:], *([None] if source else []), cache=cache)
     for name, look in late.items():
         torch.testing.assert_close(look.weights, whole[name].weights[:, :, -1:], **EXACT)

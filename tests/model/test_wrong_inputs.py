@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clearhead.config import preset
-from clearhead.model import Cache, Documents, EncoderDecoder, build
+from clearhead.model import Documents, EncoderDecoder, KVCache, build
 
 IDS = torch.randint(4000, (2, 6))
 
@@ -53,14 +53,14 @@ def test_documents_must_fit_the_row() -> None:
 def test_a_cache_fits_its_model_and_its_rows() -> None:
     network = build(preset("tiny-gpt"))
     with pytest.raises(ValueError, match="the cache has 3 rows, ids have 2"):
-        network(IDS, cache=Cache(network.config, rows=3, capacity=9))
+        network(IDS, cache=KVCache(network.config, rows=3, capacity=9))
     with pytest.raises(ValueError, match="another config"):
-        network(IDS, cache=Cache(preset("tiny-gpt", ["decoder_layers=3"]), rows=2, capacity=9))
+        network(IDS, cache=KVCache(preset("tiny-gpt", ["decoder_layers=3"]), rows=2, capacity=9))
 
 
 def test_a_cache_takes_dtype_and_device_from_the_model() -> None:
     network = build(preset("tiny-llama")).bfloat16().eval()
-    cache = Cache(network.config, rows=2, capacity=6)
+    cache = KVCache(network.config, rows=2, capacity=6)
     with torch.no_grad():
         whole = network(IDS)
         network(IDS[:, :5], cache=cache)
@@ -71,7 +71,7 @@ def test_a_cache_takes_dtype_and_device_from_the_model() -> None:
 
 def test_a_length_beyond_the_step_counts_as_the_whole_step() -> None:
     network, ids = build(preset("tiny-gpt")).eval(), torch.randint(4000, (1, 4))
-    caches = [Cache(network.config, rows=1, capacity=9) for _ in range(2)]
+    caches = [KVCache(network.config, rows=1, capacity=9) for _ in range(2)]
     with torch.no_grad():
         network(ids[:, :3], torch.tensor([5]), cache=caches[0])
         network(ids[:, :3], cache=caches[1])
@@ -81,28 +81,28 @@ def test_a_length_beyond_the_step_counts_as_the_whole_step() -> None:
 
 def test_an_empty_cache_of_no_rows_is_still_a_cache() -> None:
     network = build(preset("tiny-gpt"))
-    cache = Cache(network.config, rows=0, capacity=9)
+    cache = KVCache(network.config, rows=0, capacity=9)
     assert network(IDS[:0], cache=cache).shape == (0, 6, 4000)
-    assert cache.longest == 6
+    assert cache.max_length == 6
 
 
 def test_source_and_target_belong_together(translator: EncoderDecoder) -> None:
-    memory = translator.encode(IDS)
+    encoder_output = translator.encode(IDS)
     with pytest.raises(ValueError, match="2 rows of source, but 1 of target"):
         translator(IDS, IDS[:1])
     with pytest.raises(ValueError, match="needs the encoded source"):
         translator.decode(IDS, None)
     with pytest.raises(ValueError, match="pack source and target both"):
-        translator.decode(IDS[:1], memory, documents=Documents.of([6]))
+        translator.decode(IDS[:1], encoder_output, documents=Documents.of([6]))
     packed = translator.encode(IDS[:1], documents=Documents.of([2, 4]))
     with pytest.raises(ValueError, match="2 source documents, but 1 of the target"):
         translator.decode(IDS[:1], packed, documents=Documents.of([6]))
 
 
 def test_a_cache_serves_one_source(translator: EncoderDecoder) -> None:
-    cache, memory = Cache(translator.config, rows=2, capacity=9), translator.encode(IDS)
-    translator.decode(IDS[:, :1], memory, cache=cache)
-    translator.decode(IDS[:, 1:2], memory, cache=cache)
+    cache, encoder_output = KVCache(translator.config, rows=2, capacity=9), translator.encode(IDS)
+    translator.decode(IDS[:, :1], encoder_output, cache=cache)
+    translator.decode(IDS[:, 1:2], encoder_output, cache=cache)
     translator.decode(IDS[:, 2:3], None, cache=cache)
     with pytest.raises(ValueError, match="belongs to another source"):
         translator.decode(IDS[:, :1], translator.encode(IDS), cache=cache)
@@ -115,7 +115,7 @@ def test_a_preset_may_be_a_path_and_one_change_a_string(tmp_path: Path) -> None:
 
 def test_padding_past_the_last_learned_position_is_no_error() -> None:
     network, ids = build(preset("tiny-gpt", ["max_positions=8"])).eval(), torch.randint(4000, (1, 11))
-    cache = Cache(network.config, rows=1, capacity=8)
+    cache = KVCache(network.config, rows=1, capacity=8)
     with torch.no_grad():
         network(ids[:, :6], cache=cache)
         late = network(ids[:, 6:], torch.tensor([2]), cache=cache)  # two real tokens, three of padding

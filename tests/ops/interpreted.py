@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.config import DecodeConfig, ModelConfig
+from clearhead.config import GenerationConfig, ModelConfig
 from clearhead.inference import generate
 from clearhead.inference import replay as graphs
 from clearhead.inference import static_decoder as joined
 from clearhead.ops.triton import decode_attention as kernel
-from clearhead.ops.triton.decode_attention import kernel_look_back
+from clearhead.ops.triton.decode_attention import triton_decode_attention
 from tests.inference.one_token import check, given
 from tests.inference.random_writers import same, sharpened
 from tests.strategies import VOCABULARY
@@ -55,10 +55,10 @@ def test_any_number_of_queries_may_share_a_key(
     check(given((2, 3, 64, 32), group, [0, 63]))
 
 
-@pytest.mark.parametrize("width", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("dim", [16, 32, 64, 128, 256])
 @pytest.mark.parametrize("rows", [1, 4])
-def test_heads_are_of_any_width_that_is_a_power_of_two(width: int, rows: int) -> None:
-    check(given((rows, 2, 40, width), 2, [33, 0, 39, 17][:rows], torch.bfloat16))
+def test_heads_are_of_any_width_that_is_a_power_of_two(dim: int, rows: int) -> None:
+    check(given((rows, 2, 40, dim), 2, [33, 0, 39, 17][:rows], torch.bfloat16))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -77,7 +77,7 @@ def test_scores_far_apart_and_a_nan_are_what_they_are(monkeypatch: pytest.Monkey
     case.keys.mul_(200)  # softmax is all but a choice, of a slot in any share
     check(case)
     case.values[1, 0, 3, 5] = torch.nan
-    found = kernel_look_back(*case)
+    found = triton_decode_attention(*case)
     assert found[1, :, 5].isnan().all()
     assert found.isnan().sum() == 4
 
@@ -87,14 +87,17 @@ def test_scores_far_apart_and_a_nan_are_what_they_are(monkeypatch: pytest.Monkey
 def test_steps_that_use_it_write_the_texts_of_the_ordinary_path(
     monkeypatch: pytest.MonkeyPatch, position: str, rows: int
 ) -> None:
-    shape = {"decoder_layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "max_positions": 64}
+    shape = {"decoder_layers": 2, "dim": 64, "heads": 4, "kv_heads": 2, "max_positions": 64}
     network = sharpened(ModelConfig(family="decoder", vocab_size=VOCABULARY, position=position, **shape)).float()
-    prompts, settings = [[3, 4, 5], [6], [7, 8], [9, 3, 4, 5]][:rows], DecodeConfig(max_new_tokens=20, scores=True)
+    prompts, settings = (
+        [[3, 4, 5], [6], [7, 8], [9, 3, 4, 5]][:rows],
+        GenerationConfig(max_new_tokens=20, logprobs=True),
+    )
     expected = generate(network, prompts, settings, end=())
     monkeypatch.setattr(graphs, "FIRST_SLOTS", 16)  # so few that texts outgrow them
-    monkeypatch.setattr(joined, "kernels_run", lambda device: True)
-    monkeypatch.setattr(joined, "kernel_works", lambda heads, keys: calls.append(1) is None)
+    monkeypatch.setattr(joined, "triton_works", lambda device: True)
+    monkeypatch.setattr(joined, "kernel_supports", lambda heads, keys: calls.append(1) is None)
     calls: list[int] = []
-    graphs._GRAPHS[network] = graphs.Graphs(network, compiled=False)
+    graphs._GRAPHS[network] = graphs.GraphCache(network, compiled=False)
     assert same(generate(network, prompts, settings, end=()), expected, within=1e-4)
     assert len(calls) == 2 * 19, "all layers, all tokens but the first"

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from clearhead.model import Documents, Mask, Pattern, attend, backend
+from clearhead.model import Documents, Mask, Pattern, attend, attention_backend
 from clearhead.ops.attention import dispatch as backends
-from clearhead.ops.attention.dispatch import choose
+from clearhead.ops.attention.dispatch import choose_backend
 from clearhead.ops.attention.reference import attention
 from clearhead.ops.attention.sdpa import sdpa
 from tests.equality import TOLERANCE, check, inputs
@@ -136,12 +136,12 @@ def test_attention_dropout_drops_weights_and_keeps_the_mean() -> None:
 def test_the_choice_follows_the_mask() -> None:
     q, k, _ = inputs(1, 2, 2, 100, torch.float32)
     documents = Documents.of([60, 40])
-    assert choose(q, k, Mask(causal=True)) == "sdpa"
-    assert choose(q, k, Mask(True, Pattern("window", 9))) == "sparse"
-    assert choose(q, k, Mask(documents=(documents, documents))) == "runs"
+    assert choose_backend(q, k, Mask(causal=True)) == "sdpa"
+    assert choose_backend(q, k, Mask(True, Pattern("window", 9))) == "sparse"
+    assert choose_backend(q, k, Mask(documents=(documents, documents))) == "runs"
     single = Documents.of([1, 2] * 33 + [1])  # as many calls as documents would cost more than padding
-    assert choose(q, k, Mask(documents=(single, single))) == "padded"
-    assert choose(q[:, :, :1], k, Mask(True, Pattern("window", 9), start=torch.tensor([99]))) == "sdpa"
+    assert choose_backend(q, k, Mask(documents=(single, single))) == "padded"
+    assert choose_backend(q[:, :, :1], k, Mask(True, Pattern("window", 9), start=torch.tensor([99]))) == "sdpa"
 
 
 def test_the_log_tells_why_a_faster_backend_was_not_taken(caplog: pytest.LogCaptureFixture) -> None:
@@ -199,8 +199,8 @@ def test_dropout_reaches_whichever_backend_the_mask_chooses(pattern: Pattern, le
 
 
 def test_a_forced_backend_ends_with_its_with() -> None:
-    with backend("reference"):
-        with backend("sdpa"):
+    with attention_backend("reference"):
+        with attention_backend("sdpa"):
             pass
         assert backends._forced == "reference"
     assert backends._forced is None
@@ -245,4 +245,4 @@ def test_few_queries_in_many_heads_equal_the_formula(
     given = torch.zeros(allowed.shape).masked_fill(~allowed, -torch.inf) if kind == "numbers" else allowed
     expected, _ = attention(q, *(x.repeat_interleave(8 // groups, 1) for x in (k, v)), allowed)
     with torch.inference_mode():
-        torch.testing.assert_close(sdpa(q, k, v, given, all_see=True), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(sdpa(q, k, v, given, no_empty_rows=True), expected, rtol=1e-5, atol=1e-5)

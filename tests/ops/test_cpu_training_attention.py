@@ -15,9 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from clearhead.model import Documents, Mask, Pattern, attend
 from clearhead.ops.attention import cpu_training as products
-from clearhead.ops.attention.cpu_training import CHANCES, by_products, products_refuse
-from clearhead.ops.attention.dispatch import BACKENDS, Backend, choose
-from clearhead.ops.masks import Paths
+from clearhead.ops.attention.cpu_training import CHANCES, matmul_attention, matmul_refuses
+from clearhead.ops.attention.dispatch import BACKENDS, Backend, choose_backend
+from clearhead.ops.masks import TreeMask
 from tests.equality import check, inputs
 
 
@@ -45,7 +45,7 @@ def test_it_is_the_formula_with_some_weights_dropped(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(products, "WEIGHTS", at_once)
         torch.manual_seed(1)
-        found = by_products(*ours, Mask(causal), dropout)
+        found = matmul_attention(*ours, Mask(causal), dropout)
         torch.manual_seed(1)
         keep = products._drawn((rows, heads, queries, keys), round(CHANCES * dropout))
         later = torch.ones(queries, keys, dtype=torch.bool).triu(1) & causal
@@ -67,7 +67,7 @@ def test_rows_that_go_this_way_equal_the_reference(tokens: int, causal: bool, da
     real = torch.arange(tokens) < (torch.full((rows, 1), tokens) if lengths is None else lengths[:, None])
     q, k, v = inputs(rows, 2, 2, tokens, torch.float32)
     mask = Mask(causal, lengths=lengths)
-    assert choose(q, k, mask) == "products"
+    assert choose_backend(q, k, mask) == "products"
     check(q, k, v, mask, real, None)
 
 
@@ -85,7 +85,7 @@ def test_the_same_seed_drops_the_same_weights() -> None:
     found = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        found.append(by_products(q, k, v, Mask(), 0.3))
+        found.append(matmul_attention(q, k, v, Mask(), 0.3))
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
 
@@ -93,7 +93,7 @@ def test_the_same_seed_drops_the_same_weights() -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_runs_of_a_packed_row_go_this_way(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple[int, float]] = []
-    way = Backend(lambda q, k, v, mask, dropout: taken.append((len(q), dropout)) or q, products_refuse)
+    way = Backend(lambda q, k, v, mask, dropout: taken.append((len(q), dropout)) or q, matmul_refuses)
     monkeypatch.setitem(BACKENDS, "products", way)
     documents = Documents.of([30] * 20 + [40] * 30 + [50] * 2)
     q, k, v = _inputs(1, 2, documents.total, documents.total)
@@ -106,32 +106,32 @@ def test_it_refuses_what_it_would_do_wrong_or_slowly(monkeypatch: pytest.MonkeyP
     q, k, _ = _inputs(16, 2, 64, 64)
     for dropout in (0.0, 0.1):
         for mask in (Mask(), Mask(causal=True), Mask(causal=True, lengths=torch.tensor([3] * 16))):
-            assert products_refuse(q, k, mask, dropout) is None
+            assert matmul_refuses(q, k, mask, dropout) is None
         for mask in (
             Mask(lengths=torch.tensor([3] * 16)),
             Mask(True, start=torch.tensor([0] * 16)),
             Mask(True, Pattern("window", 3)),
             Mask(documents=(Documents.of([64]),) * 2),
-            Mask(paths=Paths(torch.ones(16, 64, 64, dtype=torch.bool), torch.zeros(16, 1), torch.zeros(16, 64))),
+            Mask(tree=TreeMask(torch.ones(16, 64, 64, dtype=torch.bool), torch.zeros(16, 1), torch.zeros(16, 64))),
         ):
-            assert products_refuse(q, k, mask, dropout)
-        assert products_refuse(q, k[:, :, :60], Mask(causal=True), dropout)
-        assert products_refuse(q, k[:, :1], Mask(), dropout)
-        assert products_refuse(q.double(), k.double(), Mask(), dropout)
-        assert products_refuse(q[:2], k[:2], Mask(), dropout)
+            assert matmul_refuses(q, k, mask, dropout)
+        assert matmul_refuses(q, k[:, :, :60], Mask(causal=True), dropout)
+        assert matmul_refuses(q, k[:, :1], Mask(), dropout)
+        assert matmul_refuses(q.double(), k.double(), Mask(), dropout)
+        assert matmul_refuses(q[:2], k[:2], Mask(), dropout)
         with torch.no_grad():
-            assert bool(products_refuse(q, k, Mask(), dropout)) == (dropout == 0)
+            assert bool(matmul_refuses(q, k, Mask(), dropout)) == (dropout == 0)
         with torch.autocast("cpu"):
-            assert products_refuse(q, k, Mask(), dropout)
-    assert products_refuse(q.detach(), k, Mask(), 0.0)
+            assert matmul_refuses(q, k, Mask(), dropout)
+    assert matmul_refuses(q.detach(), k, Mask(), 0.0)
     long, _, _ = _inputs(16, 2, 130, 130)
-    assert products_refuse(long, long, Mask(), 0.0)
-    assert products_refuse(long, long, Mask(), 0.1) is None
+    assert matmul_refuses(long, long, Mask(), 0.0)
+    assert matmul_refuses(long, long, Mask(), 0.1) is None
     many = torch.zeros(300, 1, 128, 1, requires_grad=True)
-    assert products_refuse(many, many, Mask(), 0.0)
+    assert matmul_refuses(many, many, Mask(), 0.0)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert products_refuse(q, k, Mask(), 0.1)
-    assert products_refuse(q, k, Mask(), 0.0) is None
+    assert matmul_refuses(q, k, Mask(), 0.1)
+    assert matmul_refuses(q, k, Mask(), 0.0) is None
 
 
 def test_it_is_compiled_for_one_shape_and_not_for_many() -> None:
@@ -189,7 +189,7 @@ def test_it_is_left_alone_by_transforms_of_functions() -> None:
 
 def test_hidden_keys_stay_hidden_however_large_their_scores() -> None:
     q, k, v = _inputs(16, 2, 64, 64)
-    found = by_products(q * 1000, k * 1000, v, Mask(causal=True), 0.0)
+    found = matmul_attention(q * 1000, k * 1000, v, Mask(causal=True), 0.0)
     expected = attend(q * 1000, k * 1000, v, Mask(causal=True), backend="reference")
     torch.testing.assert_close(found[:, :, :2], expected[:, :, :2], rtol=1e-3, atol=1e-3)
 
@@ -200,7 +200,7 @@ def test_a_nan_that_came_in_still_shows(causal: bool) -> None:
         given = [x.detach().clone() for x in _inputs(16, 2, 64, 64)]
         given[broken][3, 1, 20, 0] = math.nan
         q, k, v = (x.requires_grad_() for x in given)
-        assert choose(q, k, Mask(causal)) == "products"
+        assert choose_backend(q, k, Mask(causal)) == "products"
         found = attend(q, k, v, Mask(causal))
         expected = attend(q, k, v, Mask(causal), backend="reference")
         assert expected.isnan().any()
@@ -214,6 +214,6 @@ def test_a_nan_that_came_in_still_shows(causal: bool) -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_a_second_derivative_is_refused_rather_than_wrong(dropout: float) -> None:
     q, k, v = (torch.randn(2, 2, 20, 8, requires_grad=True) for _ in range(3))
-    out = by_products(q, k, v, Mask(), dropout).sum()
+    out = matmul_attention(q, k, v, Mask(), dropout).sum()
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(out, q, create_graph=True)

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.ops import cublas
-from clearhead.ops.triton.backward_kernels import GeluBetween
+from clearhead.ops.triton.backward_kernels import MatmulGelu
 
 
 def some(rows: int = 5) -> list[Tensor]:
@@ -18,7 +18,7 @@ def some(rows: int = 5) -> list[Tensor]:
 def test_gelu_between_products_has_the_gradients_of_the_formula() -> None:
     leaves = [leaf.requires_grad_() for leaf in some()]
     x, up, bias, down = leaves
-    ours: Tensor = GeluBetween.apply(*leaves)  # type: ignore[no-untyped-call]
+    ours: Tensor = MatmulGelu.apply(*leaves)  # type: ignore[no-untyped-call]
     theirs = F.gelu(F.linear(x, up, bias), approximate="tanh") @ down.T
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     aim = torch.randn_like(theirs)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from clearhead.ops.triton import decode_attention as kernel
-from clearhead.ops.triton.decode_attention import BLOCK, ENOUGH, FINE, PROGRAMS, cut, kernel_works, kernels_run
+from clearhead.ops.triton.decode_attention import BLOCK, ENOUGH, FINE, PROGRAMS, cut, kernel_supports, triton_works
 
 
 def test_it_holds_in_the_interpreter() -> None:
@@ -24,13 +24,13 @@ def test_it_holds_in_the_interpreter() -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 15, 16, 32, 500])
 @pytest.mark.parametrize("slots", [16, 512, 1024, 131072])
-@pytest.mark.parametrize(("width", "dtype"), [(64, torch.bfloat16), (256, torch.float32)])
+@pytest.mark.parametrize(("dim", "dtype"), [(64, torch.bfloat16), (256, torch.float32)])
 def test_there_is_work_for_all_multiprocessors_and_none_for_nothing(
-    rows: int, slots: int, width: int, dtype: torch.dtype
+    rows: int, slots: int, dim: int, dtype: torch.dtype
 ) -> None:
-    keys = torch.empty(rows, 8, slots, width, dtype=dtype, device="meta")
+    keys = torch.empty(rows, 8, slots, dim, dtype=dtype, device="meta")
     block, shares = cut(keys)
-    assert block in ((16,) if width == 256 else (BLOCK, FINE))
+    assert block in ((16,) if dim == 256 else (BLOCK, FINE))
     assert (shares - 1) * block < slots, "no share is always empty"
     if rows * 8 >= ENOUGH:
         assert shares == 1
@@ -40,8 +40,8 @@ def test_there_is_work_for_all_multiprocessors_and_none_for_nothing(
 
 
 def test_it_is_not_for_a_cpu() -> None:
-    assert kernel_works(torch.empty(1, 6, 64), torch.empty(1, 2, 512, 64)), "but for where they are"
-    assert not kernels_run(torch.device("cpu"))
+    assert kernel_supports(torch.empty(1, 6, 64), torch.empty(1, 2, 512, 64)), "but for where they are"
+    assert not triton_works(torch.device("cpu"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a machine with CUDA kernels may well run")
@@ -49,9 +49,9 @@ def test_where_kernels_cannot_be_made_steps_go_without_them_and_say_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(kernel, "triton", object())
-    kernels_run.cache_clear()
-    assert not kernels_run(torch.device("cuda"))
-    kernels_run.cache_clear()
+    triton_works.cache_clear()
+    assert not triton_works(torch.device("cuda"))
+    triton_works.cache_clear()
     [record] = caplog.records
     assert "without Triton's kernels" in record.getMessage()
     assert "\n" not in record.getMessage()

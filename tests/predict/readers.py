@@ -12,7 +12,7 @@ from tests.data.helpers import tokenizer
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 TASKS = {"words": "masked-language-model", "classes": "classification", "tags": "tagging", "span": "answering"}
-SMALL = ("width=16", "heads=2", "ff_width=32", "max_positions=48")
+SMALL = ("dim=16", "heads=2", "ff_dim=32", "max_positions=48")
 
 
 def reader(
@@ -33,6 +33,6 @@ def reader(
             elif parameter.ndim > 1:
                 parameter.normal_(0, 0.3)
     task = TASKS.get(output, "similarity")
-    labelled = list(LABELS) if labels else []
-    settings = {"task": task, "longest": 48, "stride": 8, **data}
-    return Model(network, (tokens,), {"task": task, "labels": labelled, "data": settings}, "small")
+    labeled = list(LABELS) if labels else []
+    settings = {"task": task, "max_length": 48, "stride": 8, **data}
+    return Model(network, (tokens,), {"task": task, "labels": labeled, "data": settings}, "small")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.errors import ConfigError, UserError
-from clearhead.predict import engine_for, generate_each, load, submit
+from clearhead.predict import engine_for, generate_batch_texts, load, submit
 from tests.cli.models import make
 
 TEXTS = ["a man sees the dog", "", "the dog", "a café", "the dog and a man and the dog"] * 3
@@ -13,7 +13,9 @@ TEXTS = ["a man sees the dog", "", "the dog", "a café", "the dog and a man and 
 
 def test_a_stream_of_prompts_gives_the_texts_of_single_calls(tmp_path: Path) -> None:
     model = load(make(tmp_path / "gpt", "tiny-gpt"), "cpu", "float64")
-    found = list(generate_each(model, iter(TEXTS), seed=7, stop=["e"], samples=2, temperature=1.0, max_new_tokens=9))
+    found = list(
+        generate_batch_texts(model, iter(TEXTS), seed=7, stop=["e"], samples=2, temperature=1.0, max_new_tokens=9)
+    )
     assert [prompt for prompt, _ in found] == [text for text in TEXTS for _ in range(2)]
     several = model.generate(TEXTS, seed=7, stop=["e"], samples=2, temperature=1.0, max_new_tokens=9)
     assert [text for _, text in found] == [text for row in several for text in row]

@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import Metaspace
 
 from clearhead.checkpoint.formats import import_model
 from clearhead.errors import UserError
-from clearhead.predict import Model, engine_for, generate_each, load, submit
+from clearhead.predict import Model, engine_for, generate_batch_texts, load, submit
 from tests.checkpoint.formats.peers import WORDS, peer
 from tests.cli.models import make
 from tests.corpora import corpus
@@ -86,7 +86,7 @@ def test_marian_is_translated_as_in_its_own_library(marian: tuple[Any, Model]) -
 )
 def test_marian_writes_the_same_through_the_engine(marian: tuple[Any, Model], options: dict[str, Any]) -> None:
     model = marian[1]
-    found = [text for _, text in generate_each(model, TEXTS, **options)]
+    found = [text for _, text in generate_batch_texts(model, TEXTS, **options)]
     assert found == [row[0] for row in model.translations(TEXTS, **options)]
     if "temperature" not in options:
         assert written_by(model, TEXTS, **options) == [text.text for text in found]
@@ -115,7 +115,7 @@ def test_any_of_several_ends_ends_a_text(llama: tuple[Any, Model]) -> None:
         wanted = theirs.generate(ids, do_sample=False, max_new_tokens=25)[0, ids.shape[1] :].tolist()
         ended = wanted[-1] in model.extra["ends"]
         assert (ours.text, ours.finished) == (model.tokenizer.decode(wanted[:-1] if ended else wanted), ended)
-    assert [text for _, text in generate_each(model, texts, max_new_tokens=25)] == single
+    assert [text for _, text in generate_batch_texts(model, texts, max_new_tokens=25)] == single
     assert written_by(model, texts, max_new_tokens=25) == [text.text for text in single]
     assert ["".join(model.stream(text, max_new_tokens=25)) for text in texts] == [text.text for text in single]
 
@@ -139,7 +139,7 @@ def test_a_model_of_ctranslate2_writes_the_same_through_the_engine(tmp_path: Pat
     single = model.translate(texts)
     assert single[0] == "atzmon"
     assert written_by(model, texts) == single
-    assert [text.text for _, text in generate_each(model, texts)] == single
+    assert [text.text for _, text in generate_batch_texts(model, texts)] == single
 
 
 def test_stories_of_llama2c_are_the_same_through_the_engine(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_stories_of_llama2c_are_the_same_through_the_engine(tmp_path: Path) -> N
     assert len(model.extra["ends"]) == 2
     texts = ["Once upon a time", "Tim", "", "The dog\u2014née 🐈"]
     single = [row[0] for row in model.generate(texts, max_new_tokens=30)]
-    assert [text for _, text in generate_each(model, texts, max_new_tokens=30)] == single
+    assert [text for _, text in generate_batch_texts(model, texts, max_new_tokens=30)] == single
     assert written_by(model, texts, max_new_tokens=30) == [text.text for text in single]
 
 

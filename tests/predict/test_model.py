@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from clearhead.checkpoint import save_model
-from clearhead.config import DecodeConfig, preset
+from clearhead.config import GenerationConfig, preset
 from clearhead.errors import UserError
 from clearhead.inference import translate
 from clearhead.model import build
-from clearhead.ops.linear.quantized import QuantisedLinear
+from clearhead.ops.linear.quantized import QuantizedLinear
 from clearhead.predict import Model, load
 from clearhead.text import ROLES, train
 
-SMALL = ("width=16", "heads=2", "ff_width=32", "max_positions=64")
+SMALL = ("dim=16", "heads=2", "ff_dim=32", "max_positions=64")
 
 
 def saved(folder: Path, name: str, **data: Any) -> Path:
@@ -35,7 +35,7 @@ def best(model: Model, text: str, **options: Any) -> tuple[str, float | None]:
 def test_texts_are_translated_as_the_training_data_was_cleaned(tmp_path: Path) -> None:
     plain = load(saved(tmp_path / "plain", "tiny-translator", task="translation"), "cpu")
     assert best(plain, "A Man") != best(plain, "a man")
-    cleaning = {"lowercase": True, "normalise": "nfc"}
+    cleaning = {"lowercase": True, "normalize": "nfc"}
     clean = load(saved(tmp_path / "clean", "tiny-translator", task="translation", **cleaning), "cpu")
     assert best(clean, "A Man") == best(clean, "a man")
     assert best(clean, "cafe\u0301") == best(clean, "café") != best(clean, "a man")
@@ -93,8 +93,8 @@ def test_a_model_is_read_fast_and_its_network_stays_plain(tmp_path: Path) -> Non
     assert any(isinstance(module, nn.Linear) for module in plain.network.modules())
     assert {type(module) for module in small.network.modules()} == {type(module) for module in plain.network.modules()}
     assert {parameter.dtype for parameter in small.network.parameters()} == {torch.float32}
-    assert any(isinstance(module, QuantisedLinear) for module in small.reader.modules())
-    assert not any(isinstance(module, QuantisedLinear | nn.Linear) for module in plain.reader.modules())
+    assert any(isinstance(module, QuantizedLinear) for module in small.inference_network.modules())
+    assert not any(isinstance(module, QuantizedLinear | nn.Linear) for module in plain.inference_network.modules())
     ids = torch.tensor([[5, 6, 7]])
     assert torch.equal(small.logits(ids, ids), plain.logits(ids, ids))
     (text, score), (_, rough) = best(plain, "a man"), best(small, "a man")
@@ -103,7 +103,7 @@ def test_a_model_is_read_fast_and_its_network_stays_plain(tmp_path: Path) -> Non
     direct = translate(
         plain.network,
         [[*plain.tokenizer.encode("a man"), plain.tokenizer.id("end")]],
-        DecodeConfig(beam=2, max_new_tokens=5),
+        GenerationConfig(beam=2, max_new_tokens=5),
         begin=plain.tokenizer.id("begin"),
         end=plain.tokenizer.id("end"),
     )[0][0]

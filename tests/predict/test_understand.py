@@ -13,7 +13,7 @@ from clearhead.data.labeled import windows
 from clearhead.errors import UserError
 from clearhead.predict import Model
 from clearhead.predict import answer as answering
-from clearhead.predict.encode_batch import WrongText
+from clearhead.predict.encode_batch import InvalidText
 from clearhead.predict.fill import _rows
 from clearhead.text import KINDS, Kind
 from clearhead.text.words import words
@@ -80,7 +80,7 @@ def test_labels_are_those_of_each_text_by_itself(family: str) -> None:
 
 
 def test_the_second_text_of_a_pair_has_its_own_segment() -> None:
-    model = reader("classes", second=True)
+    model = reader("classes", text_pairs=True)
     scores = model.network.heads.classes(direct(model, "a cat", "The dog")[:, 0]).softmax(-1)[0]  # type: ignore[misc]
     found = {label.name: label.score for label in model.classify("a cat", "The dog")[0]}
     assert found == pytest.approx(dict(zip(LABELS, scores.tolist(), strict=True)), abs=1e-5)
@@ -95,14 +95,14 @@ def test_the_second_text_of_a_pair_has_its_own_segment() -> None:
 @pytest.mark.parametrize("pooling", ["mean", "class"])
 def test_vectors_are_those_of_each_text_by_itself(family: str, pooling: str) -> None:
     model = reader("", family=family, pooling=pooling)
-    found = model.embed(TEXTS, normalise=False)
+    found = model.embed(TEXTS, normalize=False)
     for text, vector in zip(TEXTS, found, strict=True):
         hidden = direct(model, text)[0]
         wanted = hidden.mean(0) if pooling == "mean" else hidden[0 if family == "tiny-encoder" else -1]
         assert np.abs(vector - wanted.numpy()).max() < 1e-5
     assert np.linalg.norm(model.embed(TEXTS), axis=1) == pytest.approx(1, abs=1e-5)
     assert model.embed([]).shape == (0, 16)
-    imported = Model(model.network, model.tokenizers, {"pooling": pooling, "longest": 12})  # says no more than this
+    imported = Model(model.network, model.tokenizers, {"pooling": pooling, "max_length": 12})  # says no more than this
     assert np.array_equal(imported.embed(TEXTS[0]), model.embed(TEXTS[0]))
     with pytest.raises(UserError, match="tokens, but the model reads 10"):
         imported.embed("cat " * 20)
@@ -122,7 +122,7 @@ def test_the_most_similar_texts_come_first() -> None:
     vectors = torch.from_numpy(model.embed(TEXTS))
     scores = F.cosine_similarity(vectors[1:2], vectors)
     found = model.similar(TEXTS[1], TEXTS, top=3)[0]
-    assert [match.number for match in found] == scores.argsort(descending=True)[:3].tolist()
+    assert [match.position for match in found] == scores.argsort(descending=True)[:3].tolist()
     assert found[0] == (1, pytest.approx(1.0, abs=1e-5))
 
 
@@ -131,7 +131,7 @@ def test_masks_are_filled_by_the_words_with_the_highest_scores(kind: Kind) -> No
     model = reader("words", kind)
     text = "The [MASK] sat on<mask>"
     (first, second), (only,) = model.fill([text, "[MASK] cat"], top=4)
-    assert [text[gap.first : gap.behind] for gap in (first, second)] == ["[MASK]", "<mask>"]
+    assert [text[gap.start : gap.end] for gap in (first, second)] == ["[MASK]", "<mask>"]
     mask, roles = model.tokenizer.id("mask"), model.tokenizer.roles
     joins = any(token.startswith(("Ġ", "▁")) for token in model.tokenizer.vocabulary)  # the word brings its space
     parts = [model.tokenizer.encode(piece) for piece in ("The" if joins else "The ", " sat on")]
@@ -151,20 +151,20 @@ def test_masks_are_filled_by_the_words_with_the_highest_scores(kind: Kind) -> No
 def test_tags_stand_at_exact_places_in_any_script(kind: Kind, text: str) -> None:
     model = reader("tags", kind)
     try:
-        (found,) = model.tag(text, cut=True)
-    except WrongText:
+        (found,) = model.tag(text, truncate=True)
+    except InvalidText:
         assert not model.tokenizer.offsets(" ".join(text[a:b] for a, b in words(text)))
         return
     assert found.text == text
-    assert all(word.text == text[word.first : word.behind] for word in found.words)
+    assert all(word.text == text[word.start : word.end] for word in found.words)
     outside, place = "", 0
     for word in found.words:
-        assert word.first >= place, "words come in order and none overlaps another"
-        outside, place = outside + text[place : word.first], word.behind
+        assert word.start >= place, "words come in order and none overlaps another"
+        outside, place = outside + text[place : word.start], word.end
     assert not (outside + text[place:]).strip(), "only spaces belong to no word"
     for span in found.spans:
-        assert span.text == text[span.first : span.behind]
-        inside = [word for word in found.words if span.first <= word.first and word.behind <= span.behind]
+        assert span.text == text[span.start : span.end]
+        inside = [word for word in found.words if span.start <= word.start and word.end <= span.end]
         assert {word.tag[2:] for word in inside} == {span.label}
         assert span.score == min(word.score for word in inside)
 
@@ -174,11 +174,11 @@ def test_words_of_the_user_are_kept() -> None:
     (found,) = model.tag([given])
     assert [word.text for word in found.words] == given
     assert found.text == " ".join(given)
-    assert [found.text[word.first : word.behind] for word in found.words] == given
+    assert [found.text[word.start : word.end] for word in found.words] == given
     hidden = direct(model, found.text)[0]
     tags = model.network.heads.tags(hidden).softmax(-1)  # type: ignore[misc]
     spans = model.tokenizer.offsets(found.text)
-    starts = [word.first for word in found.words]
+    starts = [word.start for word in found.words]
     for word, start in zip(found.words, starts, strict=True):  # the first token that touches the word tells its tag
         token = next(n for n, (_, a, b) in enumerate(spans) if b > start)
         score, label = tags[1 + token].detach().max(-1)
@@ -227,11 +227,11 @@ def test_an_answer_is_found_wherever_it_stands_in_a_long_context(kind: Kind, dat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(answering, "read", oracle)
         ((best,),) = model.answer("who sat?", CONTEXT)
-    assert best.text == CONTEXT[best.first : best.behind]
+    assert best.text == CONTEXT[best.start : best.end]
     if any(whole):
         begin, behind = tokens[first][1], tokens[last][2]
         assert best.text == CONTEXT[begin:behind].strip()
-        assert begin <= best.first < best.behind <= behind
+        assert begin <= best.start < best.end <= behind
         assert best.score > 0.99
     else:
         assert best[:3] == ("", 0, 0)
@@ -252,8 +252,8 @@ def test_answers_are_the_shares_of_all_spans_and_none(family: str) -> None:
     total, best = sum(odds.values()), max(odds, key=lambda text: odds[text])
     (found,) = model.answer(question, context, top=3)
     assert (found[0].text, found[0].score) == (best, pytest.approx(odds[best] / total, rel=1e-3))
-    assert all(a.behind <= b.first or b.behind <= a.first for a in found for b in found if a != b and a.text and b.text)
-    assert all(answer.text for answer in model.answer(question, context, top=3, must=True)[0])
+    assert all(a.end <= b.start or b.end <= a.start for a in found for b in found if a != b and a.text and b.text)
+    assert all(answer.text for answer in model.answer(question, context, top=3, require_answer=True)[0])
 
 
 @pytest.mark.parametrize("output", ["words", "classes", "tags", "span", ""])
@@ -268,25 +268,25 @@ def test_empty_and_endless_texts_are_refused_by_number(output: str) -> None:
     }
     good = "a [MASK]" if output == "words" else "cat"
     for bad in ("", " \n"):
-        with pytest.raises(WrongText, match=r"text 2: .*empty; give some text"):
+        with pytest.raises(InvalidText, match=r"text 2: .*empty; give some text"):
             acts[output]([good, bad])
-    with pytest.raises(WrongText, match=r"text 2: .*tokens.*shorten it"):
+    with pytest.raises(InvalidText, match=r"text 2: .*tokens.*shorten it"):
         acts[output]([good, good + " cat" * 25_000])
     if output in ("classes", "tags", ""):
         assert len(acts[output](["cat" * 40_000], cut=True)) == 1  # type: ignore[call-arg]
     if output == "span":
-        assert model.answer("who?", "The cat sat. " * 8_000)[0][0].behind <= 104_000
+        assert model.answer("who?", "The cat sat. " * 8_000)[0][0].end <= 104_000
 
 
 def test_a_word_too_long_for_the_tokenizer_is_no_short_text() -> None:
     model, endless = reader("classes", "wordpiece"), "x" * 100_000
     assert len(model.tokenizer.encode(endless)) == 1
-    with pytest.raises(WrongText, match=r"text 2: 100,000 characters, but the model reads 46 tokens; shorten it, or"):
+    with pytest.raises(InvalidText, match=r"text 2: 100,000 characters, but the model reads 46 tokens; shorten it, or"):
         model.classify(["cat", endless])
-    assert len(model.classify([endless], cut=True)) == 1
-    with pytest.raises(WrongText, match=r"text 1: 100,007 characters, but the model reads 46 tokens; shorten it$"):
+    assert len(model.classify([endless], truncate=True)) == 1
+    with pytest.raises(InvalidText, match=r"text 1: 100,007 characters, but the model reads 46 tokens; shorten it$"):
         reader("words", "wordpiece").fill("[MASK] " + endless)
-    with pytest.raises(WrongText, match="text 1: 100,000 characters"):
+    with pytest.raises(InvalidText, match="text 1: 100,000 characters"):
         reader("tags", "wordpiece").tag(endless)
 
 
@@ -297,7 +297,7 @@ def test_words_that_have_no_token_are_outside_of_everything() -> None:
     assert [word.tag for word in none.words] == ["O", "O"]
     assert (none.spans, last.words[1].tag) == ([], "O")
     assert [first] == model.tag([["The", "cat"]])
-    with pytest.raises(WrongText, match="text 2: empty; give some text"):
+    with pytest.raises(InvalidText, match="text 2: empty; give some text"):
         model.tag([["cat"], []])
 
 
@@ -322,7 +322,7 @@ def test_what_stands_around_a_mask_is_read_as_if_a_word_stood_there(kind: Kind) 
 
 
 @pytest.mark.parametrize("output", ["words", "classes", "tags", "span", ""])
-@pytest.mark.parametrize("cleaning", [{}, {"normalise": "nfkc"}])
+@pytest.mark.parametrize("cleaning", [{}, {"normalize": "nfkc"}])
 def test_what_is_no_text_is_refused_by_number(output: str, cleaning: dict[str, str]) -> None:
     model = reader(output, **({} if output == "span" else cleaning))
     acts = {
@@ -339,10 +339,10 @@ def test_what_is_no_text_is_refused_by_number(output: str, cleaning: dict[str, s
         (b"cat", "bytes"),
         ("[MASK] a\ud800", "U\\+D800"),
     ):
-        with pytest.raises(WrongText, match=rf"^text 2: .*{says}.*; [^\n]*$"):
+        with pytest.raises(InvalidText, match=rf"^text 2: .*{says}.*; [^\n]*$"):
             acts[output]([good, bad])  # type: ignore[list-item]
     if output == "tags":
-        with pytest.raises(WrongText, match="text 1: a word: int, not a string"):
+        with pytest.raises(InvalidText, match="text 1: a word: int, not a string"):
             model.tag([["a", 7]])  # type: ignore[list-item]
 
 
@@ -355,14 +355,16 @@ def test_only_words_are_proposed_for_a_mask() -> None:
     assert all(word.score > 0 for word in gap.words)
 
 
-def test_many_answers_never_overlap_and_a_shared_context_is_tokenised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_answers_never_overlap_and_a_shared_context_is_tokenized_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, context = reader("span"), "The cat sat on the mat. " * 60
     given: list[int] = []
-    offsets_all = model.tokenizer.offsets_all
-    monkeypatch.setattr(model.tokenizer, "offsets_all", lambda texts: given.append(len(texts)) or offsets_all(texts))
+    offsets_batch = model.tokenizer.offsets_batch
+    monkeypatch.setattr(
+        model.tokenizer, "offsets_batch", lambda texts: given.append(len(texts)) or offsets_batch(texts)
+    )
     found = model.answer(["who sat?", "who?", "where?"], context, top=200)
     assert given == [1]
     for answers in found:
-        places = sorted((answer.first, answer.behind) for answer in answers if answer.text)
+        places = sorted((answer.start, answer.end) for answer in answers if answer.text)
         assert len(places) > 50
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(places))

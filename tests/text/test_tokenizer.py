@@ -90,7 +90,7 @@ def test_offsets_point_at_the_characters_of_the_text(small: dict[Kind, Tokenizer
 
 def test_lone_surrogates_are_refused_with_their_place(byte_level: Tokenizer) -> None:
     with pytest.raises(UserError, match=r"text 2, character 3: half of a surrogate pair \(U\+D83D\)"):
-        byte_level.encode_all(["fine", "ab\ud83d"])
+        byte_level.encode_batch(["fine", "ab\ud83d"])
 
 
 def test_ids_that_are_no_tokens_are_refused(byte_level: Tokenizer) -> None:
@@ -138,17 +138,17 @@ def test_gpt2_and_bert_ids_equal_those_of_transformers_on_real_text() -> None:
     assert len(lines) == 100_000
     folder = corpus("tokenizers/gpt2")
     theirs = GPT2Tokenizer(vocab=str(folder / "encoder.json"), merges=str(folder / "vocab.bpe"))
-    assert from_gpt2(folder).encode_all(lines) == theirs(lines, add_special_tokens=False)["input_ids"]
+    assert from_gpt2(folder).encode_batch(lines) == theirs(lines, add_special_tokens=False)["input_ids"]
     folder = corpus("tokenizers/bert_uncased")
     theirs = BertTokenizer(vocab=str(folder / "vocab.txt"))
-    assert from_bert(folder).encode_all(lines) == theirs(lines, add_special_tokens=False)["input_ids"]
+    assert from_bert(folder).encode_batch(lines) == theirs(lines, add_special_tokens=False)["input_ids"]
 
 
 @given(st.lists(any_text, min_size=1, max_size=20))
 def test_gpt2_and_bert_ids_equal_those_of_transformers_on_any_text(texts: list[str]) -> None:
     ours_gpt2, theirs_gpt2, ours_bert, theirs_bert = _both()
-    assert ours_gpt2.encode_all(texts) == theirs_gpt2(texts, add_special_tokens=False)["input_ids"]
-    assert ours_bert.encode_all(texts) == theirs_bert(texts, add_special_tokens=False)["input_ids"]
+    assert ours_gpt2.encode_batch(texts) == theirs_gpt2(texts, add_special_tokens=False)["input_ids"]
+    assert ours_bert.encode_batch(texts) == theirs_bert(texts, add_special_tokens=False)["input_ids"]
 
 
 def _both(made: list = []) -> list:  # type: ignore[type-arg] # noqa: B006

@@ -1,4 +1,4 @@
-"""Word vectors: neighbours, analogies and correlations counted by hand, files that come back exactly."""
+"""Word vectors: neighbors, analogies and correlations counted by hand, files that come back exactly."""
 
 import gzip
 import math
@@ -23,11 +23,11 @@ def small() -> WordVectors:
     return WordVectors(WORDS, torch.tensor(rows))
 
 
-def test_neighbours_are_by_cosine_without_the_word() -> None:
-    found = small().neighbours("man", 2)
+def test_neighbors_are_by_cosine_without_the_word() -> None:
+    found = small().neighbors("man", 2)
     assert found[0] == ("king", pytest.approx(math.sqrt(0.5)))
     assert found[1] == ("apple", pytest.approx(0))
-    assert len(small().neighbours("man", 99)) == 4
+    assert len(small().neighbors("man", 99)) == 4
 
 
 def test_an_analogy_never_answers_with_its_own_words() -> None:
@@ -39,7 +39,7 @@ def test_an_analogy_never_answers_with_its_own_words() -> None:
 def test_upper_case_finds_the_lower_and_unknown_words_name_near_ones() -> None:
     assert small().number("King") == 0
     with pytest.raises(UserError, match="'quen' is not among the 5 words; near it: queen"):
-        small().neighbours("quen")
+        small().neighbors("quen")
     with pytest.raises(UserError, match="too rare"):
         small()["zebra"]
 

@@ -1,4 +1,4 @@
-"""word2vec: the blocked gradients are the per-pair formula, the draws follow their laws, known neighbours are found."""
+"""word2vec: the blocked gradients are the per-pair formula, the draws follow their laws, known neighbors are found."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +27,7 @@ SENTENCES = ["the cat drinks milk", "the dog drinks water", "a cat eats fish", "
 
 
 def topics(seed: int = 0, sentences: int = 1500) -> Corpus:
-    """Sentences that draw their words from one of four groups of six: words of a group are neighbours."""
+    """Sentences that draw their words from one of four groups of six: words of a group are neighbors."""
     draw = torch.Generator().manual_seed(seed)
     lines = []
     for _ in range(sentences):
@@ -43,11 +43,11 @@ def sigmoid(value: float) -> float:
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 3), st.integers(0, 10**6))
 def test_skip_gram_block_is_the_sum_over_pairs(window: int, block: int, shared: int, seed: int) -> None:
     torch.manual_seed(seed)
-    columns, width, negatives = block + 2 * window, 3, 5
+    columns, dim, negatives = block + 2 * window, 3, 5
     left, right = torch.randint(window + 1, (2, block)).tolist()
     weight = torch.stack([context(block, window)[b, left[b], right[b]] for b in range(block)]).double()
     share = weight.sum(-1, keepdim=True) * negatives / shared
-    u, x = torch.randn(1, block, width).double(), torch.randn(1, columns + shared, width).double()
+    u, x = torch.randn(1, block, dim).double(), torch.randn(1, columns + shared, dim).double()
     du, dx = skip_gram(u, x, torch.cat([weight, share.expand(-1, shared)], 1)[None], shared)
     expected_u, expected_x = torch.zeros_like(u), torch.zeros_like(x)
     for b in range(block):
@@ -67,11 +67,11 @@ def test_skip_gram_block_is_the_sum_over_pairs(window: int, block: int, shared: 
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 3), st.integers(0, 10**6))
 def test_cbow_block_is_the_gradient_of_the_loss_of_each_word(window: int, block: int, shared: int, seed: int) -> None:
     torch.manual_seed(seed)
-    columns, width, negatives = block + 2 * window, 3, 5
+    columns, dim, negatives = block + 2 * window, 3, 5
     left, right = torch.randint(window + 1, (2, block)).tolist()
     seen = torch.stack([context(block, window)[b, left[b], right[b]] for b in range(block)]).double()
-    c = torch.randn(1, columns, width).double().requires_grad_()
-    x = torch.randn(1, block + shared, width).double().requires_grad_()
+    c = torch.randn(1, columns, dim).double().requires_grad_()
+    x = torch.randn(1, block + shared, dim).double().requires_grad_()
     loss = torch.zeros((), dtype=torch.float64)
     for b in range(block):
         place = b + window
@@ -161,10 +161,10 @@ def test_negatives_follow_the_count_to_three_quarters() -> None:
 
 
 @pytest.mark.parametrize("use_cbow", [False, True])
-def test_words_of_a_group_become_neighbours(use_cbow: bool) -> None:
+def test_words_of_a_group_become_neighbors(use_cbow: bool) -> None:
     vectors = train(topics(), Word2VecSettings(dim=16, window=3, epochs=5, cbow=use_cbow, sample=1))
     for word in vectors.words:
-        assert {near[0] for near, _ in vectors.neighbours(word, 5)} == {word[0]}
+        assert {near[0] for near, _ in vectors.neighbors(word, 5)} == {word[0]}
 
 
 @pytest.mark.parametrize("use_cbow", [False, True])
@@ -193,7 +193,7 @@ def test_several_workers_learn_the_same_groups_and_leave_threads_as_they_were() 
             assert (torch.get_num_threads(), pool.submit(torch.get_num_threads).result()) == (2, 2)
     finally:
         torch.set_num_threads(before)
-    assert all(vectors.neighbours(word, 1)[0][0][0] == word[0] for word in vectors.words)
+    assert all(vectors.neighbors(word, 1)[0][0][0] == word[0] for word in vectors.words)
 
 
 def test_a_text_of_which_nothing_is_kept_changes_nothing() -> None:
@@ -279,6 +279,6 @@ def test_two_novels_teach_who_is_who() -> None:
 
     files = [corpus(f"english_novels/{name}.txt.gz") for name in ("Cbronte_Jane_1847", "Cbronte_Villette_1853")]
     vectors = train(read_corpus(files), Word2VecSettings(dim=50, epochs=3))
-    near = [word for word, _ in vectors.neighbours("he", 5)]
+    near = [word for word, _ in vectors.neighbors("he", 5)]
     assert "she" in near
     assert vectors.similarity("husband", "wife") > vectors.similarity("husband", "window")

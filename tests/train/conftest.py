@@ -1,4 +1,4 @@
-"""One cache of tokenised data for all tests of training, away from the user's own."""
+"""One cache of tokenized data for all tests of training, away from the user's own."""
 
 import os
 

@@ -12,12 +12,12 @@ from clearhead.data import Batch
 from clearhead.model import build
 from clearhead.ops.adamw import Adam
 from clearhead.train.cuda_graph import of_products
-from clearhead.train.distributed import Place, place
+from clearhead.train.distributed import DistContext, dist_context
 from clearhead.train.objective import Objective
-from clearhead.train.optimizer import freeze, optimiser
+from clearhead.train.optimizer import build_optimizer, freeze
 from clearhead.train.updater import Updater
 
-SMALL = ["vocab_size=20", "width=8", "heads=2", "ff_width=12", "max_positions=16"]
+SMALL = ["vocab_size=20", "dim=8", "heads=2", "ff_dim=12", "max_positions=16"]
 SMALL += ["dropout=0.0", "attention_dropout=0.0"]
 IDS = torch.arange(24).reshape(2, 12) % 19 + 1
 SOURCE = {"source": IDS, "source_lengths": torch.tensor([12, 7]), "target_lengths": torch.tensor([9, 12])}
@@ -33,12 +33,12 @@ def test_copies_get_the_gradients_of_the_weights_they_stand_for(name: str) -> No
     task, tensors = CASES[name]
     torch.manual_seed(0)
     network = build(preset(name, SMALL)).double()
-    settings = TrainConfig(steps=5, rate=0.1)
-    objective = Objective(network, DataConfig(task=task, longest=16, tokens=64), settings).train()
-    here = Place(torch.device("cpu"))
-    updater = Updater(objective, objective, optimiser(network, settings), settings, here, torch.float64)
+    settings = TrainConfig(steps=5, lr=0.1)
+    objective = Objective(network, DataConfig(task=task, max_length=16, batch_tokens=64), settings).train()
+    here = DistContext(torch.device("cpu"))
+    updater = Updater(objective, objective, build_optimizer(network, settings), settings, here, torch.float64)
     batch, weights = Batch(tensors, 24), dict(objective.named_parameters())
-    losses = updater.gradients(batch, {"words": 24.0}, None)
+    losses = updater.forward_backward(batch, {"words": 24.0}, None)
     expected = {key: weight.grad.clone() for key, weight in weights.items() if weight.grad is not None}
     network.zero_grad()
 
@@ -47,7 +47,7 @@ def test_copies_get_the_gradients_of_the_weights_they_stand_for(name: str) -> No
     assert len(products) >= 6 * layers
     assert not any("norm" in key or "embedding" in key or "heads" in key for key in products)
     copies = {key: weight.detach().clone().requires_grad_() for key, weight in products.items()}
-    again = updater.gradients(batch, {"words": 24.0}, None, copies)
+    again = updater.forward_backward(batch, {"words": 24.0}, None, copies)
     torch.testing.assert_close(again["words"].total, losses["words"].total, atol=0, rtol=0)
     for key, weight in weights.items():
         assert key not in copies or weight.grad is None
@@ -59,9 +59,9 @@ def test_copies_get_the_gradients_of_the_weights_they_stand_for(name: str) -> No
 def test_copies_follow_weights_that_something_else_has_changed(frozen: tuple[str, ...]) -> None:
     network = build(preset("tiny-gpt", SMALL))
     freeze(network, frozen)
-    settings = TrainConfig(steps=5, rate=0.1)
-    objective = Objective(network, DataConfig(task="language-model", longest=16, tokens=64), settings)
-    adam = Adam(optimiser(network, settings), of_products(objective), torch.bfloat16)
+    settings = TrainConfig(steps=5, lr=0.1)
+    objective = Objective(network, DataConfig(task="language-model", max_length=16, batch_tokens=64), settings)
+    adam = Adam(build_optimizer(network, settings), of_products(objective), torch.bfloat16)
     assert bool(adam.copies) != bool(frozen)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -78,5 +78,5 @@ def test_a_run_alone_makes_the_gpu_it_was_given_the_current_one(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with place("cuda:1") as here:
+    with dist_context("cuda:1") as here:
         assert chosen == [here.device] == [torch.device("cuda:1")]

@@ -94,7 +94,7 @@ def _runs(folder: Path) -> tuple[Path, list[tuple[int, str]]]:
         for family in FAMILIES:
             job(f"{family} fp64 {kind}", settings(family, precision="fp64", parallel=kind))
         job(f"translator fp32 {kind}", settings("translator", parallel=kind, metric="bleu"))
-        job(f"few {kind}", recipe("translator", *STILL, "data.tokens=1", precision="fp64", parallel=kind))
+        job(f"few {kind}", recipe("translator", *STILL, "data.batch_tokens=1", precision="fp64", parallel=kind))
         job(f"stopped {kind}", settings("gpt", precision="fp64", parallel=kind), stop=7)
     again = {"precision": "fp64", "schedule": "constant"}
     job("one then both", settings("translator", steps=20, parallel="ddp", **again))
@@ -130,7 +130,7 @@ def test_in_single_precision_too(kind: str, place: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_of_one_sample_is_enough_for_two_processes(kind: str, place: Path, tmp_path: Path) -> None:
-    run(tmp_path, recipe("translator", *STILL, "data.tokens=1", precision="fp64"))
+    run(tmp_path, recipe("translator", *STILL, "data.batch_tokens=1", precision="fp64"))
     compare(place / f"few {kind}", tmp_path, 1e-9)
 
 

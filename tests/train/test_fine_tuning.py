@@ -16,9 +16,9 @@ from clearhead.data import Batch, prepare
 from clearhead.errors import ConfigError, UserError
 from clearhead.evaluate.model import evaluate
 from clearhead.predict import load
-from clearhead.train.init_from import class_weights, start_network, tokenizers_for
+from clearhead.train.init_from import class_weights, init_network, tokenizers_for
 from clearhead.train.objective import Objective
-from clearhead.train.sweep import several
+from clearhead.train.sweep import sweep
 from tests.train.tiny import TEXTS, TRAIN, distance, events, losses, recipe, run, tensors
 
 TASKS: dict[str, dict[str, Any]] = {
@@ -41,7 +41,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def tuned(base: Path, task: str, *, train: dict[str, Any] | None = None, **data: Any) -> Recipe:
     """A recipe that fine-tunes a model on the embedded corpus."""
-    found = TEXTS | TASKS[task] | {"longest": 48, "tokens": 300, "workers": 0} | data
+    found = TEXTS | TASKS[task] | {"max_length": 48, "batch_tokens": 300, "workers": 0} | data
     settings = TRAIN | {"metric": METRICS[task], "steps": 6, "validate_every": 3} | (train or {})
     return Recipe.build({"model": {"folder": str(base)}, "data": found, "train": settings}, where="test")
 
@@ -73,8 +73,16 @@ def test_regression_and_similarity_are_measured_by_correlation(bases: dict[str, 
     rows = [f"{'cat ' * (n % 7 + 1)},{'dog ' * (n % 3 + 1)},{n % 7 - n % 3 + 2}" for n in range(60)]
     file.write_text("\n".join(rows) + "\n")
     corpus = {"format": "csv", "files": [str(file)]}
-    for task, more in (("regression", {"second": True}), ("similarity", {"highest": 10.0})):
-        data = {"task": task, "train": corpus, "valid": corpus, "longest": 24, "tokens": 300, "workers": 0, **more}
+    for task, more in (("regression", {"text_pairs": True}), ("similarity", {"max_score": 10.0})):
+        data = {
+            "task": task,
+            "train": corpus,
+            "valid": corpus,
+            "max_length": 24,
+            "batch_tokens": 300,
+            "workers": 0,
+            **more,
+        }
         plain = {"model": {"folder": str(bases["bert"])}, "data": data, "train": TRAIN | {"metric": "spearman"}}
         out = tmp_path / task
         run(out, Recipe.build(plain | {"train": plain["train"] | {"steps": 8, "validate_every": 4}}))
@@ -88,7 +96,7 @@ def test_rows_without_words_are_left_out_of_scores_as_of_losses(bases: dict[str,
     (tmp_path / "rows.tsv").write_text(rows)
     (tmp_path / "holes.tsv").write_text(rows + "\tthe dog\t1\n \t \t0\nthe cat\t\t1\n")
     train, valid = ({"format": "tsv", "files": [str(tmp_path / name)]} for name in ("rows.tsv", "holes.tsv"))
-    found = tuned(bases["bert"], "classification", second=True, train={"steps": 3})
+    found = tuned(bases["bert"], "classification", text_pairs=True, train={"steps": 3})
     data = found.data.model_dump(mode="json") | {"train": [train], "valid": [valid], "held_out": 0.0}
     whole = Recipe.build(found.model_dump(mode="json") | {"data": data}, where="test")
     valid_set = prepare(whole.data, tokenizers_for(whole)).valid
@@ -103,7 +111,7 @@ def test_rows_without_words_are_left_out_of_scores_as_of_losses(bases: dict[str,
 def test_the_body_is_the_folders_and_the_head_is_new(bases: dict[str, Path], tmp_path: Path) -> None:
     made = tuned(bases["bert"], "classification")
     data = prepare(made.data, tokenizers_for(made))
-    network, body = start_network(made, data), load_model(bases["bert"] / "last").network
+    network, body = init_network(made, data), load_model(bases["bert"] / "last").network
     for name, weights in body.encoder.state_dict().items():
         assert torch.equal(network.encoder.state_dict()[name], weights)
     assert data.tokenizers[0].engine.to_str() == load(bases["bert"]).tokenizer.engine.to_str()
@@ -111,32 +119,32 @@ def test_the_body_is_the_folders_and_the_head_is_new(bases: dict[str, Path], tmp
     again = tuned(tmp_path / "run" / "last", "classification")
     head = load_model(tmp_path / "run" / "last").network.heads.classes
     assert head is not None
-    kept = start_network(again, prepare(again.data, tokenizers_for(again))).heads.classes
-    assert torch.equal(kept.scores.weight, head.scores.weight), "the same labels go on with their head"  # type: ignore[union-attr]
+    kept = init_network(again, prepare(again.data, tokenizers_for(again))).heads.classes
+    assert torch.equal(kept.proj.weight, head.proj.weight), "the same labels go on with their head"  # type: ignore[union-attr]
     other = tuned(tmp_path / "run" / "last", "classification", train=None)
     turned = other.data.model_copy(update={"labels": data.labels[::-1]})
     other = other.model_copy(update={"data": turned})
-    fresh = start_network(other, prepare(other.data, tokenizers_for(other))).heads.classes
-    assert not torch.equal(fresh.scores.weight, head.scores.weight), "labels in another order need a new one"  # type: ignore[union-attr]
+    fresh = init_network(other, prepare(other.data, tokenizers_for(other))).heads.classes
+    assert not torch.equal(fresh.proj.weight, head.proj.weight), "labels in another order need a new one"  # type: ignore[union-attr]
 
 
 def pairs(folder: Path) -> dict[str, Any]:
     """A file of pairs, each with a number that is one of two labels, too."""
     file = folder / "pairs.csv"
     file.write_text("".join(f"{'cat ' * (n % 7 + 1)}{n},{'dog ' * (n % 3 + 1)}{n},{n % 2}\n" for n in range(60)))
-    return {"train": {"format": "csv", "files": [str(file)]}, "second": True, "held_out": 0.3}
+    return {"train": {"format": "csv", "files": [str(file)]}, "text_pairs": True, "held_out": 0.3}
 
 
 def test_classes_start_from_the_body_and_pooler_of_a_regression(bases: dict[str, Path], tmp_path: Path) -> None:
     """The chain of stsb-for-mrpc and mrpc-after-stsb: the run folder is named, and only the head is new."""
-    settings = {"longest": 32, "tokens": 300, "workers": 0, **pairs(tmp_path)}
+    settings = {"max_length": 32, "batch_tokens": 300, "workers": 0, **pairs(tmp_path)}
     model = {"folder": str(bases["bert"]), "pooling": "mean"}
     train = TRAIN | {"metric": "spearman", "steps": 6, "validate_every": 3}
     run(tmp_path / "values", Recipe.build({"model": model, "data": settings | {"task": "regression"}, "train": train}))
     after = {"model": {"folder": str(tmp_path / "values")}, "data": settings | {"task": "classification"}}
     made = Recipe.build(after | {"train": train | {"metric": "f1"}})
     before = load_model(tmp_path / "values" / "best").network
-    found = start_network(made, prepare(made.data, tokenizers_for(made)))
+    found = init_network(made, prepare(made.data, tokenizers_for(made)))
     heads = {name for name in found.state_dict() if name.startswith("heads.classes.")}
     assert found.config.pooling == "mean"
     assert (before.config.labels, found.config.labels) == (1, 2)
@@ -149,7 +157,7 @@ def test_classes_start_from_the_body_and_pooler_of_a_regression(bases: dict[str,
 
 
 def test_pairs_in_both_orders_go_on_where_they_stopped(bases: dict[str, Path], tmp_path: Path) -> None:
-    settings = {"task": "classification", "longest": 32, "tokens": 300, "workers": 0, "both_orders": True}
+    settings = {"task": "classification", "max_length": 32, "batch_tokens": 300, "workers": 0, "swap_pairs": True}
     plain = {"model": {"folder": str(bases["bert"])}, "data": settings | pairs(tmp_path)}
     whole, half = (
         Recipe.build(plain | {"train": TRAIN | {"schedule": "constant", "steps": steps, "save_every": 5}})
@@ -160,9 +168,9 @@ def test_pairs_in_both_orders_go_on_where_they_stopped(bases: dict[str, Path], t
     run(tmp_path / "parts", whole, resume=True)
     assert distance(tensors(tmp_path / "whole"), tensors(tmp_path / "parts")) == 0
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
-    one = plain | {"data": settings | pairs(tmp_path) | {"both_orders": False}}
+    one = plain | {"data": settings | pairs(tmp_path) | {"swap_pairs": False}}
     run(tmp_path / "one", Recipe.build(one | {"train": TRAIN | {"schedule": "constant", "steps": 20}}))
-    assert losses(tmp_path / "one") != losses(tmp_path / "whole"), "the other order is learnt from"
+    assert losses(tmp_path / "one") != losses(tmp_path / "whole"), "the other order is learned from"
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt"])
@@ -181,7 +189,7 @@ def test_packed_and_padded_rows_cost_the_same(task: str, bases: dict[str, Path])
     for packed in (False, True):
         made = tuned(bases["bert"], task, packed=packed)
         data = prepare(made.data, tokenizers_for(made))
-        objective = Objective(start_network(made, data), made.data, made.train).eval()
+        objective = Objective(init_network(made, data), made.data, made.train).eval()
         batch: Batch = data.train.batch(np.arange(8), 0, 0)
         totals.append(float(objective(batch)[task].total.detach()))
     assert totals[0] == pytest.approx(totals[1], rel=1e-5)
@@ -204,7 +212,7 @@ def test_balanced_weights_make_all_labels_count_alike(bases: dict[str, Path]) ->
     found = class_weights(named, data)
     assert found is not None
     assert dict(zip(data.labels, found.tolist(), strict=True))["past"] == 5.0
-    objective = Objective(start_network(named, data), named.data, named.train, found).eval()
+    objective = Objective(init_network(named, data), named.data, named.train, found).eval()
     plain = Objective(objective.network, named.data, named.train).eval()
     batch = data.train.batch(np.arange(20), 0, 0)
     weighed, alike = (each(batch)["classification"].total.detach() for each in (objective, plain))
@@ -226,7 +234,7 @@ def test_rates_and_seeds_make_a_table_and_keep_the_best(bases: dict[str, Path], 
     made, out = tuned(bases["bert"], "classification", train={"metric": "loss"}), tmp_path / "grid"
 
     def compare(resume: bool = False) -> list[dict[str, Any]]:
-        found = several(made, out, [1e-4, 1e-2], 2, resume, lambda line: None, lambda event: None)
+        found = sweep(made, out, [1e-4, 1e-2], 2, resume, lambda line: None, lambda event: None)
         assert found is not None
         return found
 

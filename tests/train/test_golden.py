@@ -14,8 +14,8 @@ from clearhead.checkpoint import load_model
 from clearhead.data import IGNORED, Loader, prepare
 from clearhead.model import EncoderDecoder
 from clearhead.train import objective
-from clearhead.train.init_from import start_network, tokenizers_for
-from clearhead.train.lr_schedule import rate
+from clearhead.train.init_from import init_network, tokenizers_for
+from clearhead.train.lr_schedule import lr_at_step
 from tests.train.tiny import FAMILIES, distance, events, losses, recipe, run, tensors
 
 # Of ten steps each without dropout (whose draws depend on the build of torch), and the loss on validation data after
@@ -53,8 +53,8 @@ def test_losses_stay_what_they_were(family: str, tmp_path: Path) -> None:
     assert found == pytest.approx(GOLDEN[family], rel=1e-4)
 
 
-def test_smoothing_changes_what_is_learnt_but_not_how_it_is_measured(tmp_path: Path) -> None:
-    run(tmp_path, recipe("translator", *STILL, smoothing=0.3))
+def test_smoothing_changes_what_is_learned_but_not_how_it_is_measured(tmp_path: Path) -> None:
+    run(tmp_path, recipe("translator", *STILL, label_smoothing=0.3))
     found = losses(tmp_path)
     assert found[0] == pytest.approx(GOLDEN["translator"][0], rel=1e-4), "the logged loss is without smoothing"
     print(found[-1])
@@ -64,9 +64,9 @@ def test_smoothing_changes_what_is_learnt_but_not_how_it_is_measured(tmp_path: P
 
 def test_dropout_is_drawn_anew_for_every_step_by_the_seed_alone(tmp_path: Path) -> None:
     single = ("data.train.count=1", "model.dropout=0.3")  # one sample, and weights that do not change
-    run(tmp_path / "a", recipe("translator", *single, rate=1e-30))
-    run(tmp_path / "b", recipe("translator", *single, rate=1e-30))
-    run(tmp_path / "other seed", recipe("translator", *single, rate=1e-30, seed=1))
+    run(tmp_path / "a", recipe("translator", *single, lr=1e-30))
+    run(tmp_path / "b", recipe("translator", *single, lr=1e-30))
+    run(tmp_path / "other seed", recipe("translator", *single, lr=1e-30, seed=1))
     found = losses(tmp_path / "a")
     assert len(set(found)) == 10
     assert losses(tmp_path / "b") == found
@@ -76,16 +76,16 @@ def test_dropout_is_drawn_anew_for_every_step_by_the_seed_alone(tmp_path: Path) 
 @pytest.mark.parametrize("family", ["translator", "gpt"])
 def test_a_plain_loop_learns_the_same(family: str, tmp_path: Path) -> None:
     """Written out with torch alone: its cross entropy, its AdamW in the plainest form, its clipping."""
-    made = recipe(family, *STILL, smoothing=0.1, clip=0.5, weight_decay=0.2, precision="fp64")
+    made = recipe(family, *STILL, label_smoothing=0.1, grad_clip=0.5, weight_decay=0.2, precision="fp64")
     run(tmp_path, made)
     data = prepare(made.data, tokenizers_for(made))
-    network = start_network(made, data).double().train()
+    network = init_network(made, data).double().train()
     decays = [p for p in network.parameters() if p.dim() > 1]
     others = [p for p in network.parameters() if p.dim() == 1]
     groups = [{"params": decays, "weight_decay": 0.2}, {"params": others, "weight_decay": 0.0}]
     adam = torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-8, foreach=False, fused=False)
     found = []
-    for step, item in zip(range(1, 11), Loader(data.train, tokens=made.data.tokens, workers=0), strict=False):
+    for step, item in zip(range(1, 11), Loader(data.train, tokens=made.data.batch_tokens, workers=0), strict=False):
         (batch,) = item.batches
         scores = network(
             *(batch[side] for side in ("source", "target", "source_lengths", "ids") if side in batch.tensors)
@@ -93,7 +93,7 @@ def test_a_plain_loop_learns_the_same(family: str, tmp_path: Path) -> None:
         scores, labels = scores.flatten(0, 1), batch["labels"].flatten()
         words = scores.shape[-1]
         for group in adam.param_groups:
-            group["lr"] = rate(made.train, step, 10)
+            group["lr"] = lr_at_step(made.train, step, 10)
         adam.zero_grad()
         F.cross_entropy(scores, labels, ignore_index=IGNORED, label_smoothing=0.1 * words / (words - 1)).backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 0.5)
@@ -107,15 +107,15 @@ def test_a_plain_loop_learns_the_same(family: str, tmp_path: Path) -> None:
 def test_a_batch_in_parts_gives_the_update_of_the_whole(family: str, packed: bool, tmp_path: Path) -> None:
     still = (*STILL, f"data.packed={str(packed).lower()}")
     for parts in (1, 4):
-        run(tmp_path / str(parts), recipe(family, *still, accumulation=parts, precision="fp64", smoothing=0.1))
+        run(tmp_path / str(parts), recipe(family, *still, grad_accum=parts, precision="fp64", label_smoothing=0.1))
     assert losses(tmp_path / "1") == pytest.approx(losses(tmp_path / "4"), rel=1e-9)
     assert 0 < distance(tensors(tmp_path / "1"), tensors(tmp_path / "4")) < 1e-9
 
 
 def test_a_batch_of_more_parts_than_samples_is_no_different(tmp_path: Path) -> None:
     for parts in (1, 40):
-        changes = ("model.dropout=0", "data.tokens=100")
-        run(tmp_path / str(parts), recipe("translator", *changes, accumulation=parts, precision="fp64"))
+        changes = ("model.dropout=0", "data.batch_tokens=100")
+        run(tmp_path / str(parts), recipe("translator", *changes, grad_accum=parts, precision="fp64"))
     assert losses(tmp_path / "1") == pytest.approx(losses(tmp_path / "40"), rel=1e-9)
     assert distance(tensors(tmp_path / "1"), tensors(tmp_path / "40")) < 1e-9
 
@@ -144,14 +144,19 @@ def test_the_rate_is_that_of_the_schedule(settings: dict[str, object], tmp_path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", watched)
         run(tmp_path, made)
-    expected = [rate(made.train, step, 6) for step in range(1, 7)]
+    expected = [lr_at_step(made.train, step, 6) for step in range(1, 7)]
     assert seen == expected
     assert [event["rate"] for event in events(tmp_path, "step")] == expected
 
 
 def test_scheduled_sampling_begins_when_its_probability_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path / "true words", recipe("translator", "model.dropout=0"))
-    sampled = recipe("translator", "model.dropout=0", "train.sampling.pace=20", "train.sampling.decay=linear")
+    sampled = recipe(
+        "translator",
+        "model.dropout=0",
+        "train.scheduled_sampling.decay_steps=20",
+        "train.scheduled_sampling.decay=linear",
+    )
     asked: list[tuple[object, ...]] = []
 
     def from_step_five(*given: object) -> float:
@@ -168,14 +173,14 @@ def test_scheduled_sampling_begins_when_its_probability_does(tmp_path: Path, mon
 
 def test_recomputed_activations_change_nothing(tmp_path: Path) -> None:
     for recompute in (False, True):
-        run(tmp_path / str(recompute), recipe("llama", recompute=recompute))
+        run(tmp_path / str(recompute), recipe("llama", activation_checkpointing=recompute))
     assert losses(tmp_path / "True") == losses(tmp_path / "False")
     assert distance(tensors(tmp_path / "True"), tensors(tmp_path / "False")) == 0
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_learns_about_the_same(precision: str, tmp_path: Path) -> None:
-    run(tmp_path / "whole", recipe("gpt", *STILL, scored=0))
+    run(tmp_path / "whole", recipe("gpt", *STILL, eval_samples=0))
     run(tmp_path / precision, recipe("gpt", *STILL, precision=precision))
     half, whole = losses(tmp_path / precision), losses(tmp_path / "whole")
     assert half != whole
@@ -195,12 +200,12 @@ def test_frozen_weights_stay_to_the_bit(tmp_path: Path) -> None:
     same = {name for name in one if name.startswith("weights ") and torch.equal(one[name], ten[name])}
     assert same == {name for name in one if name.startswith("weights encoder.")}
     assert len(same) > 5
-    assert not any("encoder.layers" in name for name in ten if name.startswith("optimiser"))
+    assert not any("encoder.layers" in name for name in ten if name.startswith("optimizer"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_validation_is_the_mean_over_every_token_one_sample_at_a_time(family: str, tmp_path: Path) -> None:
-    made = recipe(family, smoothing=0.2, steps=4)
+    made = recipe(family, label_smoothing=0.2, steps=4)
     run(tmp_path, made)
     data = prepare(made.data, tokenizers_for(made))
     assert data.valid is not None
@@ -212,9 +217,9 @@ def test_validation_is_the_mean_over_every_token_one_sample_at_a_time(family: st
             if isinstance(network, EncoderDecoder):
                 scores = network(batch["source"], batch["target"])
             elif family == "bert":
-                scores = network.heads.words(network.encode(batch["ids"], segments=batch["segments"]))
+                scores = network.heads.lm_head(network.encode(batch["ids"], segments=batch["segments"]))
             else:
-                scores = network.heads.words(network.decode(batch["ids"], documents=batch.documents.get("ids")))
+                scores = network.heads.lm_head(network.decode(batch["ids"], documents=batch.documents.get("ids")))
         scores, labels = scores.flatten(0, 1), batch["labels"].flatten()
         total += float(F.cross_entropy(scores.double(), labels, ignore_index=IGNORED, reduction="sum"))
         count += int((labels != IGNORED).sum())
@@ -231,7 +236,7 @@ from pathlib import Path
 from tests.train.tiny import recipe, run
 torch.set_num_threads(1)
 still = ("model.dropout=0", "model.attention_dropout=0")
-run(Path(sys.argv[1]), recipe("gpt", *still, compile=sys.argv[2], recompute=bool(sys.argv[3:]), steps=3, scored=0))
+run(Path(sys.argv[1]), recipe("gpt", *still, compile=sys.argv[2], activation_checkpointing=bool(sys.argv[3:]), steps=3, eval_samples=0))
 """
 
 
@@ -240,5 +245,5 @@ run(Path(sys.argv[1]), recipe("gpt", *still, compile=sys.argv[2], recompute=bool
 def test_compiled_blocks_learn_the_same(how: list[str], tmp_path: Path) -> None:
     environment = os.environ | {"TORCHDYNAMO_DISABLE": "0"}
     subprocess.run([sys.executable, "-c", COMPILED, str(tmp_path / "compiled"), *how], check=True, env=environment)
-    run(tmp_path / "eager", recipe("gpt", *STILL, steps=3, scored=0))
+    run(tmp_path / "eager", recipe("gpt", *STILL, steps=3, eval_samples=0))
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), rel=1e-4)

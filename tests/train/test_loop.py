@@ -16,8 +16,8 @@ from clearhead.train.objective import Objective
 from clearhead.train.run import Run
 from tests.train.tiny import EMBEDDED, FAMILIES, TRAIN, distance, events, losses, recipe, run, tensors
 
-LABELLED: dict[str, Any] = {"train": EMBEDDED | {"count": 60}, "longest": 40, "tokens": 9000, "workers": 0}
-LABELLED["valid"] = EMBEDDED | {"count": 15, "split": "valid"}
+LABELED: dict[str, Any] = {"train": EMBEDDED | {"count": 60}, "max_length": 40, "batch_tokens": 9000, "workers": 0}
+LABELED["valid"] = EMBEDDED | {"count": 15, "split": "valid"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -52,7 +52,7 @@ def newest(out: Path) -> dict[str, Tensor]:
 
 
 def test_the_last_model_is_the_mean_of_the_last_checkpoints(tmp_path: Path) -> None:
-    run(tmp_path, recipe("gpt", save_every=3, keep=4, average=3))
+    run(tmp_path, recipe("gpt", save_every=3, keep_checkpoints=4, average_checkpoints=3))
     folders = [tmp_path / "checkpoints" / f"step-{step:08}" for step in (6, 9, 10)]
     mean = average(folders)
     by_hand = sum(load_weights(folder)["decoder.norm.weight"].double() for folder in folders) / 3
@@ -73,7 +73,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def test_only_so_many_checkpoints_are_kept(tmp_path: Path) -> None:
-    run(tmp_path, recipe("gpt", save_every=2, keep=2))
+    run(tmp_path, recipe("gpt", save_every=2, keep_checkpoints=2))
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000008", "step-00000010"]
 
 
@@ -89,7 +89,7 @@ def test_without_validation_data_there_is_a_last_model_but_no_best(tmp_path: Pat
     [
         ("classification", {}, "classes"),
         ("tagging", {}, "tags"),
-        ("answering", {"stride": 4, "longest": 60}, "span"),
+        ("answering", {"stride": 4, "max_length": 60}, "span"),
         ("similarity", {}, None),
         ("regression", {}, "classes"),
     ],
@@ -100,12 +100,12 @@ def test_a_pretrained_model_is_fine_tuned_with_fresh_heads(
 ) -> None:
     run(tmp_path / "base", recipe(base, steps=5))
     folder = tmp_path / "base" / "last"
-    data = LABELLED | {"task": task} | more
+    data = LABELED | {"task": task} | more
     if task in ("similarity", "regression"):  # of numbers, which the embedded corpus has none of
         rows = [f"a dog ran {n}\ta cat sat {n}\t{n / 10}" for n in range(10)]
         (tmp_path / "numbers.tsv").write_text("\n".join(rows * 4))
         corpus = {"format": "tsv", "files": [str(tmp_path / "numbers.tsv")]}
-        data |= {"train": corpus, "valid": corpus} | ({} if task == "similarity" else {"second": True})
+        data |= {"train": corpus, "valid": corpus} | ({} if task == "similarity" else {"text_pairs": True})
     begun: list[dict[str, Tensor]] = []
     items = Run.items
     monkeypatch.setattr(
@@ -141,12 +141,12 @@ def test_new_heads_depend_on_the_seed_and_old_weights_do_not(tmp_path: Path) -> 
     run(tmp_path / "base", recipe("bert", steps=2))
     found = []
     for seed in (0, 1):
-        plain = {"model": {"folder": str(tmp_path / "base" / "last")}, "data": LABELLED | {"task": "classification"}}
+        plain = {"model": {"folder": str(tmp_path / "base" / "last")}, "data": LABELED | {"task": "classification"}}
         out = tmp_path / str(seed)
         run(out, Recipe.build(plain | {"train": TRAIN | {"steps": 1, "seed": seed, "rate": 1e-30}}))
         found.append(weights(load_model(out / "last").network))
     differing = {name for name in found[0] if not torch.equal(found[0][name], found[1][name])}
-    assert differing == {"heads.classes.scores.weight"} | (differing & {"heads.classes.scores.bias"})
+    assert differing == {"heads.classes.proj.weight"} | (differing & {"heads.classes.proj.bias"})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -162,7 +162,7 @@ def test_a_rehearsal_writes_nothing_and_prints_the_recipe(
     facts = {line.split()[1]: line for line in lines if line.startswith("# ")}
     network = load_model_of(made, tmp_path)
     assert facts["parameters"] == f"# parameters    {sum(p.numel() for p in network.parameters()):,}"
-    assert facts.keys() == {"parameters", "memory", "samples", "validation", "time"}
+    assert facts.keys() == {"parameters", "encoder_output", "samples", "validation", "time"}
     assert "for 10 steps" in facts["time"]
 
 
@@ -187,8 +187,8 @@ def test_workers_change_neither_order_nor_losses(tmp_path: Path) -> None:
 
 
 def test_every_token_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The speed in the log is of the tokens that were learnt from, in whatever parts they came."""
-    made = recipe("translator", steps=4, accumulation=3, log_every=2)
+    """The speed in the log is of the tokens that were learned from, in whatever parts they came."""
+    made = recipe("translator", steps=4, grad_accum=3, log_every=2)
     seen: list[int] = []
     log = Run.log
     monkeypatch.setattr(Run, "log", lambda run: (seen.append(run.progress.tokens), log(run))[1])
@@ -196,6 +196,6 @@ def test_every_token_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     begin = Run.begin
     monkeypatch.setattr(Run, "begin", lambda run, after: (holder.append(run), begin(run, after))[1])
     run(tmp_path, made)
-    steps = Loader(holder[0].data.train, tokens=made.data.tokens, workers=0)
+    steps = Loader(holder[0].data.train, tokens=made.data.batch_tokens, workers=0)
     counts = [sum(batch.tokens for batch in step.batches) for step, _ in zip(steps, range(4), strict=False)]
     assert seen == [sum(counts[:2]), sum(counts[2:])]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.config.train import OptimiserConfig, ScheduleConfig
+from clearhead.config.train import OptimizerConfig, ScheduleConfig
 from clearhead.errors import ConfigError
-from clearhead.train.lr_schedule import paper_rate, rate
+from clearhead.train.lr_schedule import lr_at_step, noam_lr
 
 SCHEDULES = ["inverse-sqrt", "linear", "cosine", "wsd", "constant"]
 
@@ -19,7 +19,7 @@ def settings(schedule: str, **others: float) -> ScheduleConfig:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_warms_up_in_a_straight_line(schedule: str) -> None:
-    assert [rate(settings(schedule), step, 100) for step in (1, 5, 10)] == pytest.approx([0.05, 0.25, 0.5])
+    assert [lr_at_step(settings(schedule), step, 100) for step in (1, 5, 10)] == pytest.approx([0.05, 0.25, 0.5])
 
 
 @pytest.mark.parametrize(
@@ -38,17 +38,17 @@ def test_every_schedule_warms_up_in_a_straight_line(schedule: str) -> None:
 )
 def test_rates_after_warm_up(schedule: str, others: dict[str, float], expected: list[float]) -> None:
     chosen = settings(schedule, **others)
-    assert [rate(chosen, step, 100) for step in (11, 55, 82, 91, 100)] == pytest.approx(expected, abs=1e-7)
+    assert [lr_at_step(chosen, step, 100) for step in (11, 55, 82, 91, 100)] == pytest.approx(expected, abs=1e-7)
 
 
 def test_the_papers_formula_is_inverse_sqrt_at_the_papers_peak() -> None:
-    width, warmup = 512, 4000
-    chosen = ScheduleConfig(schedule="inverse-sqrt", rate=paper_rate(width, warmup), warmup=warmup)
-    assert chosen.rate == pytest.approx(6.98771e-4, rel=1e-5)
+    dim, warmup = 512, 4000
+    chosen = ScheduleConfig(schedule="inverse-sqrt", lr=noam_lr(dim, warmup), warmup=warmup)
+    assert chosen.lr == pytest.approx(6.98771e-4, rel=1e-5)
     for step in (1, 100, 3999, 4000, 4001, 100_000):
-        paper = width**-0.5 * min(step**-0.5, step * warmup**-1.5)
-        assert rate(chosen, step, 100_000) == pytest.approx(paper, rel=1e-12)
-    assert paper_rate(width, warmup, scale=2.0) == pytest.approx(2 * chosen.rate)
+        paper = dim**-0.5 * min(step**-0.5, step * warmup**-1.5)
+        assert lr_at_step(chosen, step, 100_000) == pytest.approx(paper, rel=1e-12)
+    assert noam_lr(dim, warmup, scale=2.0) == pytest.approx(2 * chosen.lr)
 
 
 @given(
@@ -66,7 +66,7 @@ def test_rates_stay_between_floor_and_peak_and_never_jump_up(
     others = {"floor": floor} if schedule in ("linear", "cosine", "wsd") else {}
     others |= {"decay": decay} if schedule == "wsd" else {}
     chosen = settings(schedule, warmup=warmup, **others)
-    now, before = rate(chosen, step, steps), rate(chosen, step - 1, steps) if step > 1 else 0.0
+    now, before = lr_at_step(chosen, step, steps), lr_at_step(chosen, step - 1, steps) if step > 1 else 0.0
     assert 0 <= now <= 0.5
     if step <= warmup:
         assert now == pytest.approx(0.5 * step / warmup)
@@ -94,8 +94,8 @@ def test_wrong_schedules_are_told(data: dict[str, object], message: str) -> None
         ScheduleConfig.build(data)
 
 
-@pytest.mark.parametrize("kind", [ScheduleConfig, OptimiserConfig])
-def test_resolved_settings_can_be_read_back(kind: type[ScheduleConfig] | type[OptimiserConfig]) -> None:
+@pytest.mark.parametrize("kind", [ScheduleConfig, OptimizerConfig])
+def test_resolved_settings_can_be_read_back(kind: type[ScheduleConfig] | type[OptimizerConfig]) -> None:
     names = SCHEDULES if kind is ScheduleConfig else ["adamw", "adam"]
     for name in names:
         chosen = kind.build({kind.__name__.removesuffix("Config").lower(): name})

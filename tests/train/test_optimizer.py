@@ -1,4 +1,4 @@
-"""Updates against torch's own optimisers; what decays, what is frozen, and clipping, also of spread-out gradients."""
+"""Updates against torch's own optimizers; what decays, what is frozen, and clipping, also of spread-out gradients."""
 
 import math
 from pathlib import Path
@@ -10,12 +10,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from clearhead.config import preset
-from clearhead.config.train import OptimiserConfig
+from clearhead.config.train import OptimizerConfig
 from clearhead.errors import ConfigError, UserError
 from clearhead.model import Network, build
-from clearhead.train.optimizer import clip, freeze, optimiser, set_rate
+from clearhead.train.optimizer import build_optimizer, clip_grad_norm, freeze, set_rate
 
-SMALL = ["vocab_size=20", "width=8", "heads=2", "ff_width=12"]
+SMALL = ["vocab_size=20", "dim=8", "heads=2", "ff_dim=12"]
 
 
 def network_of(name: str = "tiny-translator") -> Network:
@@ -29,7 +29,7 @@ def names(network: nn.Module, parameters: list[nn.Parameter]) -> list[str]:
 
 def test_matrices_decay_and_nothing_else_does() -> None:
     network = network_of("tiny-encoder")
-    decaying, others = (group["params"] for group in optimiser(network, OptimiserConfig()).param_groups)
+    decaying, others = (group["params"] for group in build_optimizer(network, OptimizerConfig()).param_groups)
     assert set(names(network, decaying)) | set(names(network, others)) == {n for n, _ in network.named_parameters()}
     assert "encoder.embedding.tokens.weight" in names(network, decaying)
     assert all("norm" not in name and not name.endswith("bias") for name in names(network, decaying))
@@ -39,9 +39,9 @@ def test_matrices_decay_and_nothing_else_does() -> None:
 
 def test_a_tied_matrix_is_updated_once() -> None:
     network = network_of()
-    assert network.heads.words is not None
-    shared = network.heads.words.scores.weight
-    groups = optimiser(network, OptimiserConfig()).param_groups
+    assert network.heads.lm_head is not None
+    shared = network.heads.lm_head.proj.weight
+    groups = build_optimizer(network, OptimizerConfig()).param_groups
     assert shared is network.encoder.embedding.tokens.weight
     assert sum(parameter is shared for group in groups for parameter in group["params"]) == 1
 
@@ -50,7 +50,7 @@ def test_a_tied_matrix_is_updated_once() -> None:
 def test_updates_are_those_of_torch(kind: str) -> None:
     model, other = (nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)).double() for _ in range(2))
     other.load_state_dict(model.state_dict())
-    ours = optimiser(model, OptimiserConfig.build({"optimiser": kind}))
+    ours = build_optimizer(model, OptimizerConfig.build({"optimizer": kind}))
     if kind == "adam":  # section 5.3
         theirs: torch.optim.Optimizer = torch.optim.Adam(other.parameters(), lr=0.1, betas=(0.9, 0.98), eps=1e-9)
     else:
@@ -70,15 +70,15 @@ def test_updates_are_those_of_torch(kind: str) -> None:
 
 def test_nothing_moves_before_a_rate_is_set() -> None:
     model = nn.Linear(3, 2)
-    before, opt = model.weight.detach().clone(), optimiser(model, OptimiserConfig())
+    before, opt = model.weight.detach().clone(), build_optimizer(model, OptimizerConfig())
     model(torch.ones(1, 3)).sum().backward()
     opt.step()
     assert torch.equal(model.weight, before)
 
 
 def test_adam_with_weight_decay_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"weight_decay: 0\.1, but adam has none; set it to 0, or optimiser=adamw"):
-        OptimiserConfig.build({"optimiser": "adam", "weight_decay": 0.1})
+    with pytest.raises(ConfigError, match=r"weight_decay: 0\.1, but adam has none; set it to 0, or optimizer=adamw"):
+        OptimizerConfig.build({"optimizer": "adam", "weight_decay": 0.1})
 
 
 def test_frozen_parts_stay_as_they_are() -> None:
@@ -86,7 +86,7 @@ def test_frozen_parts_stay_as_they_are() -> None:
     frozen = freeze(network, ["encoder.layers.*", "*.cross_attention.*"])
     assert frozen == [n for n, _ in network.named_parameters() if n.startswith("encoder.layers.") or "cross_att" in n]
     before = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
-    opt = optimiser(network, OptimiserConfig())
+    opt = build_optimizer(network, OptimizerConfig())
     assert all(parameter.requires_grad for group in opt.param_groups for parameter in group["params"])
     set_rate(opt, 0.1)
     network(torch.randint(20, (2, 4)), torch.randint(20, (2, 5))).pow(2).sum().backward()
@@ -97,7 +97,7 @@ def test_frozen_parts_stay_as_they_are() -> None:
 
 def test_a_tied_matrix_can_be_frozen_by_any_of_its_names() -> None:
     network = network_of()
-    assert freeze(network, ["heads.words.scores.weight"]) == ["heads.words.scores.weight"]
+    assert freeze(network, ["heads.lm_head.proj.weight"]) == ["heads.lm_head.proj.weight"]
     assert not network.encoder.embedding.tokens.weight.requires_grad
 
 
@@ -127,7 +127,7 @@ def parameters_with(*grads: list[float]) -> list[nn.Parameter]:
 
 def test_clipping_shortens_all_gradients_together() -> None:
     parameters = [*parameters_with([3.0, 0.0], [4.0]), nn.Parameter(torch.zeros(1))]  # the last has no gradient
-    assert clip(parameters, 1.0) == 5
+    assert clip_grad_norm(parameters, 1.0) == 5
     torch.testing.assert_close(parameters[0].grad, torch.tensor([0.6, 0.0]).double(), rtol=1e-6, atol=0)
     torch.testing.assert_close(parameters[1].grad, torch.tensor([0.8]).double(), rtol=1e-6, atol=0)
 
@@ -135,19 +135,19 @@ def test_clipping_shortens_all_gradients_together() -> None:
 @pytest.mark.parametrize("norm", [5.1, None])
 def test_short_gradients_stay_as_they_are(norm: float | None) -> None:
     parameters = parameters_with([3.0], [4.0])
-    assert clip(parameters, norm) == 5
+    assert clip_grad_norm(parameters, norm) == 5
     assert [parameter.grad.item() for parameter in parameters if parameter.grad is not None] == [3, 4]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_shows(bad: float) -> None:
-    assert not clip(parameters_with([1.0, bad], [2.0]), 1.0).isfinite()
+    assert not clip_grad_norm(parameters_with([1.0, bad], [2.0]), 1.0).isfinite()
 
 
 def test_clipping_never_waits_for_the_device() -> None:
     parameter = nn.Parameter(torch.zeros(3, device="meta"))
     parameter.grad = torch.zeros_like(parameter)
-    assert clip([parameter], 1.0).shape == ()
+    assert clip_grad_norm([parameter], 1.0).shape == ()
 
 
 def spread_out(rank: int, store: str) -> None:
@@ -159,7 +159,7 @@ def spread_out(rank: int, store: str) -> None:
         parameter = nn.Parameter(distribute_tensor(torch.zeros_like(whole), mesh, [Shard(0)]))
         parameter.grad = distribute_tensor(whole, mesh, [Shard(0)])
         parameters.append(parameter)
-    norm = clip(parameters, 1.0)
+    norm = clip_grad_norm(parameters, 1.0)
     assert not isinstance(norm, DTensor)
     assert norm == 5
     found = [parameter.grad.full_tensor() for parameter in parameters]

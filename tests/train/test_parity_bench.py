@@ -13,7 +13,7 @@ from bench import finetune
 from clearhead.checkpoint import load_model
 from clearhead.config.recipe import Recipe
 from clearhead.data import prepare
-from clearhead.train.init_from import class_weights, start_network, tokenizers_for
+from clearhead.train.init_from import class_weights, init_network, tokenizers_for
 from tests.train.tiny import TRAIN, recipe, run
 
 CPU = torch.device("cpu")
@@ -26,20 +26,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     run(folder / "bert", recipe("bert", steps=3))
     file = folder / "pairs.csv"
     file.write_text("".join(f"{'cat ' * (n % 7 + 1)}{n},{'dog ' * (n % 3 + 1)}{n},{n % 2}\n" for n in range(60)))
-    data: dict[str, Any] = {"train": {"format": "csv", "files": [str(file)]}, "second": True, "held_out": 0.3}
-    data |= {"longest": 32, "tokens": 300, "workers": 0}
+    data: dict[str, Any] = {"train": {"format": "csv", "files": [str(file)]}, "text_pairs": True, "held_out": 0.3}
+    data |= {"max_length": 32, "batch_tokens": 300, "workers": 0}
     model = {"pooling": "mean", "dropout": 0.0, "attention_dropout": 0.0}
     plain = {"data": data | {"task": "regression"}, "train": TRAIN | {"steps": 2}}
     run(folder / "values", Recipe.build(plain | {"model": model | {"folder": str(folder / "bert")}}))
     settings = TRAIN | {"steps": 8, "validate_every": 8, "metric": "f1", "class_weights": {"1": 3.0}}
-    both = data | {"task": "classification", "both_orders": True}
+    both = data | {"task": "classification", "swap_pairs": True}
     return Recipe.build({"model": model | {"folder": str(folder / "values")}, "data": both, "train": settings})
 
 
 def test_both_start_from_the_same_weights(made: Recipe, tmp_path: Path) -> None:
     data = prepare(made.data, tokenizers_for(made))
     peer = finetune.start(made, data, tmp_path)
-    theirs, ours = finetune.imported(peer, made, data, tmp_path).network, start_network(made, data)
+    theirs, ours = finetune.imported(peer, made, data, tmp_path).network, init_network(made, data)
     assert theirs.config.pooling == "mean"
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     for name, weights in ours.state_dict().items():
@@ -52,7 +52,7 @@ def test_both_end_with_the_same_weights(made: Recipe, tmp_path: Path) -> None:
     ours = load_model(tmp_path / "ours" / "last").network.state_dict()
     best, apart = finetune.fine_tune(made, CPU, tmp_path / "theirs")
     theirs = best.network.state_dict()
-    first = start_network(made, prepare(made.data, tokenizers_for(made))).state_dict()
+    first = init_network(made, prepare(made.data, tokenizers_for(made))).state_dict()
     assert apart < 1e-6
     for name, weights in ours.items():
         torch.testing.assert_close(theirs[name], weights, atol=2e-4, rtol=0, msg=name)

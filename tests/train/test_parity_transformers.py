@@ -14,13 +14,13 @@ from clearhead.checkpoint.formats import read_foreign
 from clearhead.config.data import DataConfig
 from clearhead.config.train import TrainConfig
 from clearhead.data import IGNORED, Batch
-from clearhead.train.distributed import Place
-from clearhead.train.lr_schedule import rate
+from clearhead.train.distributed import DistContext
+from clearhead.train.lr_schedule import lr_at_step
 from clearhead.train.objective import Objective
-from clearhead.train.optimizer import optimiser
+from clearhead.train.optimizer import build_optimizer
 from clearhead.train.updater import Progress, Updater
 
-HERE = Place(torch.device("cpu"))
+HERE = DistContext(torch.device("cpu"))
 ROWS, LONGEST, WORDS, STEPS = 6, 12, 50, 12
 KINDS: dict[str, Any] = {
     "classification": transformers.BertForSequenceClassification,
@@ -60,7 +60,7 @@ def answers(task: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
 
 @pytest.mark.parametrize("task", KINDS)
 def test_every_step_is_that_of_transformers(task: str, tmp_path: Path) -> None:
-    settings = TrainConfig(steps=STEPS, rate=3e-3, warmup=3, schedule="linear", weight_decay=0.1, clip=0.5)
+    settings = TrainConfig(steps=STEPS, lr=3e-3, warmup=3, schedule="linear", weight_decay=0.1, grad_clip=0.5)
     torch.manual_seed(0)
     shape = transformers.BertConfig(
         vocab_size=WORDS, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
@@ -72,8 +72,8 @@ def test_every_step_is_that_of_transformers(task: str, tmp_path: Path) -> None:
     peer.save_pretrained(tmp_path)
     found = read_foreign(tmp_path)
     network = with_weights(found.config, found.weights, "transformers").double()
-    objective = Objective(network, DataConfig(task=task, longest=LONGEST), settings).train()
-    updater = Updater(objective, objective, optimiser(network, settings), settings, HERE, torch.float64)
+    objective = Objective(network, DataConfig(task=task, max_length=LONGEST), settings).train()
+    updater = Updater(objective, objective, build_optimizer(network, settings), settings, HERE, torch.float64)
     decayed = [p for p in peer.parameters() if p.dim() >= 2]
     groups = [{"params": decayed}, {"params": [p for p in peer.parameters() if p.dim() < 2], "weight_decay": 0.0}]
     betas = (settings.beta1, settings.beta2)
@@ -86,7 +86,7 @@ def test_every_step_is_that_of_transformers(task: str, tmp_path: Path) -> None:
         real = (torch.arange(LONGEST) < t["ids_lengths"][:, None]).long()
         given = {"input_ids": t["ids"], "attention_mask": real, "token_type_ids": t["segments"]}
         for group in adam.param_groups:
-            group["lr"] = rate(settings, step, settings.steps)
+            group["lr"] = lr_at_step(settings, step, settings.steps)
         loss = peer(**given, **answers(task, t)).loss
         loss.backward()
         length = torch.nn.utils.clip_grad_norm_(peer.parameters(), 0.5)

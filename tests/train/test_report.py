@@ -19,7 +19,7 @@ from clearhead.train.report import report, write_report
 
 EVIL = "<script>alert('1')</script> \"quoted\" & 'so' {style}"
 KEYS = """accuracy bleu confusion counts epoch exposure forced labels loss norm output parameters perplexity rate
-reason recipe reference samples seconds share_of_peak signature source steps text tokens_per_second words_accuracy"""
+reason recipe reference samples seconds mfu signature source steps text tokens_per_second words_accuracy"""
 names = st.sampled_from(KEYS.split())
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.just(10**400) | st.just(5e-324),
@@ -74,7 +74,7 @@ def a_run(steps: int = 40) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = [{"kind": "start", "recipe": "mini", "parameters": 6_315_008, "steps": 80}]
     for step in range(1, steps + 1):
         lines.append({"kind": "step", "step": step, "loss": 100 / step, "accuracy": 0.5, "rate": 1e-4, "norm": 1.5})
-        lines[-1] |= {"tokens_per_second": 12_345, "share_of_peak": 0.41, "epoch": step / 10, "seconds": step * 100.0}
+        lines[-1] |= {"tokens_per_second": 12_345, "mfu": 0.41, "epoch": step / 10, "seconds": step * 100.0}
         if step % 10 == 0:
             said = {
                 "source": "A dog.",

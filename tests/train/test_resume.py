@@ -1,4 +1,4 @@
-"""A run that was interrupted and went on is the run that was not: losses, weights, optimiser, data order, to the bit.
+"""A run that was interrupted and went on is the run that was not: losses, weights, optimizer, data order, to the bit.
 
 CLEARHEAD_INTERRUPTIONS=20 interrupts every family at 20 random steps.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead.checkpoint import load_model, newest_state
 from clearhead.config.recipe import Recipe, load_recipe
-from clearhead.data import Step
+from clearhead.data import GlobalBatch
 from clearhead.errors import UserError
 from clearhead.train import validate
 from clearhead.train.run import Run
@@ -35,10 +35,10 @@ class Watched:
         self.stop_after = 0
         learn = Run.learn
 
-        def noted(run: Run, item: Step) -> bool:
+        def noted(run: Run, item: GlobalBatch) -> bool:
             done = learn(run, item)
             if done:
-                self.order.append([item.draw.epoch, *item.draw.samples.tolist()])
+                self.order.append([item.plan.epoch, *item.plan.samples.tolist()])
             if run.step == self.stop_after:
                 signal.raise_signal(signal.SIGTERM)
             return done
@@ -98,7 +98,7 @@ def test_an_interrupted_run_ends_like_one_that_was_not(family: str, tmp_path: Pa
 
 
 def test_many_interruptions_of_one_run_change_nothing(tmp_path: Path, watched: Watched) -> None:
-    made = recipe("llama", **RHYTHM, average=2, patience=100)
+    made = recipe("llama", **RHYTHM, average_checkpoints=2, patience=100)
     watched(tmp_path / "whole", made)
     for stop in (1, 2, 7, 14, 15, 23):
         watched(tmp_path / "often", made, stop)
@@ -151,9 +151,9 @@ def test_a_validation_made_up_for_just_before_the_next_stop_is_told_once(
     same(tmp_path / "whole", tmp_path / "stopped")
 
 
-def test_more_steps_are_learnt_as_if_they_had_been_asked_for_at_once(tmp_path: Path, watched: Watched) -> None:
+def test_more_steps_are_learned_as_if_they_had_been_asked_for_at_once(tmp_path: Path, watched: Watched) -> None:
     for steps, out in ((12, "twice"), (18, "twice"), (18, "once")):
-        watched(tmp_path / out, recipe("bert", steps=steps, schedule="constant", save_every=4, average=2))
+        watched(tmp_path / out, recipe("bert", steps=steps, schedule="constant", save_every=4, average_checkpoints=2))
     assert [e["loss"] for e in events(tmp_path / "twice", "step")] == losses(tmp_path / "once")
     assert distance(tensors(tmp_path / "twice"), tensors(tmp_path / "once")) == 0
     assert [event["step"] for event in events(tmp_path / "twice", "validation")] == [12, 18, 18]
@@ -185,7 +185,7 @@ def test_a_run_killed_inside_its_first_save_begins_anew(tmp_path: Path, watched:
 
 
 def test_a_run_killed_before_its_last_model_still_gets_it(tmp_path: Path, watched: Watched) -> None:
-    made = recipe("gpt", **RHYTHM, average=2)
+    made = recipe("gpt", **RHYTHM, average_checkpoints=2)
     watched(tmp_path / "whole", made)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "save_model", lambda run, name: 1 / (name != "last"))
@@ -208,7 +208,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     watched(tmp_path / "whole", made)
     watched(tmp_path / "out", made, 10)
     folder = tmp_path / "out" / "checkpoints" / "step-00000010"
-    file = folder / ("manifest.json" if damage == "manifest" else "optimiser.safetensors")
+    file = folder / ("manifest.json" if damage == "manifest" else "optimizer.safetensors")
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     if damage == "gone":
@@ -266,7 +266,7 @@ def test_smaller_parts_after_a_lack_of_memory_stay_smaller(
 ) -> None:
     """Dropout is drawn for each part: the run would not be the same if it went back to whole batches."""
     made = recipe("gpt", **RHYTHM)
-    watched(tmp_path / "whole", recipe("gpt", **RHYTHM, accumulation=2))
+    watched(tmp_path / "whole", recipe("gpt", **RHYTHM, grad_accum=2))
     forward, failed = torch.nn.Module.__call__, []
 
     def once(module: torch.nn.Module, *given: Any, **named: Any) -> Any:

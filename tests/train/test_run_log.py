@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.errors import UserError
-from clearhead.train.run_log import Record, elapsed, read_log, series
+from clearhead.train.run_log import RunLog, elapsed, read_log, series
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
@@ -23,7 +23,7 @@ keys = st.text(st.characters(), min_size=1).filter(lambda key: key not in ("kind
 
 
 def fill(run: Path, steps: range) -> None:
-    with Record(run) as record:
+    with RunLog(run) as record:
         for step in steps:
             record.write("step", step, loss=1 / step)
             if step % 10 == 0:
@@ -42,7 +42,7 @@ def without_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_folder_is_made_before_the_first_line(tmp_path: Path) -> None:
-    with Record(tmp_path / "run") as record:
+    with RunLog(tmp_path / "run") as record:
         record.rewind(0)
         assert not (tmp_path / "run").exists()
         record.write("start", recipe="copy")
@@ -50,7 +50,7 @@ def test_no_folder_is_made_before_the_first_line(tmp_path: Path) -> None:
 
 
 def test_a_line_is_there_for_others_as_soon_as_it_is_written(tmp_path: Path) -> None:
-    record = Record(tmp_path)
+    record = RunLog(tmp_path)
     for step in (1, 2):
         record.write("note", step, text="é 中文 \u2028")
         assert len(read_log(record.path)) == step
@@ -59,7 +59,7 @@ def test_a_line_is_there_for_others_as_soon_as_it_is_written(tmp_path: Path) -> 
 
 
 def test_numbers_that_are_none_are_null_and_every_line_is_strict_json(tmp_path: Path) -> None:
-    with Record(tmp_path) as record:
+    with RunLog(tmp_path) as record:
         record.write("step", 1, loss=math.nan, norm=math.inf, inner=[{"a": -math.inf}], rate=0.5)
 
     def refuse(name: str) -> None:
@@ -76,7 +76,7 @@ def test_numbers_that_are_none_are_null_and_every_line_is_strict_json(tmp_path: 
 )
 def test_what_is_written_is_what_is_read(lines: list[dict[str, Any]]) -> None:
     with TemporaryDirectory() as folder:
-        with Record(Path(folder)) as record:
+        with RunLog(Path(folder)) as record:
             record.write("start")
             for line in lines:
                 record.write("note", 1, **line)
@@ -89,13 +89,13 @@ def test_what_is_written_is_what_is_read(lines: list[dict[str, Any]]) -> None:
 def test_a_resumed_log_equals_that_of_one_go(tmp_path: Path) -> None:
     fill(tmp_path / "whole", range(1, 41))
     fill(tmp_path / "broken", range(1, 34))
-    Record(tmp_path / "broken").rewind(20)
+    RunLog(tmp_path / "broken").rewind(20)
     fill(tmp_path / "broken", range(21, 41))
     assert (tmp_path / "broken" / "log.jsonl").read_bytes() == (tmp_path / "whole" / "log.jsonl").read_bytes()
 
 
 def test_rewinding_forgets_later_lines_and_the_end(tmp_path: Path) -> None:
-    record = Record(tmp_path)
+    record = RunLog(tmp_path)
     record.write("start")
     record.write("step", 10, loss=1.0)
     record.write("step", 20, loss=1.0)
@@ -120,12 +120,12 @@ def test_rewinding_leaves_the_log_whole_when_it_fails(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(UserError, match="No space left on device"):
-        Record(tmp_path).rewind(5)
+        RunLog(tmp_path).rewind(5)
     assert (tmp_path / "log.jsonl").read_bytes() == before
 
 
 def test_a_log_cut_anywhere_is_read_up_to_there_and_goes_on(tmp_path: Path) -> None:
-    with Record(tmp_path / "whole") as record:
+    with RunLog(tmp_path / "whole") as record:
         for step in (1, 2, 3):
             record.write("note", step, text="日本")
     data = record.path.read_bytes()
@@ -136,7 +136,7 @@ def test_a_log_cut_anywhere_is_read_up_to_there_and_goes_on(tmp_path: Path) -> N
         known = read_log(path)
         assert known == read_log(record.path)[: len(known)]
         assert len(known) in (data[:length].count(b"\n"), data[: length + 1].count(b"\n"))
-        with Record(tmp_path / "cut") as again:
+        with RunLog(tmp_path / "cut") as again:
             again.write("end")
         assert read_log(path) == [*known, {"kind": "end"}]
 
@@ -156,7 +156,7 @@ def test_a_log_that_is_not_there_or_cannot_be_written_is_named(tmp_path: Path) -
         read_log(tmp_path / "log.jsonl")
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"log\.jsonl cannot be written"):
-        Record(tmp_path / "file").write("start")
+        RunLog(tmp_path / "file").write("start")
 
 
 def test_the_clock_of_a_resumed_run_is_added_up() -> None:
@@ -186,7 +186,7 @@ def test_tensorboard_shows_the_numbers_and_forgets_rewound_ones(tmp_path: Path) 
         "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
     )
     fill(tmp_path, range(1, 34))
-    with Record(tmp_path) as record:
+    with RunLog(tmp_path) as record:
         record.rewind(20)
         record.write("step", 21, loss=7.0, rate=math.nan, note="text")
     events = accumulator.EventAccumulator(str(tmp_path / "events")).Reload()

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from clearhead.config import ModelConfig
-from clearhead.model import Documents, EncoderDecoder, Memory
+from clearhead.model import Documents, EncoderDecoder, EncoderOutput
 from clearhead.train.exposure_bias import exposure_bias
-from clearhead.train.losses import word_loss
-from clearhead.train.scheduled_sampling import Decay, mixed_inputs, probability
+from clearhead.train.losses import lm_loss
+from clearhead.train.scheduled_sampling import Decay, probability, scheduled_inputs
 from tests.strategies import VOCABULARY, configs, network_of, tokens
 
 TRANSLATOR = ("encoder-decoder",)
@@ -48,7 +48,7 @@ def mix(network: EncoderDecoder, lengths: list[int], share: float, seed: int = 0
     source, target = tokens(len(lengths), 6), tokens(len(lengths), max(lengths) + 1)
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.tensor([6, 3, 4, 5][: len(lengths)])
-    return source, target, mixed_inputs(network, source, target, sizes, torch.tensor(lengths), share, generator)
+    return source, target, scheduled_inputs(network, source, target, sizes, torch.tensor(lengths), share, generator)
 
 
 @given(configs(TRANSLATOR), st.lists(st.integers(1, 8), min_size=1, max_size=4), st.sampled_from([0.0, 0.4, 1.0]))
@@ -71,7 +71,7 @@ def test_packed_documents_keep_their_beginnings(config: ModelConfig, lengths: li
     network = translator(config)
     rows, sizes = [tokens(1, length) for length in lengths], [length % 3 + 1 for length in lengths]
     sources = [tokens(1, size) for size in sizes]
-    packed = mixed_inputs(
+    packed = scheduled_inputs(
         network,
         torch.cat(sources, 1),
         torch.cat(rows, 1),
@@ -83,7 +83,7 @@ def test_packed_documents_keep_their_beginnings(config: ModelConfig, lengths: li
         target_documents=Documents.of(lengths),
     )
     alone = [
-        mixed_inputs(network, source, row, None, None, 1.0, torch.Generator())
+        scheduled_inputs(network, source, row, None, None, 1.0, torch.Generator())
         for source, row in zip(sources, rows, strict=True)
     ]
     assert torch.equal(packed, torch.cat(alone, 1))
@@ -103,7 +103,7 @@ def test_draws_depend_on_the_generator_alone(config: ModelConfig, seed: int) -> 
     sizes, lengths = torch.tensor([6, 4]), torch.tensor([9, 8])
 
     def once(number: int) -> Tensor:
-        return mixed_inputs(network, source, target, sizes, lengths, 0.5, torch.Generator().manual_seed(number))
+        return scheduled_inputs(network, source, target, sizes, lengths, 0.5, torch.Generator().manual_seed(number))
 
     first = once(seed)
     torch.rand(3)  # what else is drawn makes no difference
@@ -112,13 +112,13 @@ def test_draws_depend_on_the_generator_alone(config: ModelConfig, seed: int) -> 
 
 def tiny() -> EncoderDecoder:
     torch.manual_seed(1)
-    settings = {"family": "encoder-decoder", "encoder_layers": 1, "decoder_layers": 1, "width": 8, "heads": 2}
+    settings = {"family": "encoder-decoder", "encoder_layers": 1, "decoder_layers": 1, "dim": 8, "heads": 2}
     return translator(ModelConfig.build(settings | {"vocab_size": VOCABULARY, "tie": "all"}))
 
 
 def test_the_gradient_flows_through_the_second_pass_alone() -> None:
     network = tiny().train()
-    head = network.heads.words
+    head = network.heads.lm_head
     assert head is not None
     source, target, mixed = mix(network, [5, 3], 1.0)
     assert not mixed.requires_grad
@@ -128,9 +128,9 @@ def test_the_gradient_flows_through_the_second_pass_alone() -> None:
 
     def gradient(inputs: Tensor) -> Tensor:
         network.zero_grad()
-        word_loss(network.decode(inputs, network.encode(source)), head, labels).total.backward()
-        assert head.scores.weight.grad is not None
-        return head.scores.weight.grad.clone()
+        lm_loss(network.decode(inputs, network.encode(source)), head, labels).total.backward()
+        assert head.proj.weight.grad is not None
+        return head.proj.weight.grad.clone()
 
     as_given = mixed.detach().clone()
     assert torch.equal(gradient(mixed), gradient(as_given)), "as if the mixed words had been the data"
@@ -142,7 +142,7 @@ def test_the_first_pass_has_dropout_when_the_network_trains() -> None:
     source, target, lengths = tokens(4, 6), tokens(4, 12), torch.full((4,), 12)
 
     def once() -> Tensor:
-        return mixed_inputs(network, source, target, None, lengths, 1.0, torch.Generator())
+        return scheduled_inputs(network, source, target, None, lengths, 1.0, torch.Generator())
 
     assert torch.equal(once(), once())
     network.train()
@@ -156,8 +156,8 @@ BEGIN, END = 1, 2
 class Counting(EncoderDecoder):
     """Answers n + 1 to n, but 7 to 5: one slip of the pen, after which nothing in the true text is met again."""
 
-    def encode(self, source: Tensor, lengths: Tensor | None = None, **_: object) -> Memory:
-        return Memory(source)
+    def encode(self, source: Tensor, lengths: Tensor | None = None, **_: object) -> EncoderOutput:
+        return EncoderOutput(source)
 
     def decode(self, target: Tensor, *_: object, **__: object) -> Tensor:  # type: ignore[override]
         assert not self.training

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from clearhead.checkpoint import disk, newest_state
-from clearhead.data import Step
+from clearhead.data import GlobalBatch
 from clearhead.errors import UserError
 from clearhead.train import signals as stop
 from clearhead.train import validate
@@ -57,7 +57,7 @@ def test_a_stopped_run_leaves_a_whole_run_folder(tmp_path: Path) -> None:
         if event["kind"] == "step" and event["step"] == 3:
             signal.raise_signal(signal.SIGTERM)
 
-    summary = run(tmp_path, recipe("gpt", save_every=2, average=2), watch=ask)
+    summary = run(tmp_path, recipe("gpt", save_every=2, average_checkpoints=2), watch=ask)
     assert (summary.step, summary.stopped) == (3, True)
     state, refused = newest_state(tmp_path)
     assert state is not None
@@ -101,7 +101,7 @@ class Faults:
     """Makes the gradient of chosen updates not finite, before they are clipped."""
 
     def __init__(self, steps: set[int], monkeypatch: pytest.MonkeyPatch, value: float = float("nan")):
-        inner = Updater.set_rate  # the last thing before the step that knows its number
+        inner = Updater.set_lr  # the last thing before the step that knows its number
 
         def broken(updater: Updater, step: int) -> None:
             if step in steps:
@@ -118,7 +118,7 @@ def test_an_update_that_is_not_finite_is_left_out(
 ) -> None:
     Faults({1, 4, 5}, monkeypatch, value)
     said: list[str] = []
-    run(tmp_path, recipe("gpt", f"train.clip={clip}", steps=6, save_every=1, keep=9), say=said.append)
+    run(tmp_path, recipe("gpt", f"train.grad_clip={clip}", steps=6, save_every=1, keep_checkpoints=9), say=said.append)
     states = [tensors_at(tmp_path, step) for step in (3, 4, 5, 6)]
     assert distance(states[0], states[1]) == 0, "weights and moments to the bit"
     assert distance(states[1], states[2]) == 0
@@ -138,7 +138,7 @@ def test_a_loss_that_is_not_finite_neither_stops_a_save_nor_a_resumed_run(
         found = inner(objective, batch, draws)
         bad = draws is not None and draws.step == 4
         return (
-            {name: loss._replace(total=loss.total / 0, plain=loss.plain / 0) for name, loss in found.items()}
+            {name: loss._replace(total=loss.total / 0, plain=loss.unsmoothed / 0) for name, loss in found.items()}
             if bad
             else found
         )
@@ -161,21 +161,21 @@ def test_a_loss_that_is_not_finite_neither_stops_a_save_nor_a_resumed_run(
 
 def tensors_at(out: Path, step: int) -> dict[str, torch.Tensor]:
     folder = out / "checkpoints" / f"step-{step:08}"
-    return load_file(folder / "weights.safetensors") | load_file(folder / "optimiser.safetensors")
+    return load_file(folder / "weights.safetensors") | load_file(folder / "optimizer.safetensors")
 
 
 def test_three_updates_in_a_row_that_are_not_finite_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Faults({2, 3, 5, 6, 7}, monkeypatch)
-    seen: list[Step] = []
+    seen: list[GlobalBatch] = []
     learn = Run.learn
     monkeypatch.setattr(Run, "learn", lambda run, item: (seen.append(item), learn(run, item))[1])
     with pytest.raises(
         UserError, match="step 7: the gradient was not finite 3 times in a row; the batch is in"
     ) as info:
         run(tmp_path / "out", recipe("gpt", save_every=1))
-    assert "lower train.rate" in str(info.value)
+    assert "lower train.lr" in str(info.value)
     saved = load_file(tmp_path / "out" / "broken-step-7-rank-0.safetensors")
     batch = seen[-1].batches[0]
     assert saved.keys() == {f"0.{name}" for name in batch.tensors}
@@ -189,14 +189,14 @@ def test_fp16_lowers_its_scale_instead(tmp_path: Path, monkeypatch: pytest.Monke
     runs: list[Run] = []
     close = Run.close
     monkeypatch.setattr(Run, "close", lambda run: (runs.append(run), close(run))[1])
-    run(tmp_path, recipe("gpt", precision="fp16", save_every=1, keep=10))
+    run(tmp_path, recipe("gpt", precision="fp16", save_every=1, keep_checkpoints=10))
     assert runs[0].updater.scaler is not None
     assert runs[0].updater.scaler.scale == 2.0**12
     assert distance(tensors_at(tmp_path, 1), tensors_at(tmp_path, 5)) == 0
     assert distance(tensors_at(tmp_path, 5), tensors_at(tmp_path, 6)) > 0
 
 
-class Memory:
+class EncoderOutput:
     """Lets the pass of some batch fail as on a GPU without memory: the n-th of all passes."""
 
     def __init__(self, failing: set[int], monkeypatch: pytest.MonkeyPatch):
@@ -218,20 +218,20 @@ def test_without_memory_the_same_batch_comes_in_smaller_parts(
 ) -> None:
     """In the first step (whole, then two parts of which the second fails), so that all is done in four parts."""
     settings: dict[str, Any] = {"precision": "fp64", "log_every": 5}
-    run(tmp_path / "four", recipe("translator", *changes, **settings, accumulation=4))
+    run(tmp_path / "four", recipe("translator", *changes, **settings, grad_accum=4))
     run(tmp_path / "one", recipe("translator", *changes, *STILL[:1], **settings))
     with monkeypatch.context() as patch:
-        Memory({1, 3}, patch)
+        EncoderOutput({1, 3}, patch)
         said: list[str] = []
         run(tmp_path / "failing", recipe("translator", *changes, **settings), say=said.append)
-    assert [line for line in said if "memory" in line] == [
+    assert [line for line in said if "encoder_output" in line] == [
         "out of memory: batches now come in 2 parts, which add up to the same update",
         "out of memory: batches now come in 4 parts, which add up to the same update",
     ]
     assert losses(tmp_path / "failing") == losses(tmp_path / "four"), "with the dropout of four parts"
     assert distance(tensors(tmp_path / "failing"), tensors(tmp_path / "four")) == 0
     with monkeypatch.context() as patch:
-        Memory({4, 6}, patch)
+        EncoderOutput({4, 6}, patch)
         run(tmp_path / "still", recipe("translator", *changes, *STILL[:1], **settings))
     assert losses(tmp_path / "still") == pytest.approx(losses(tmp_path / "one"), rel=1e-9), "no step is lost in the log"
     assert distance(tensors(tmp_path / "still"), tensors(tmp_path / "one")) < 1e-9
@@ -239,7 +239,7 @@ def test_without_memory_the_same_batch_comes_in_smaller_parts(
 
 
 def test_a_single_sample_that_does_not_fit_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Memory(set(range(100)), monkeypatch)
+    EncoderOutput(set(range(100)), monkeypatch)
     with pytest.raises(UserError, match=r"out of memory with one sample; lower data\.longest"):
         run(tmp_path / "out", recipe("gpt"))
     assert not (tmp_path / "out").exists()
@@ -315,8 +315,8 @@ def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_progress_adds_up_over_the_steps_between_two_lines(tmp_path: Path) -> None:
-    run(tmp_path / "one", recipe("gpt", *STILL, "data.tokens=96", steps=6))
-    run(tmp_path / "three", recipe("gpt", *STILL, "data.tokens=96", steps=6, log_every=3))
+    run(tmp_path / "one", recipe("gpt", *STILL, "data.batch_tokens=96", steps=6))
+    run(tmp_path / "three", recipe("gpt", *STILL, "data.batch_tokens=96", steps=6, log_every=3))
     every, third = losses(tmp_path / "one"), losses(tmp_path / "three")
     assert third == pytest.approx([sum(every[:3]) / 3, sum(every[3:]) / 3], rel=1e-6), "windows have the same size"
     assert Progress().sums == {}

@@ -48,7 +48,7 @@ def network_of(name: str) -> nn.Module:
     return network
 
 
-def learnt(network: nn.Module) -> dict[str, Tensor]:
+def learned(network: nn.Module) -> dict[str, Tensor]:
     """The gradients of some loss by all that it depends on."""
     network.zero_grad()
     torch.manual_seed(1)
@@ -71,12 +71,12 @@ def compiled_equals_written(name: str, inside: bool, varied: bool) -> None:
     """Run where torch compiles, for shapes that may vary or not."""
     fused.learns = lambda x: torch.compiler.is_compiling()
     slopes.WORK, fused.cublas.works = True, lambda *sizes: inside
-    slopes.NormBeside.backward = staticmethod(norm_slope)
-    slopes.Parts.backward, slopes.GeluOfBiased.backward = staticmethod(joined), staticmethod(gelu_slope)
+    slopes.ResidualLayerNorm.backward = staticmethod(norm_slope)
+    slopes.SplitQKV.backward, slopes.BiasGelu.backward = staticmethod(joined), staticmethod(gelu_slope)
     network = network_of(name)
-    expected = learnt(network)
+    expected = learned(network)
     with torch.autocast("cpu", torch.bfloat16):
-        rounding = errors(learnt(network), expected)
+        rounding = errors(learned(network), expected)
     fused.fuse(network)
     used: dict[str, int] = {}
 
@@ -87,9 +87,9 @@ def compiled_equals_written(name: str, inside: bool, varied: bool) -> None:
     for side in ("encoder", "decoder"):
         if (stack := getattr(network, side, None)) is not None:
             stack.compile(backend=partial(counted, side), fullgraph=True, dynamic=varied)
-    assert max(errors(learnt(network), expected).values()) < 1e-3
+    assert max(errors(learned(network), expected).values()) < 1e-3
     with torch.autocast("cpu", torch.bfloat16):
-        for name, error in errors(learnt(network), expected).items():
+        for name, error in errors(learned(network), expected).items():
             assert error < 1e-2 + 1.5 * rounding[name], f"{name}: {error:.1e}, as it was {rounding[name]:.1e}"
     print(sum(used.values()))
 
@@ -98,10 +98,10 @@ def compiled_equals_written(name: str, inside: bool, varied: bool) -> None:
 def test_as_it_stands_a_fused_network_is_the_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slopes, "WORK", True)
     network = network_of(name)
-    expected, names = learnt(network), list(network.state_dict())
+    expected, names = learned(network), list(network.state_dict())
     fused.fuse(network)
-    assert any(type(part) is fused.LearningAttention for part in network.modules())
-    found = learnt(network)
+    assert any(type(part) is fused.TrainingAttention for part in network.modules())
+    found = learned(network)
     assert list(network.state_dict()) == names
     for key, grad in expected.items():
         assert torch.equal(found[key], grad), key

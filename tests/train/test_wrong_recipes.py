@@ -54,21 +54,27 @@ def write(folder: Path, plain: dict[str, Any]) -> str:
         (["copy", "trane.steps=5"], "copy: trane: unknown setting; did you mean train?"),
         (["copy", "model.widht=5"], "copy: model: widht: unknown setting; did you mean width?"),
         (["copy", "train.steps=many"], "copy: train.steps: 'many' is not a whole number; write it like 8"),
-        (["copy", "train.rate=-1"], "copy: train.rate: -1 is too small; use more than 0"),
+        (["copy", "train.lr=-1"], "copy: train.lr: -1 is too small; use more than 0"),
         (["copy", "train.steps"], "'train.steps': expected key=value"),
         (["copy", "model.vocab_size=50"], "copy: model.vocab_size: comes from the tokenizer"),
         (["copy", "model.outputs=[tags]"], "copy: model.outputs: comes from"),
         (["copy", "model.preset=tiny-gpt"], "copy: model.family: decoder, but translation needs encoder-decoder"),
         (
-            ["copy", "data.longest=5000"],
-            "data.longest: 5000 tokens, but the model has 256 positions; lower it",
+            ["copy", "data.max_length=5000"],
+            "data.max_length: 5000 tokens, but the model has 256 positions; lower it",
         ),
         (["novels-bert", "train.metric=bleu"], "train.metric: bleu is not measured here; use loss or accuracy"),
-        (["copy", "train.scored=0"], "train.metric: exact is not measured here; use loss or accuracy"),
+        (["copy", "train.eval_samples=0"], "train.metric: exact is not measured here; use loss or accuracy"),
         (["novels-llama", "train.metric=bleu"], "train.metric: bleu is not measured here; use loss or accuracy"),
         (["novels-llama", "train.patience=3", "data.held_out=0"], "train.patience: there is no validation data"),
-        (["novels-llama", "train.sampling.pace=5"], "train.sampling: scheduled sampling is for translation"),
-        (["copy", "train.average=5"], "copy: train: average: 5 checkpoints, but only 3 are kept; raise keep"),
+        (
+            ["novels-llama", "train.scheduled_sampling.decay_steps=5"],
+            "train.scheduled_sampling: scheduled sampling is for translation",
+        ),
+        (
+            ["copy", "train.average_checkpoints=5"],
+            "copy: train: average: 5 checkpoints, but only 3 are kept; raise keep",
+        ),
         (["copy", "--device", "cuda"], "device: cuda was asked for, but torch sees no GPU here; use device=cpu"),
         (["copy", "--device", "abacus"], "device: 'abacus' is no device; use auto, cpu, cuda or cuda:0"),
         (["copy", "--device", "mps"], "device: mps was asked for, but torch sees no Apple GPU here; use device=cpu"),
@@ -104,7 +110,7 @@ SMALL = FAMILIES["translator"] | {"train": TRAIN}
             "empty.txt is empty; give a file with content",
         ),
         (
-            {"data": SMALL["data"] | {"valid": SYMBOLS | {"count": 9, "longest": 40, "shortest": 30}}},
+            {"data": SMALL["data"] | {"valid": SYMBOLS | {"count": 9, "max_length": 40, "min_length": 30}}},
             "data: no samples in symbols (left out: 9 too long)",
         ),
         (
@@ -117,7 +123,7 @@ SMALL = FAMILIES["translator"] | {"train": TRAIN}
         ),
         ({"train": TRAIN | {"freeze": ["*"]}}, "freeze: nothing would be left to train; remove a pattern"),
         ({"model": {"folder": "nothing"}}, "no model 'nothing': neither a folder nor a name"),
-        ({"model": {"folder": "x", "width": 8}}, "model: a folder has its architecture already"),
+        ({"model": {"folder": "x", "dim": 8}}, "model: a folder has its architecture already"),
         ({"model": {"folder": "x", "pooling": "max"}}, "pooling"),
         ({"model": {"folder": "x", "dropout": 2}}, "dropout"),
     ],
@@ -143,12 +149,12 @@ def stopped(here: Path) -> str:
     ("arguments", "says"),
     [
         ([], "run exists already; go on with --resume, or choose another --out"),
-        (["--resume", "train.rate=0.5"], "was begun with other settings (train.rate: 0.01 is now 0.5); give the same"),
+        (["--resume", "train.lr=0.5"], "was begun with other settings (train.lr: 0.01 is now 0.5); give the same"),
         (
-            ["--resume", "model.width=32", "train.seed=1"],
-            "(model.width: 16 is now 32; train.seed: 0 is now 1); give the same, or begin another run",
+            ["--resume", "model.dim=32", "train.seed=1"],
+            "(model.dim: 16 is now 32; train.seed: 0 is now 1); give the same, or begin another run",
         ),
-        (["--resume", "data.tokens=99"], "(data.tokens: 240 is now 99)"),
+        (["--resume", "data.batch_tokens=99"], "(data.batch_tokens: 240 is now 99)"),
         (["--resume", "data.valid=[{format: symbols, count: 7, split: valid}]"], "(data.valid.0.count: 12 is now 7"),
         (["--resume", "train.steps=3"], "train.steps: 3 is the total, and run is at 4; ask for more"),
         (["--resume", "train.steps=4"], "train.steps: 4 is the total, and run is at 4; ask for more"),
@@ -169,7 +175,7 @@ def test_another_vocabulary_is_refused(here: Path, capsys: pytest.CaptureFixture
     """The corpus was changed in its place, and so the tokenizer that is trained on it."""
     texts = ["the cat sat on the mat", "a dog ran to the house"] * 20
     (here / "text.txt").write_text("\n".join(texts))
-    data = {"task": "language-model", "train": {"files": "text.txt"}, "longest": 8, "tokens": 64}
+    data = {"task": "language-model", "train": {"files": "text.txt"}, "max_length": 8, "batch_tokens": 64}
     plain = FAMILIES["gpt"] | {"data": data, "train": TRAIN | {"steps": 4}}
     run(here / "run", Recipe.build(plain))
     (here / "text.txt").write_text("\n".join(texts).replace("cat", "zebra"))
@@ -186,7 +192,7 @@ def test_a_model_folder_that_cannot_do_the_task_is_refused(tmp_path: Path) -> No
     wrong = FAMILIES["translator"] | {"model": folder, "train": TRAIN}
     with pytest.raises(ConfigError, match=r"model\.family: decoder, but translation needs encoder-decoder"):
         run(tmp_path / "out", Recipe.build(wrong))
-    long = {"model": folder, "train": TRAIN, "data": FAMILIES["gpt"]["data"] | {"longest": 65}}
+    long = {"model": folder, "train": TRAIN, "data": FAMILIES["gpt"]["data"] | {"max_length": 65}}
     with pytest.raises(ConfigError, match=r"data\.longest: 65 tokens, but the model has 64 positions; lower it$"):
         run(tmp_path / "out", Recipe.build(long))
     assert not (tmp_path / "out").exists()

@@ -14,41 +14,41 @@ from clearhead.config.recipe import Recipe
 from clearhead.train.loop import Summary, train
 from clearhead.train.run_log import read_log
 
-SMALL = {"width": 16, "heads": 2, "ff_width": 32, "max_positions": 64}
+SMALL = {"dim": 16, "heads": 2, "ff_dim": 32, "max_positions": 64}
 EMBEDDED = {"format": "embedded", "level": 1, "languages": ["en"]}
-SYMBOLS = {"format": "symbols", "symbols": 8, "shortest": 2, "longest": 6}
+SYMBOLS = {"format": "symbols", "symbols": 8, "min_length": 2, "max_length": 6}
 TEXTS: dict[str, Any] = {
     "train": EMBEDDED | {"count": 120},
     "valid": EMBEDDED | {"count": 20, "split": "valid"},
-    "longest": 24,
-    "tokens": 240,
+    "max_length": 24,
+    "batch_tokens": 240,
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "translator": {
         "model": SMALL | {"preset": "tiny-translator", "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.1},
-        "tokenizer": {"kind": "word", "size": 12},
+        "tokenizer": {"kind": "word", "vocab_size": 12},
         "data": {
             "task": "translation",
             "train": SYMBOLS | {"count": 150},
             "valid": SYMBOLS | {"count": 12, "split": "valid"},
-            "longest": 16,
-            "tokens": 240,
+            "max_length": 16,
+            "batch_tokens": 240,
         },
     },
     "bert": {
         "model": SMALL | {"preset": "tiny-encoder", "encoder_layers": 1},
-        "tokenizer": {"kind": "bpe", "size": 120},  # wordpiece comes out differently in every process
+        "tokenizer": {"kind": "bpe", "vocab_size": 120},  # wordpiece comes out differently in every process
         "data": TEXTS | {"task": "masked-language-model", "next_sentence": True},
     },
     "gpt": {
         "model": SMALL | {"preset": "tiny-gpt", "decoder_layers": 1},
-        "tokenizer": {"kind": "byte-bpe", "size": 280},
+        "tokenizer": {"kind": "byte-bpe", "vocab_size": 280},
         "data": TEXTS | {"task": "language-model"},
     },
     "llama": {
         "model": SMALL | {"preset": "tiny-llama", "decoder_layers": 2, "kv_heads": 1, "dropout": 0.1},
-        "tokenizer": {"kind": "byte-bpe", "size": 280},
-        "data": TEXTS | {"task": "language-model", "boundaries": True},
+        "tokenizer": {"kind": "byte-bpe", "vocab_size": 280},
+        "data": TEXTS | {"task": "language-model", "isolate_documents": True},
     },
 }
 TRAIN = {
@@ -91,12 +91,12 @@ def losses(out: Path) -> list[float]:
 
 
 def tensors(out: Path) -> dict[str, Tensor]:
-    """Weights and optimiser of the newest checkpoint, by name."""
+    """Weights and optimizer of the newest checkpoint, by name."""
     state, refused = newest_state(out)
     assert state is not None
     assert not refused
     return {f"weights {name}": x.clone() for name, x in state.weights().items()} | {
-        f"optimiser {name}": x.clone() for name, x in state.optimiser().items()
+        f"optimizer {name}": x.clone() for name, x in state.optimizer().items()
     }
 
 

@@ -45,7 +45,15 @@ class Campaign:
     number: int = 0
 
     def __post_init__(self) -> None:
-        made = recipe("llama", steps=self.steps, save_every=EVERY, validate_every=6, keep=3, average=2, scored=1)
+        made = recipe(
+            "llama",
+            steps=self.steps,
+            save_every=EVERY,
+            validate_every=6,
+            keep_checkpoints=3,
+            average_checkpoints=2,
+            eval_samples=1,
+        )
         (self.folder / "recipe.yaml").write_text(dump_recipe(made))
         child, _ = self.start(self.whole)
         assert self.ended(child, wait=True) == 0, self.said
@@ -104,7 +112,7 @@ class Campaign:
         self.check()
 
     def terminate(self) -> None:
-        """One life that ends by SIGTERM: cleanly, with all it had learnt."""
+        """One life that ends by SIGTERM: cleanly, with all it had learned."""
         existed = self.run.exists()
         child, pipe = self.start(self.run)
         moment = self.chance.choice(["begins", "learns", "validates"])

@@ -6,32 +6,32 @@ from clearhead.checkpoint.folder import Loaded, load_model, save_model, with_wei
 from clearhead.checkpoint.gather import (
     gather,
     gather_weights,
-    load_optimiser_state,
+    load_optimizer_state,
     load_weights,
-    optimiser_state,
+    optimizer_state,
     scatter,
 )
 from clearhead.checkpoint.state import State, discard_state, newest_state, read_state, run_lock, save_state
-from clearhead.checkpoint.summary import About, about
+from clearhead.checkpoint.summary import ModelFolderInfo, model_folder_info
 from clearhead.checkpoint.tensors import save_tensors
 
 __all__ = [
-    "About",
     "Card",
     "Loaded",
+    "ModelFolderInfo",
     "Score",
     "State",
-    "about",
     "average",
     "discard_state",
     "gather",
     "gather_weights",
     "load_model",
-    "load_optimiser_state",
+    "load_optimizer_state",
     "load_weights",
     "model_card",
+    "model_folder_info",
     "newest_state",
-    "optimiser_state",
+    "optimizer_state",
     "read_card",
     "read_state",
     "run_lock",

@@ -23,7 +23,7 @@ class Card:
     data: tuple[str, ...] = ()
     scores: tuple[Score, ...] = ()
     recipe: str = ""
-    licence: str = ""
+    license: str = ""
 
 
 def read_card(text: str) -> Card:
@@ -33,8 +33,8 @@ def read_card(text: str) -> Card:
     summary = re.sub(r"\A# .*", "", head.strip()).strip()
     data = re.findall(r"^- (.*)", sections.get("data", ""), flags=re.M)
     recipe = re.search(r"^(`{3,})yaml\n(.*?)^\1$", sections.get("recipe", "") + "\n", flags=re.M | re.S)
-    scores, licence = _scores(sections.get("scores", "")), sections.get("licence", "")
-    return Card(summary, tuple(data), scores, recipe[2] if recipe else "", licence)
+    scores, license = _scores(sections.get("scores", "")), sections.get("license", "")
+    return Card(summary, tuple(data), scores, recipe[2] if recipe else "", license)
 
 
 def _scores(table: str) -> tuple[Score, ...]:
@@ -48,7 +48,7 @@ def _scores(table: str) -> tuple[Score, ...]:
 
 
 def model_card(
-    name: str, summary: str, data: Sequence[str], recipe: str, scores: Sequence[Score], licence: str, use: str = ""
+    name: str, summary: str, data: Sequence[str], recipe: str, scores: Sequence[Score], license: str, use: str = ""
 ) -> str:
     """A model card in Markdown: `data` are sentences about the corpora, `recipe` is YAML, `use` a command line."""
     parts = [f"# {_line(name)}", summary.strip()]
@@ -56,7 +56,7 @@ def model_card(
         parts += ["## Use", _fenced(use, "sh")]
     parts += ["## Data", "\n".join(f"- {_line(each)}" for each in data) or "Not stated."]
     parts += ["## Scores", _table(scores) if scores else "Not measured."]
-    parts += ["## Recipe", _fenced(recipe, "yaml"), "## Licence", licence.strip() or "Not stated."]
+    parts += ["## Recipe", _fenced(recipe, "yaml"), "## License", license.strip() or "Not stated."]
     return "\n\n".join(parts) + "\n"
 
 

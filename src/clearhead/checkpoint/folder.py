@@ -12,12 +12,13 @@ from torch import Tensor
 from clearhead.checkpoint import disk
 from clearhead.checkpoint.int8_storage import narrowed, widened
 from clearhead.checkpoint.tensors import all_names, check_fit, read_tensors, save_tensors, tensors_of
+from clearhead.checkpoint.version1 import migrate_config, migrate_weights
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.model import Network, build
 from clearhead.text import Tokenizer
 
-FORMAT, VERSION = "clearhead", 1
+FORMAT, VERSION, OLDER = "clearhead", 2, (1,)
 CONFIG, CARD = "config.json", "README.md"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ONE, TWO = ("tokenizer.json",), ("tokenizer.source.json", "tokenizer.target.json")
@@ -112,7 +113,7 @@ def _load(folder: Path, device: torch.device | str, dtype: torch.dtype | None, v
     config, tokenizers, extra = read_settings(folder, names)
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder, names):
-        found = widened(read_tensors(folder / file, device), folder / file)
+        found = migrate_weights(widened(read_tensors(folder / file, device), folder / file))
         tensors |= {name: tensor.to(_kind(tensor, dtype)) for name, tensor in found.items()}
     network = with_weights(config, tensors, folder / WEIGHTS)
     return Loaded(network, config, tokenizers, extra)
@@ -122,6 +123,8 @@ def read_settings(folder: Path, names: set[str]) -> tuple[ModelConfig, tuple[Tok
     """All but the weights of a model folder with these files: architecture, tokenizers, what else config.json says."""
     data = disk.read_json(folder / CONFIG)
     _check_format(data, folder)
+    if data["version"] == 1:
+        data = migrate_config(data)
     config = ModelConfig.build(data.pop("model", None), where=f"{folder / CONFIG}: model")
     files = next((files for files in (ONE, TWO) if set(files) <= names), ())
     tokenizers = tuple(Tokenizer.load(folder / name) for name in files)
@@ -158,7 +161,7 @@ def _names(folder: Path, verify: bool) -> set[str]:
 def _check_format(data: dict[str, Any], folder: Path) -> None:
     if data.get("format") != FORMAT:
         raise UserError(f"{folder / CONFIG} is not of Clearhead's format; turn a foreign model with `clearhead import`")
-    if data.get("version") != VERSION:
+    if data.get("version") not in (VERSION, *OLDER):
         raise UserError(
             f"{folder / CONFIG}: version {data.get('version')!r:.20}, but this Clearhead reads {VERSION}; update it"
         )

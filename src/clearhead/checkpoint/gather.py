@@ -1,6 +1,6 @@
-"""Weights and optimiser state by parameter name, whole, from one process or many (DDP, FSDP2), and back into them.
+"""Weights and optimizer state by parameter name, whole, from one process or many (DDP, FSDP2), and back into them.
 
-`network` is always the bare one (of DDP: `ddp.module`), with the parameters that the optimiser holds.
+`network` is always the bare one (of DDP: `ddp.module`), with the parameters that the optimizer holds.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,16 +13,16 @@ from torch.optim import Optimizer
 from clearhead.checkpoint.tensors import check_fit, tensors_of
 from clearhead.errors import UserError
 
-Named = tuple[str, nn.Parameter, dict[str, Any]]  # a parameter with its name and its group in the optimiser
+Named = tuple[str, nn.Parameter, dict[str, Any]]  # a parameter with its name and its group in the optimizer
 UNTOUCHED = "untouched"  # marks a parameter that has had no gradient yet, and so has no state
 
 
-def gather(network: nn.Module, optimiser: Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights and optimiser state as whole tensors on the CPU; every rank calls it, rank 0 gets them, others {}.
+def gather(network: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights and optimizer state as whole tensors on the CPU; every rank calls it, rank 0 gets them, others {}.
 
     What lies on the CPU already is not copied: write it before the next step.
     """
-    return _whole(tensors_of(network)), optimiser_state(network, optimiser)
+    return _whole(tensors_of(network)), optimizer_state(network, optimizer)
 
 
 def gather_weights(network: nn.Module) -> dict[str, Tensor]:
@@ -31,12 +31,12 @@ def gather_weights(network: nn.Module) -> dict[str, Tensor]:
 
 
 def scatter(
-    network: nn.Module, optimiser: Optimizer, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]
+    network: nn.Module, optimizer: Optimizer, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]
 ) -> None:
-    """Put what `gather` gave into a network and its optimiser, whatever the number of processes; every rank calls it
+    """Put what `gather` gave into a network and its optimizer, whatever the number of processes; every rank calls it
     with the same tensors, and keeps its part."""
     load_weights(network, weights)
-    load_optimiser_state(network, optimiser, state)
+    load_optimizer_state(network, optimizer, state)
 
 
 def load_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -48,11 +48,11 @@ def load_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
             tensor.copy_(_part(weights[name].to(tensor.dtype), tensor))
 
 
-def optimiser_state(network: nn.Module, optimiser: Optimizer) -> dict[str, Tensor]:
-    """The optimiser's tensors, by names like `exp_avg/decoder.norm.weight`; every rank calls it, rank 0 gets them."""
+def optimizer_state(network: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The optimizer's tensors, by names like `exp_avg/decoder.norm.weight`; every rank calls it, rank 0 gets them."""
     found: dict[str, Tensor] = {}
-    for name, parameter, _ in _parameters(network, optimiser):
-        state = {key: value for key, value in optimiser.state.get(parameter, {}).items() if value is not None}
+    for name, parameter, _ in _parameters(network, optimizer):
+        state = {key: value for key, value in optimizer.state.get(parameter, {}).items() if value is not None}
         for key, value in state.items():
             if not isinstance(value, Tensor):
                 raise ValueError(f"{key} of {name} is {type(value).__name__}; only tensors are stored")
@@ -62,22 +62,22 @@ def optimiser_state(network: nn.Module, optimiser: Optimizer) -> dict[str, Tenso
     return _whole(found)
 
 
-def load_optimiser_state(network: nn.Module, optimiser: Optimizer, state: Mapping[str, Tensor]) -> None:
-    """Give the optimiser its tensors back, to the bit; how parameters are grouped plays no part."""
-    parameters = _parameters(network, optimiser)
+def load_optimizer_state(network: nn.Module, optimizer: Optimizer, state: Mapping[str, Tensor]) -> None:
+    """Give the optimizer its tensors back, to the bit; how parameters are grouped plays no part."""
+    parameters = _parameters(network, optimizer)
     by_name: dict[str, dict[str, Tensor]] = {}
     for path, tensor in state.items():
         key, _, name = path.partition("/")
         by_name.setdefault(name, {})[key] = tensor
     for problem in _problems(parameters, by_name):
-        raise UserError(f"optimiser state: {problem}; it is of another model or optimiser")
+        raise UserError(f"optimizer state: {problem}; it is of another model or optimizer")
     for name, parameter, group in parameters:
-        optimiser.state.pop(parameter, None)
+        optimizer.state.pop(parameter, None)
         for key, value in by_name[name].items():
             if key != UNTOUCHED:
-                # torch's own optimisers count their steps on the CPU, unless all runs on the device
+                # torch's own optimizers count their steps on the CPU, unless all runs on the device
                 stays = key == "step" and not (group.get("capturable") or group.get("fused"))
-                optimiser.state[parameter][key] = value.clone() if stays else _part(value, parameter).clone()
+                optimizer.state[parameter][key] = value.clone() if stays else _part(value, parameter).clone()
 
 
 def _problems(parameters: list[Named], by_name: Mapping[str, Mapping[str, Tensor]]) -> Iterator[str]:
@@ -99,12 +99,12 @@ def _problems(parameters: list[Named], by_name: Mapping[str, Mapping[str, Tensor
                 yield f"{key}/{name} has shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}"
 
 
-def _parameters(network: nn.Module, optimiser: Optimizer) -> list[Named]:
-    """Every parameter of the optimiser, with its name in the network and its group."""
+def _parameters(network: nn.Module, optimizer: Optimizer) -> list[Named]:
+    """Every parameter of the optimizer, with its name in the network and its group."""
     names = {id(tensor): name for name, tensor in tensors_of(network).items()}
-    found = [(parameter, group) for group in optimiser.param_groups for parameter in group["params"]]
+    found = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
     if any(id(parameter) not in names for parameter, _ in found):
-        raise ValueError("the optimiser holds a parameter that the network does not have; give both of the same model")
+        raise ValueError("the optimizer holds a parameter that the network does not have; give both of the same model")
     return [(names[id(parameter)], parameter, group) for parameter, group in found]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import UserError
-from clearhead.ops.linear.quantized import quantise_rows
+from clearhead.ops.linear.quantized import quantize_rows
 
 SCALE = ".scale"  # behind a matrix's name
 
@@ -19,7 +19,7 @@ def narrowed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dim() == 2 and tensor.is_floating_point():
-            found[name], scale = quantise_rows(tensor.detach().float())
+            found[name], scale = quantize_rows(tensor.detach().float())
             found[name + SCALE] = scale[:, 0]
         else:
             found[name] = tensor.float() if tensor.is_floating_point() else tensor

@@ -1,6 +1,6 @@
 """Training states of a run: written whole or not at all, the newest undamaged one found again, one process at a time.
 
-    run/checkpoints/step-00000100/   weights.safetensors  optimiser.safetensors  state.json  manifest.json
+    run/checkpoints/step-00000100/   weights.safetensors  optimizer.safetensors  state.json  manifest.json
 
 Randomness is derived from seed and step, so a state holds tensors and a few numbers, and nothing of how many
 processes wrote it.
@@ -22,7 +22,7 @@ from clearhead.checkpoint.tensors import open_tensors, read_tensors, save_tensor
 from clearhead.errors import UserError
 
 FORMAT, VERSION = "clearhead-state", 1
-WEIGHTS, OPTIMISER, STATE = "weights.safetensors", "optimiser.safetensors", "state.json"
+WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 FOLDER, LOCK = "checkpoints", ".lock"
 
 
@@ -38,16 +38,16 @@ class State:
         """The weights by name."""
         return read_tensors(self.folder / WEIGHTS)
 
-    def optimiser(self) -> dict[str, Tensor]:
-        """The optimiser's tensors by name."""
-        return read_tensors(self.folder / OPTIMISER)
+    def optimizer(self) -> dict[str, Tensor]:
+        """The optimizer's tensors by name."""
+        return read_tensors(self.folder / OPTIMIZER)
 
 
 def save_state(
     run: Path,
     step: int,
     weights: Mapping[str, Tensor],
-    optimiser: Mapping[str, Tensor],
+    optimizer: Mapping[str, Tensor],
     numbers: Mapping[str, Any],
     keep: int,
 ) -> Path:
@@ -60,7 +60,7 @@ def save_state(
     folder = run / FOLDER / f"step-{step:08}"
     with disk.written(folder) as draft:
         save_tensors(draft / WEIGHTS, weights)
-        save_tensors(draft / OPTIMISER, optimiser)
+        save_tensors(draft / OPTIMIZER, optimizer)
         disk.write_json(draft / STATE, {"format": FORMAT, "version": VERSION, "step": step, "numbers": dict(numbers)})
     # One that is newer was refused when this run began: it does not count, and is replaced once the run gets there.
     for old in [found for number, found in _folders(run) if number <= step][keep:]:
@@ -95,7 +95,7 @@ def newest_state(run: Path) -> tuple[State | None, list[str]]:
 def read_state(folder: Path, step: int | None = None) -> State:
     """The state in a folder, verified to the last byte."""
     names = disk.verify(folder)
-    if missing := {WEIGHTS, OPTIMISER, STATE} - names:
+    if missing := {WEIGHTS, OPTIMIZER, STATE} - names:
         raise UserError(f"{folder / min(missing)} is missing")
     data = disk.read_json(folder / STATE)
     if data.get("format") != FORMAT or data.get("version") != VERSION:
@@ -104,7 +104,7 @@ def read_state(folder: Path, step: int | None = None) -> State:
         raise UserError(f"{folder / STATE} is of step {data.get('step')}; someone renamed the folder")
     if not isinstance(data.get("numbers"), dict):
         raise UserError(f"{folder / STATE} holds no numbers")
-    for name in (WEIGHTS, OPTIMISER):
+    for name in (WEIGHTS, OPTIMIZER):
         with open_tensors(folder / name):
             pass  # the header is read and checked
     return State(folder, data["step"], data["numbers"])

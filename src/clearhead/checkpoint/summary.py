@@ -14,7 +14,7 @@ from clearhead.text import Tokenizer
 
 
 @dataclass(frozen=True)
-class About:
+class ModelFolderInfo:
     """A model folder at a glance."""
 
     folder: Path
@@ -26,7 +26,7 @@ class About:
     stored_as: str  # the number format of most of them, as safetensors calls it: F32, BF16, I8
 
 
-def about(folder: Path) -> About:
+def model_folder_info(folder: Path) -> ModelFolderInfo:
     """Read everything but the numbers."""
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder} is no model folder ({CONFIG} is missing); check the path")
@@ -34,7 +34,9 @@ def about(folder: Path) -> About:
     config, tokenizers, extra = read_settings(folder, names)
     card = read_card(read_text(folder / CARD)) if CARD in names else Card()
     files = [folder / name for name in weight_files(folder, names)]
-    return About(folder, config, tokenizers, extra, card, sum(path.stat().st_size for path in files), _stored_as(files))
+    return ModelFolderInfo(
+        folder, config, tokenizers, extra, card, sum(path.stat().st_size for path in files), _stored_as(files)
+    )
 
 
 def _stored_as(files: list[Path]) -> str:

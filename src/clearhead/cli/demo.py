@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from clearhead.predict import Model
 
 SHADES, PLAIN_SHADES = " ░▒▓█", " .:*#"
-LEVEL = ("data.train.level=1", "data.valid.level=1", "tokenizer.size=1000")
+LEVEL = ("data.train.level=1", "data.valid.level=1", "tokenizer.vocab_size=1000")
 REAL = {
     "en-de": ("Two dogs are playing in the snow.", "Where is the nearest station?", "She has lived here for years."),
     "zh-en": ("火车站在哪里？", "他昨天买了一本新书。"),
@@ -81,12 +81,12 @@ def _learn(console: "Console", steps: int, seed: int, out: Path) -> None:
 
 def show_alignment(console: "Console", model: "Model", text: str) -> None:
     """Where the decoder looks in the source while each word is written, as shades."""
-    from clearhead.inference import soft
+    from clearhead.inference import alignment_weights
 
     source, target = model.tokenizers[0], model.tokenizers[-1]
     read = [*source.encode(text), source.id("end")]
     written = [*target.encode(model.translate(text, beam=1)[0]), target.id("end")]
-    weights = soft(model.network, read, [target.id("begin")], written)  # type: ignore[arg-type]
+    weights = alignment_weights(model.network, read, [target.id("begin")], written)  # type: ignore[arg-type]
     shades = SHADES if encodable(SHADES, console.encoding) else PLAIN_SHADES
     columns = [*(source.decode([token]) for token in read[:-1]), "end"]
     rows = [*(target.decode([token]) for token in written[:-1]), "end"]
@@ -100,9 +100,9 @@ def show_alignment(console: "Console", model: "Model", text: str) -> None:
 
 def _real(console: "Console") -> None:
     from clearhead.predict import load
-    from clearhead.predict.find import embedded_models
+    from clearhead.predict.find import packaged_models
 
-    names = [name for name in REAL if name in embedded_models()]
+    names = [name for name in REAL if name in packaged_models()]
     if names:
         console.print("\n[bold]2 · Real sentences[/bold], by translators that come with the package\n")
     for name in names:
@@ -113,9 +113,9 @@ def _real(console: "Console") -> None:
 
 def _story(console: "Console", seed: int) -> None:
     from clearhead.predict import load
-    from clearhead.predict.find import embedded_models
+    from clearhead.predict.find import packaged_models
 
-    if STORY not in embedded_models():
+    if STORY not in packaged_models():
         return
     console.print(f"\n[bold]3 · A story[/bold], by {STORY}, the block of 2024, on English novels\n")
     console.print(f"  [bold]{OPENING}[/bold]", end="", soft_wrap=True)

@@ -63,13 +63,13 @@ def _finite(score: float | None) -> float | None:
 
 def _columns(answer: Any, scores: bool, align: bool) -> list[str]:
     """A line's text, with its score and alignment where they are asked for."""
-    from clearhead.inference import moses
+    from clearhead.inference import format_alignment
 
     found = [" ".join(answer.text.splitlines())]
     if scores:
         found.append("" if answer.score is None else f"{answer.score:.4f}")
     if align:
-        found.append(moses(answer.alignment or []))
+        found.append(format_alignment(answer.alignment or []))
     return found
 
 
@@ -144,7 +144,7 @@ def generate(
 
 def _generate_lines(model: Any, as_json: bool, options: dict[str, Any]) -> None:
     """A text for each line of standard input, on a line each; in plain text a line break becomes a space."""
-    from clearhead.predict import generate_each
+    from clearhead.predict import generate_batch_texts
 
     line = 0
 
@@ -155,7 +155,7 @@ def _generate_lines(model: Any, as_json: bool, options: dict[str, Any]) -> None:
             yield prompt
 
     try:
-        for prompt, text in generate_each(model, prompts(), **options):
+        for prompt, text in generate_batch_texts(model, prompts(), **options):
             typer.echo(_generated(prompt, text) if as_json else " ".join((prompt + text.text).splitlines()))
             sys.stdout.flush()
     except UserError as error:

@@ -49,7 +49,7 @@ def export(
 
 
 def pull(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="minilm, smollm2, or hf:organisation/name.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="minilm, smollm2, or hf:organization/name.")],
 ) -> None:
     """Fetch a model and keep it for this user; every verb then knows it by its name.
 

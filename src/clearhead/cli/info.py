@@ -10,7 +10,7 @@ from clearhead.cli.presets import amount, memory
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
-    from clearhead.checkpoint import About
+    from clearhead.checkpoint import ModelFolderInfo
 
 FORMATS = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16", "I8": "int8", "U8": "int4"}
 
@@ -23,10 +23,10 @@ def info(
 
     Example: clearhead info en-de
     """
-    from clearhead.checkpoint import about
+    from clearhead.checkpoint import model_folder_info
     from clearhead.predict import find_model
 
-    found = _facts(model, about(find_model(model)))
+    found = _facts(model, model_folder_info(find_model(model)))
     if as_json:
         typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
         return
@@ -37,26 +37,26 @@ def info(
         typer.echo("\n".join([f"{key:{width}}  {first}", *(" " * (width + 2) + line for line in rest)]))
 
 
-def _facts(name: str, about: "About") -> dict[str, Any]:
+def _facts(name: str, about: "ModelFolderInfo") -> dict[str, Any]:
     """Everything that is known without reading the weights."""
     import torch
 
-    from clearhead.config.model import abilities
+    from clearhead.config.model import supported_commands
     from clearhead.model import build
-    from clearhead.model.cost import measure, parts
+    from clearhead.model.cost import model_cost, parameters_by_part
 
     config, card = about.config, about.card
     stored = FORMATS.get(about.stored_as, about.stored_as)
-    cost = measure(config, dtype=torch.float32)
+    cost = model_cost(config, dtype=torch.float32)
     return {
         "name": name,
         "folder": str(about.folder),
         "summary": card.summary,
-        "can": abilities(config),
+        "can": supported_commands(config),
         "family": config.family,
         "architecture": {key: value for key, value in config.model_dump(mode="json").items() if value is not None},
         "parameters": cost.parameters,
-        "parts": parts(build(config, "meta")),
+        "parts": parameters_by_part(build(config, "meta")),
         "file_bytes": about.weight_bytes,
         "stored_as": stored,
         "memory_bytes": cost.weight_bytes,
@@ -69,7 +69,7 @@ def _facts(name: str, about: "About") -> dict[str, Any]:
         "data": list(card.data),
         "scores": [vars(score) for score in card.scores],
         "recipe": card.recipe,
-        "licence": card.licence,
+        "license": card.license,
     }
 
 
@@ -89,7 +89,7 @@ def _lines(found: dict[str, Any]) -> dict[str, str]:
         "can": ", ".join(found["can"]),
         "family": found["family"],
         "architecture": f"{layers} layers of width {shape['width']:,}, {heads}, "
-        f"feed-forward {shape['ff_width']:,} ({shape['activation']})\n"
+        f"feed-forward {shape['ff_dim']:,} ({shape['activation']})\n"
         f"{shape['norm']} norm, {shape['norm_position']}; {shape['position']} positions, {shape['max_positions']:,}; "
         f"attention {', '.join(shape['attention'])}",
         "parameters": f"{found['parameters']:,}\n"
@@ -102,7 +102,7 @@ def _lines(found: dict[str, Any]) -> dict[str, str]:
         "data": "\n".join(found["data"]),
         "scores": "\n".join(map(_score, found["scores"])),
         "recipe": found["recipe"],
-        "licence": found["licence"],
+        "license": found["license"],
     }
 
 
@@ -117,9 +117,9 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="For programs: a
     Example: clearhead models
     """
     from clearhead.checkpoint.formats.pull import pulled_models
-    from clearhead.predict.find import embedded_models, local_models
+    from clearhead.predict.find import local_models, packaged_models
 
-    places = {"package": embedded_models(), "pulled": pulled_models(), "runs": local_models()}
+    places = {"package": packaged_models(), "pulled": pulled_models(), "runs": local_models()}
     rows = [_row(name, folder, place) for place, found in places.items() for name, folder in found.items()]
     if as_json:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
@@ -138,14 +138,14 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="For programs: a
 
 def _row(name: str, folder: Path, place: str) -> dict[str, Any]:
     """One model of the list; a damaged one is in it, too, with what is wrong."""
-    from clearhead.checkpoint import about
-    from clearhead.config.model import abilities
+    from clearhead.checkpoint import model_folder_info
+    from clearhead.config.model import supported_commands
     from clearhead.model import build
-    from clearhead.model.cost import parameters
+    from clearhead.model.cost import count_parameters
 
     row: dict[str, Any] = {"name": name, "folder": str(folder), "place": place, "problem": ""}
     try:
-        found = about(folder)
+        found = model_folder_info(folder)
     except UserError as error:
         nothing = {"family": "", "parameters": None, "file_bytes": None, "score": "", "for": ""}
         return row | nothing | {"problem": str(error)}
@@ -154,8 +154,8 @@ def _row(name: str, folder: Path, place: str) -> dict[str, Any]:
     task = str(data.get("task", "")) if isinstance(data, dict) else ""
     return row | {
         "family": found.config.family,
-        "parameters": parameters(build(found.config, "meta")),
+        "parameters": count_parameters(build(found.config, "meta")),
         "file_bytes": found.weight_bytes,
         "score": first,
-        "for": found.card.summary.partition("\n")[0] or task or abilities(found.config)[0],
+        "for": found.card.summary.partition("\n")[0] or task or supported_commands(found.config)[0],
     }

@@ -52,9 +52,9 @@ def presets(
 def _row(name: str, config: "ModelConfig", context: int | None, dtype: str) -> dict[str, Any]:
     import torch
 
-    from clearhead.model.cost import measure
+    from clearhead.model.cost import model_cost
 
-    cost: Cost = measure(config, context, getattr(torch, dtype))
+    cost: Cost = model_cost(config, context, getattr(torch, dtype))
     return {
         "name": name,
         "family": config.family,

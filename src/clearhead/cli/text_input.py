@@ -36,13 +36,13 @@ def each_text(
 
 def _until_wrong(chunk: list[str], work: Callable[[list[str]], Sequence[A]]) -> tuple[Sequence[A], str | None]:
     """What `work` finds for the texts before the first wrong one, and what is wrong with that."""
-    from clearhead.predict.encode_batch import WrongText
+    from clearhead.predict.encode_batch import InvalidText
 
     problem = None
     while chunk:
         try:
             return work(chunk), problem
-        except WrongText as error:  # there may be another before it
+        except InvalidText as error:  # there may be another before it
             chunk = chunk[: error.number]
             problem = error.problem + (" with --cut" if error.problem.endswith("let it be cut") else "")
     return [], problem

@@ -65,7 +65,7 @@ def train(
     if seeds is None and rates is None:
         _run(loaded, folder, resume)
     else:
-        _compare(loaded, folder, resume, seeds or 1, _rates(rates) or [loaded.train.rate])
+        _compare(loaded, folder, resume, seeds or 1, _rates(rates) or [loaded.train.lr])
 
 
 def _run(recipe: "Recipe", out: Path, resume: bool) -> None:
@@ -94,16 +94,16 @@ def _rates(text: str | None) -> list[float]:
             value = float(part)
         except ValueError:
             raise UserError(f"--rates: {part!r} is not a number; write them like 2e-5,5e-5") from None
-        ScheduleConfig.build({"rate": value}, where="--rates")
+        ScheduleConfig.build({"lr": value}, where="--rates")
         found.append(value)
     return list(dict.fromkeys(found))
 
 
 def _compare(recipe: "Recipe", out: Path, resume: bool, seeds: int, rates: list[float]) -> None:
-    from clearhead.train.sweep import lines, several
+    from clearhead.train.sweep import lines, sweep
 
     with Display(recipe.train.steps) as display:
-        table = several(recipe, out, rates, seeds, resume, display.say, display.watch)
+        table = sweep(recipe, out, rates, seeds, resume, display.say, display.watch)
     if table is None:
         _say(f"no table yet; clearhead train … --out {out} --resume goes on")
         return
@@ -152,7 +152,7 @@ class Display:
             show[event["kind"]](event)
 
     def _step(self, event: dict[str, Any]) -> None:
-        peak = f" · {event['share_of_peak']:.0%} of peak" if "share_of_peak" in event else ""
+        peak = f" · {event['mfu']:.0%} of peak" if "mfu" in event else ""
         text = f"loss {event['loss']:.3f} · {event['tokens_per_second']:,.0f} tokens/s{peak}"
         if self.bar:
             self.bar.update(self.task, completed=event["step"], description=text)

@@ -19,7 +19,7 @@ Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Wi
 File = Annotated[Path | None, typer.Option(help="A text a line, plain or gzip.")]
 Cut = Annotated[bool, typer.Option("--cut", help="Of a text that is too long, read the beginning.")]
 Top = Annotated[int, typer.Option(min=1, max=10_000, help="Answers at the most.")]
-COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "red")
+COLORS = ("cyan", "green", "magenta", "yellow", "blue", "red")
 NONE = "(no answer)"
 
 
@@ -92,7 +92,7 @@ def tag(
     device: Device = "auto",
     dtype: Dtype = None,
 ) -> None:
-    """Tags of words: coloured spans on a terminal, `word TAB tag` lines in a pipe.
+    """Tags of words: colored spans on a terminal, `word TAB tag` lines in a pipe.
 
     Example: clearhead tag runs/conll2003 "Anna flew from Berlin to New York."
     """
@@ -103,7 +103,7 @@ def tag(
             spans = [_placed(span) | {"label": span.label} for span in found.spans]
             _show({"text": found.text, "spans": spans, "words": [_placed(w) | {"tag": w.tag} for w in found.words]})
         elif sys.stdout.isatty():
-            _coloured(found, loaded.extra.get("labels", []))
+            _colored(found, loaded.extra.get("labels", []))
         else:
             typer.echo("".join(f"{word.text}\t{word.tag}\n" for word in found.words))
 
@@ -112,18 +112,18 @@ def _placed(found: Any) -> dict[str, Any]:
     return {"text": found.text, "start": found.first, "end": found.behind, "score": found.score}
 
 
-def _coloured(found: "Tagged", labels: Sequence[str]) -> None:
-    """The text with its spans in colours, one for each kind, followed by its label."""
+def _colored(found: "Tagged", labels: Sequence[str]) -> None:
+    """The text with its spans in colors, one for each kind, followed by its label."""
     from rich.console import Console
     from rich.text import Text
 
     kinds = list(dict.fromkeys(label.split("-", 1)[-1] for label in labels if label != "O"))
     shown, place = Text(), 0
     for span in found.spans:
-        colour = COLOURS[kinds.index(span.label) % len(COLOURS) if span.label in kinds else -1]
-        shown.append(found.text[place : span.first])
-        shown.append(span.text, style=f"bold {colour}").append(f" {span.label}", style=f"dim {colour}")
-        place = span.behind
+        color = COLORS[kinds.index(span.label) % len(COLORS) if span.label in kinds else -1]
+        shown.append(found.text[place : span.start])
+        shown.append(span.text, style=f"bold {color}").append(f" {span.label}", style=f"dim {color}")
+        place = span.end
     Console(highlight=False).print(shown.append(found.text[place:]), soft_wrap=True)
 
 
@@ -173,7 +173,7 @@ def embed(
     file: File = None,
     out: Annotated[Path | None, typer.Option(help="Write a NumPy file; without it, JSON lines.")] = None,
     pooling: Annotated[str | None, typer.Option(help="mean or class; without it, as the model was trained.")] = None,
-    normalise: Annotated[bool, typer.Option(help="Vectors of length 1.")] = True,
+    normalize: Annotated[bool, typer.Option(help="Vectors of length 1.")] = True,
     cut: Cut = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines, as without --out.")] = False,
     device: Device = "auto",
@@ -188,7 +188,7 @@ def embed(
     loaded = _load(model, device, dtype)
 
     def work(chunk: list[str]) -> list[Any]:
-        return list(loaded.embed(chunk, pooling=pooling, normalise=normalise, cut=cut))
+        return list(loaded.embed(chunk, pooling=pooling, normalize=normalize, cut=cut))
 
     if out is None:
         for text, vector in each_text(texts, file, work):
@@ -233,7 +233,7 @@ def similar(
 
     table = np.stack(vectors)
     for query, found in each_text(queries, file, lambda chunk: nearest(loaded.embed(chunk, cut=cut), table, top)):
-        rows = [{"line": match.number + 1, "text": texts[match.number], "score": match.score} for match in found]
+        rows = [{"line": match.position + 1, "text": texts[match.position], "score": match.score} for match in found]
         if as_json:
             _show({"query": query, "matches": rows})
             continue
@@ -258,12 +258,12 @@ def _printed(text: str) -> str:
 
 def _columns(lines: list[str], given: str | None, what: str, option: str) -> tuple[list[str], list[str]]:
     """The two sides of each line: the second is the same for all, or stands behind a tab."""
-    from clearhead.predict.encode_batch import WrongText
+    from clearhead.predict.encode_batch import InvalidText
 
     if given is not None:
         return lines, [given] * len(lines)
     pairs = [line.split("\t") for line in lines]
     for number, pair in enumerate(pairs):
         if len(pair) != 2:
-            raise WrongText(number, f"{len(pair) - 1} tabs; write {what} with one tab between, or use {option}")
+            raise InvalidText(number, f"{len(pair) - 1} tabs; write {what} with one tab between, or use {option}")
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]

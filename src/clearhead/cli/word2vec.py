@@ -1,4 +1,4 @@
-"""`clearhead word2vec`: learn word vectors from text, ask them for neighbours and analogies, score and export them."""
+"""`clearhead word2vec`: learn word vectors from text, ask them for neighbors and analogies, score and export them."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from clearhead.text.word2vec import Training
 
-app = typer.Typer(help="Learn word vectors, find neighbours and analogies, score, export.", no_args_is_help=True)
+app = typer.Typer(help="Learn word vectors, find neighbors and analogies, score, export.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder with vectors, or a file in the text format.")]
 Count = Annotated[int, typer.Option(min=1, max=1000, help="Answers for each.")]
 Json = Annotated[bool, typer.Option("--json", help="For programs.")]
@@ -77,7 +77,7 @@ def train(
 
 
 @app.command()
-def neighbours(
+def neighbors(
     folder: Folder,
     words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Words to ask for.")],
     count: Count = 10,
@@ -85,10 +85,10 @@ def neighbours(
 ) -> None:
     """The words whose vectors point most nearly the same way, with the cosine.
 
-    Example: clearhead word2vec neighbours vectors horse london --count 5
+    Example: clearhead word2vec neighbors vectors horse london --count 5
     """
     vectors = _load(folder)
-    found = {word: vectors.neighbours(word, count) for word in words}
+    found = {word: vectors.neighbors(word, count) for word in words}
     if as_json:
         answers = {word: [{"word": near, "cosine": cosine} for near, cosine in rows] for word, rows in found.items()}
         typer.echo(json.dumps(answers, ensure_ascii=False))

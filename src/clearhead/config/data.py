@@ -76,8 +76,8 @@ class Corpus(Settings):
     seed: int = Field(default=0, ge=0, le=1 << 62)
     order: Literal["copy", "reverse"] = "copy"
     symbols: int = Field(default=26, ge=2, le=10_000)
-    shortest: int = Field(default=3, ge=1, le=10_000)
-    longest: int = Field(default=16, ge=1, le=10_000)
+    min_length: int = Field(default=3, ge=1, le=10_000)
+    max_length: int = Field(default=16, ge=1, le=10_000)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -95,8 +95,8 @@ class Corpus(Settings):
         for first, last in self.skip:
             if first > last:
                 raise ValueError(f"skip: the range from {first:,} to {last:,} ends before it begins; turn it round")
-        if self.shortest > self.longest:
-            raise ValueError(f"shortest ({self.shortest}) is more than longest ({self.longest})")
+        if self.min_length > self.max_length:
+            raise ValueError(f"shortest ({self.min_length}) is more than longest ({self.max_length})")
         return self
 
 
@@ -111,48 +111,52 @@ class DataConfig(Settings):
     valid: Corpora = ()
     test: Corpora = ()
     held_out: float = Field(default=0.0, ge=0, le=0.5)  # share of `train` kept for validation, chosen by source side
-    published: str = ""  # where the files can be found, for whoever does not have them yet
+    source_url: str = ""  # where the files can be found, for whoever does not have them yet
 
     # Cleaning
-    normalise: Literal["none", "nfc", "nfkc"] = "none"
+    normalize: Literal["none", "nfc", "nfkc"] = "none"
     lowercase: bool = False
     deduplicate: bool = False
-    shortest: int = Field(default=1, ge=0, le=1 << 24)  # tokens; shorter ones are left out
+    min_length: int = Field(default=1, ge=0, le=1 << 24)  # tokens; shorter ones are left out
     # Tokens; longer ones are left out, or cut where that is usual. Five hold two texts of a token and BERT's marks.
-    longest: int = Field(default=512, ge=5, le=1 << 24)
-    ratio: float | None = Field(default=None, ge=1, le=1000)  # of the longer to the shorter side of a translation
+    max_length: int = Field(default=512, ge=5, le=1 << 24)
+    max_length_ratio: float | None = Field(
+        default=None, ge=1, le=1000
+    )  # of the longer to the shorter side of a translation
 
     # What the task needs
     documents: Literal["line", "paragraph", "heading", "file"] = "file"  # what of a plain text is one document
-    boundaries: bool = False  # language model: no document sees another
+    isolate_documents: bool = False  # language model: no document sees another
     labels: Names = ()  # allowed labels, in order; empty: those of the training data
-    second: bool = False  # classification and regression of two texts
-    both_orders: bool = False  # and every pair to learn from a second time, its texts exchanged; not for validation
+    text_pairs: bool = False  # classification and regression of two texts
+    swap_pairs: bool = False  # and every pair to learn from a second time, its texts exchanged; not for validation
     next_sentence: bool = False  # masked language model: with BERT's second task
-    masked: float = Field(default=0.15, gt=0, le=0.9)
-    whole_words: bool = False
-    stride: int = Field(default=128, ge=1, le=1 << 24)  # answering: tokens that neighbouring windows share
-    highest: float = Field(default=1.0, gt=0, le=1e6)  # similarity: the score of two texts that say the same
+    mask_prob: float = Field(default=0.15, gt=0, le=0.9)
+    whole_word_masking: bool = False
+    stride: int = Field(default=128, ge=1, le=1 << 24)  # answering: tokens that neighboring windows share
+    max_score: float = Field(default=1.0, gt=0, le=1e6)  # similarity: the score of two texts that say the same
     contrastive: bool = False  # similarity: pairs have no score; each belongs together, and to no other of its batch
-    pooling: Literal["mean", "class"] = "mean"  # similarity: of all tokens, or the one that sums the text up
+    pooling: Literal["mean", "cls"] = "mean"  # similarity: of all tokens, or the one that sums the text up
 
     # Batches
-    tokens: int = Field(default=4096, ge=1, le=1 << 30)  # padded tokens of the global batch, source and target together
+    batch_tokens: int = Field(
+        default=4096, ge=1, le=1 << 30
+    )  # padded tokens of the global batch, source and target together
     packed: bool = False  # samples of a batch one after the other in one row, without padding
-    pool: int = Field(default=1 << 15, ge=1, le=1 << 22)  # samples that are sorted by length together
+    bucket_size: int = Field(default=1 << 15, ge=1, le=1 << 22)  # samples that are sorted by length together
     workers: int = Field(default=2, ge=0, le=256)
-    cache: str = ""  # folder for tokenised data; empty: CLEARHEAD_CACHE, or a folder of the user's
+    cache_dir: str = ""  # folder for tokenized data; empty: CLEARHEAD_CACHE, or a folder of the user's
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.held_out and self.valid:
             raise ValueError("held_out: valid names its own data; leave one of them out")
-        if self.task == "answering" and (self.lowercase or self.normalise != "none"):
-            raise ValueError("lowercase, normalise: answers are found by their place; let the tokenizer do it")
-        if self.both_orders and self.task not in ("classification", "regression"):
-            raise ValueError(f"both_orders: for classification and regression of two texts; the task is {self.task}")
-        if self.both_orders and not self.second:
-            raise ValueError("both_orders: there is only one text to a record; set second to true, or leave it out")
+        if self.task == "answering" and (self.lowercase or self.normalize != "none"):
+            raise ValueError("lowercase, normalize: answers are found by their place; let the tokenizer do it")
+        if self.swap_pairs and self.task not in ("classification", "regression"):
+            raise ValueError(f"swap_pairs: for classification and regression of two texts; the task is {self.task}")
+        if self.swap_pairs and not self.text_pairs:
+            raise ValueError("swap_pairs: there is only one text to a record; set second to true, or leave it out")
         if len(set(self.labels)) < len(self.labels):
             raise ValueError("labels: one is named twice; name each once")
         return self
@@ -163,13 +167,13 @@ class TokenizerConfig(Settings):
 
     path: str = ""  # a folder with tokenizer.json, GPT-2's or BERT's files; empty: train one
     kind: Kind = "byte-bpe"
-    size: int = Field(default=8000, ge=1, le=1 << 24)
+    vocab_size: int = Field(default=8000, ge=1, le=1 << 24)
     lowercase: bool = False
     joint: bool = True  # translation: one for both languages
-    target_size: int | None = Field(default=None, ge=1, le=1 << 24)  # of the target's own, where it differs
+    target_vocab_size: int | None = Field(default=None, ge=1, le=1 << 24)  # of the target's own, where it differs
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.joint and self.target_size is not None:
+        if self.joint and self.target_vocab_size is not None:
             raise ValueError("target_size: joint is true, so there is one tokenizer; set joint to false")
         return self

@@ -50,7 +50,7 @@ def apply(data: dict[str, Any], overrides: Iterable[str], section: str = "") -> 
         key, equals, text = override.partition("=")
         key = key.strip().removeprefix(f"{section}.") if section else key.strip()
         if not equals or not key:
-            raise ConfigError(f"{override!r}: expected key=value, like width=256")
+            raise ConfigError(f"{override!r}: expected key=value, like dim=256")
         *groups, last = key.split(".")
         data = target = dict(data)
         for depth, group in enumerate(groups):

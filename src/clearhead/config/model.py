@@ -9,7 +9,7 @@ from clearhead.config.settings import Settings, several
 
 Family = Literal["encoder-decoder", "encoder", "decoder"]
 Attends = Literal["full", "window", "strided", "fixed"]
-Output = Literal["words", "next-sentence", "classes", "tags", "span"]
+Output = Literal["lm", "next-sentence", "classes", "tags", "span"]
 
 
 class RopeScaling(Settings):
@@ -41,7 +41,7 @@ class ModelConfig(Settings):
     family: Family
     encoder_layers: int = Field(default=0, ge=0, le=1024)
     decoder_layers: int = Field(default=0, ge=0, le=1024)
-    width: int = Field(ge=1, le=1 << 16)
+    dim: int = Field(ge=1, le=1 << 16)
     vocab_size: int | None = Field(default=None, ge=1, le=1 << 24)
     source_vocab_size: int | None = Field(default=None, ge=1, le=1 << 24)
     target_vocab_size: int | None = Field(default=None, ge=1, le=1 << 24)
@@ -49,7 +49,7 @@ class ModelConfig(Settings):
     # Attention
     heads: int = Field(ge=1, le=1024)
     kv_heads: int = Field(default_factory=lambda known: known["heads"], ge=1, le=1024)
-    head_width: int = Field(default_factory=lambda known: max(1, known["width"] // known["heads"]), ge=1, le=1 << 13)
+    head_dim: int = Field(default_factory=lambda known: max(1, known["dim"] // known["heads"]), ge=1, le=1 << 13)
     attention: Annotated[tuple[Attends, ...], BeforeValidator(several), Field(min_length=1, max_length=1024)] = (
         "full",
     )
@@ -69,7 +69,7 @@ class ModelConfig(Settings):
     rope_scaling: RopeScaling | None = None
 
     # Feed-forward, norms, dropout
-    ff_width: int = Field(default_factory=lambda known: 4 * known["width"], ge=1, le=1 << 20)
+    ff_dim: int = Field(default_factory=lambda known: 4 * known["dim"], ge=1, le=1 << 20)
     activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"] = "relu"
     norm: Literal["layer", "rms", "batch"] = "layer"
     norm_position: Literal["pre", "post"] = "pre"
@@ -83,9 +83,9 @@ class ModelConfig(Settings):
     scale_embedding: bool = False
     segments: int = Field(default=0, ge=0, le=1024)
     embedding_norm: bool = False
-    outputs: Annotated[tuple[Output, ...], BeforeValidator(several)] = ("words",)
+    outputs: Annotated[tuple[Output, ...], BeforeValidator(several)] = ("lm",)
     output_bias: bool = False
-    pooling: Literal["class", "mean"] = "class"  # what sums up a row: the token that has seen all of it, or all of them
+    pooling: Literal["cls", "mean"] = "cls"  # what sums up a row: the token that has seen all of it, or all of them
     pooler: bool = False
     labels: int = Field(default=0, ge=0, le=1 << 20)
 
@@ -146,8 +146,8 @@ def _vocabulary(c: ModelConfig) -> Iterator[str]:
 
 
 def _heads(c: ModelConfig) -> Iterator[str]:
-    if "head_width" not in c.model_fields_set and c.width % c.heads:
-        yield f"heads: {c.heads} does not divide width {c.width}; use a divisor of {c.width}, or set head_width"
+    if "head_dim" not in c.model_fields_set and c.dim % c.heads:
+        yield f"heads: {c.heads} does not divide width {c.dim}; use a divisor of {c.dim}, or set head_dim"
     if c.heads % c.kv_heads:
         yield f"kv_heads: {c.kv_heads} does not divide heads {c.heads}; use a divisor of {c.heads}"
 
@@ -170,10 +170,10 @@ def _patterns(c: ModelConfig) -> Iterator[str]:
 
 
 def _positions(c: ModelConfig) -> Iterator[str]:
-    if c.position == "rotary" and c.head_width % 2:
-        yield f"head_width: {c.head_width} is odd, but rotary positions turn pairs; use an even head_width"
-    if c.position == "sinusoidal" and c.width % 2:
-        yield f"width: {c.width} is odd, but sinusoidal positions come in pairs; use an even width"
+    if c.position == "rotary" and c.head_dim % 2:
+        yield f"head_dim: {c.head_dim} is odd, but rotary positions turn pairs; use an even head_dim"
+    if c.position == "sinusoidal" and c.dim % 2:
+        yield f"width: {c.dim} is odd, but sinusoidal positions come in pairs; use an even width"
     for key, owner in (("sinusoid", "sinusoidal"), ("rope_theta", "rotary"), ("rope_scaling", "rotary")):
         if getattr(c, key) is not None and c.position != owner:
             yield f"{key}: set, but position is {c.position}; remove {key} or use position={owner}"
@@ -184,9 +184,9 @@ def _positions(c: ModelConfig) -> Iterator[str]:
 def _outputs(c: ModelConfig) -> Iterator[str]:
     if len(set(c.outputs)) < len(c.outputs):
         yield "outputs: a name stands twice; name each output once"
-    if c.family == "encoder-decoder" and c.outputs != ("words",):
-        yield "outputs: a translator gives words; use outputs=words, or another family"
-    if c.family == "encoder-decoder" and c.pooling != "class":
+    if c.family == "encoder-decoder" and c.outputs != ("lm",):
+        yield "outputs: a translator gives words; use outputs=lm, or another family"
+    if c.family == "encoder-decoder" and c.pooling != "cls":
         yield f"pooling: {c.pooling}, but a translator sums nothing up; leave it out"
     if c.family != "encoder" and c.segments:
         yield f"segments: {c.segments}, but family is {c.family}; only an encoder has segments, set it to 0"
@@ -194,18 +194,18 @@ def _outputs(c: ModelConfig) -> Iterator[str]:
         yield f"pooler: true, but family is {c.family}; only an encoder has one, set it to false"
     if "next-sentence" in c.outputs and not c.pooler:
         yield "outputs: next-sentence reads the pooled row; set pooler=true (family encoder)"
-    labelled = {"classes", "tags"} & set(c.outputs)
-    if labelled and not c.labels:
-        yield f"labels: missing, but outputs has {labelled.pop()}; set the number of labels, like labels=2"
-    if c.labels and not labelled:
+    labeled = {"classes", "tags"} & set(c.outputs)
+    if labeled and not c.labels:
+        yield f"labels: missing, but outputs has {labeled.pop()}; set the number of labels, like labels=2"
+    if c.labels and not labeled:
         yield f"labels: {c.labels}, but outputs has neither classes nor tags; set labels to 0"
 
 
-def abilities(config: ModelConfig) -> list[str]:
+def supported_commands(config: ModelConfig) -> list[str]:
     """The verbs that a model of this kind answers to."""
     if config.family == "encoder-decoder":
         return ["translate", "evaluate"]
-    if config.family == "decoder" and "words" in config.outputs:
+    if config.family == "decoder" and "lm" in config.outputs:
         return ["generate", "chat", "evaluate"]
-    verbs = {"words": "fill", "classes": "classify", "tags": "tag", "span": "answer"}
+    verbs = {"lm": "fill", "classes": "classify", "tags": "tag", "span": "answer"}
     return [*(verb for output, verb in verbs.items() if output in config.outputs), "embed", "evaluate"]

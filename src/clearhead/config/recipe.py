@@ -18,14 +18,14 @@ from clearhead.files import read_text
 
 RECIPES = resources.files("clearhead.config") / "recipes"
 VOCABULARY = ("vocab_size", "source_vocab_size", "target_vocab_size")
-CHANGEABLE = ("dropout", "attention_dropout", "pooling")  # of a model to go on from
-SMALLEST = {"family": "encoder", "encoder_layers": 1, "width": 2, "heads": 1, "vocab_size": 1}  # to check these with
+OVERRIDABLE = ("dropout", "attention_dropout", "pooling")  # of a model to go on from
+SMALLEST = {"family": "encoder", "encoder_layers": 1, "dim": 2, "heads": 1, "vocab_size": 1}  # to check these with
 FROM_DATA = {*VOCABULARY, "outputs", "labels", "pooler"}
 # The family and the outputs that each task needs.
 NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
-    "translation": (("encoder-decoder",), "words"),
-    "language-model": (("decoder",), "words"),
-    "masked-language-model": (("encoder",), "words"),
+    "translation": (("encoder-decoder",), "lm"),
+    "language-model": (("decoder",), "lm"),
+    "masked-language-model": (("encoder",), "lm"),
     "classification": (("encoder", "decoder"), "classes"),
     "regression": (("encoder", "decoder"), "classes"),
     "tagging": (("encoder", "decoder"), "tags"),
@@ -55,23 +55,23 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if "folder" in self.model:
-            if set(self.model) - {"folder", *CHANGEABLE}:
-                keys = ", ".join(CHANGEABLE)
+        if "init_from" in self.model:
+            if set(self.model) - {"init_from", *OVERRIDABLE}:
+                keys = ", ".join(OVERRIDABLE)
                 raise ValueError(f"model: a folder has its architecture already; only {keys} can be changed beside it")
-            changes = {key: value for key, value in self.model.items() if key in CHANGEABLE}
+            changes = {key: value for key, value in self.model.items() if key in OVERRIDABLE}
             ModelConfig.build(SMALLEST | changes, where="model")
         else:
             for key in FROM_DATA & self.model.keys():
                 raise ValueError(f"model.{key}: comes from the tokenizer, the task and the data; leave it out")
             self.architecture((8,) if self.tokenizer.joint else (8, 8))
         task, train = self.data.task, self.train
-        if task != "translation" and train.sampling is not None:
-            raise ValueError(f"train.sampling: scheduled sampling is for translation; the task is {task}")
+        if task != "translation" and train.scheduled_sampling is not None:
+            raise ValueError(f"train.scheduled_sampling: scheduled sampling is for translation; the task is {task}")
         if train.class_weights is not None and task not in ("classification", "tagging"):
             raise ValueError(f"train.class_weights: for classification and tagging; the task is {task}")
         measured = ["loss", *MEASURED.get(task, ("accuracy",))]
-        if task == "translation" and not train.scored:
+        if task == "translation" and not train.eval_samples:
             measured = ["loss", "accuracy"]
         if task == "similarity" and self.data.contrastive:
             measured = ["loss", "accuracy"]
@@ -101,11 +101,11 @@ class Recipe(Settings):
         families = NEEDS[self.data.task][0]
         if config.family not in families:
             raise ConfigError(f"model.family: {config.family}, but {self.data.task} needs {' or '.join(families)}")
-        longest = self.data.longest
-        if longest > config.max_positions:
-            change = "lower it" if "folder" in self.model else "lower it, or raise model.max_positions"
+        max_length = self.data.max_length
+        if max_length > config.max_positions:
+            change = "lower it" if "init_from" in self.model else "lower it, or raise model.max_positions"
             raise ConfigError(
-                f"data.longest: {longest} tokens, but the model has {config.max_positions} positions; {change}"
+                f"data.max_length: {max_length} tokens, but the model has {config.max_positions} positions; {change}"
             )
 
     def _model_data(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def outputs(data: DataConfig, labels: int, settings: dict[str, Any]) -> dict[str
     needed = NEEDS[data.task][1]
     found: dict[str, Any] = {"outputs": [needed] if needed else [], "labels": 0}
     if data.task == "masked-language-model" and data.next_sentence:
-        found["outputs"] = ["words", "next-sentence"]
+        found["outputs"] = ["lm", "next-sentence"]
     if needed in ("classes", "tags"):
         found["labels"] = 1 if data.task == "regression" else labels
     if settings.get("family") == "encoder":

@@ -34,10 +34,10 @@ class Ragged:
         kind = np.float32 if self.values.dtype.kind == "f" else np.int64
         if packed:
             return torch.from_numpy(self.values.astype(kind))[None]
-        longest = int(self.lengths.max(initial=0))
-        table = np.full(len(self.lengths) * longest, fill, kind)
-        table[ranges(np.arange(len(self.lengths)) * longest, self.lengths)] = self.values
-        return torch.from_numpy(table.reshape(-1, longest))
+        max_length = int(self.lengths.max(initial=0))
+        table = np.full(len(self.lengths) * max_length, fill, kind)
+        table[ranges(np.arange(len(self.lengths)) * max_length, self.lengths)] = self.values
+        return torch.from_numpy(table.reshape(-1, max_length))
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Batch:
     translation   source (B, S), target and labels (B, T): the target begins with `begin`, its labels end with `end`
     language      ids and labels (B, T)
     masked        ids, segments and labels (B, T); next_sentence (B,)
-    labelled      ids and segments (B, T); labels (B,) for a row, (B, T) for tags
+    labeled      ids and segments (B, T); labels (B,) for a row, (B, T) for tags
     answering     the same with first_token and last_token (B,)
     similarity    first and second (B, T), labels (B,)
     """
@@ -90,9 +90,9 @@ class Batch:
         Behind the documents stand some that nobody asks for, and empty ones; none is longer than `most`.
         """
         tensors, documents = dict(self.tensors), {}
-        longest = {side: min(most, -(-found.longest // 128) * 128) for side, found in self.documents.items()}
+        max_length = {side: min(most, -(-found.max_length // 128) * 128) for side, found in self.documents.items()}
         added = {side: 8 + -(found.total + 8) % TOKENS for side, found in self.documents.items()}  # at least 8
-        full = max(-(-added[side] // longest[side]) for side in added)  # so many documents hold them
+        full = max(-(-added[side] // max_length[side]) for side in added)  # so many documents hold them
         for side, found in self.documents.items():
             count = -(-(len(found.lengths) + full) // DOCUMENTS) * DOCUMENTS
             sizes = torch.zeros(count, dtype=torch.long)
@@ -100,7 +100,7 @@ class Batch:
             behind = torch.full((full,), added[side] // full)
             behind[: added[side] % full] += 1
             sizes[len(found.lengths) : len(found.lengths) + full] = behind
-            documents[side] = Documents(sizes, longest[side], found.total + added[side])
+            documents[side] = Documents(sizes, max_length[side], found.total + added[side])
             for name in ("target", "labels") if side == "target" else (side, "labels") if side == "ids" else (side,):
                 tensors[name] = F.pad(tensors[name], (0, added[side]), value=IGNORED if name == "labels" else 0)
         return replace(self, tensors=tensors, documents=documents)
@@ -108,14 +108,14 @@ class Batch:
     @property
     def shape(self) -> tuple[object, ...]:
         """All that decides which kernels work on it."""
-        rows = ((side, len(found.lengths), found.longest, found.total) for side, found in self.documents.items())
+        rows = ((side, len(found.lengths), found.max_length, found.total) for side, found in self.documents.items())
         return (*((name, *tensor.shape) for name, tensor in self.tensors.items()), *rows)
 
     def ignored(self) -> Batch:
         """The same with no label that counts, for a process that has nothing to do in this step."""
-        unlabelled = ("labels", "next_sentence", "first_token", "last_token")
+        unlabeled = ("labels", "next_sentence", "first_token", "last_token")
         tensors = {
-            name: torch.full_like(tensor, IGNORED) if name in unlabelled else tensor
+            name: torch.full_like(tensor, IGNORED) if name in unlabeled else tensor
             for name, tensor in self.tensors.items()
         }
         return replace(self, tensors=tensors, tokens=0)

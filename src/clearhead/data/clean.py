@@ -1,4 +1,4 @@
-"""What is done to raw text before it is tokenised: normal forms, lower case, duplicates, a held-out part."""
+"""What is done to raw text before it is tokenized: normal forms, lower case, duplicates, a held-out part."""
 
 import hashlib
 import unicodedata
@@ -20,7 +20,7 @@ class Cleaner:
     """Records in, clean records out; counts what it leaves out and why.
 
     `both` gives every pair a second time with its texts exchanged. Its part is that of the pair as it stands, so that a
-    pair that is held out is learnt from in neither order; duplicates are looked for after, so each order stays once.
+    pair that is held out is learned from in neither order; duplicates are looked for after, so each order stays once.
     """
 
     def __init__(self, config: DataConfig, columns: tuple[str, ...], part: Part = "all", both: bool = False):
@@ -78,8 +78,8 @@ def exchanged(record: Record) -> Record:
 
 def cleaned(text: str, config: DataConfig) -> str:
     """A text in the normal form and case that the settings ask for: in training, and of whatever a model is given."""
-    if config.normalise != "none":
-        text = unicodedata.normalize("NFC" if config.normalise == "nfc" else "NFKC", text)
+    if config.normalize != "none":
+        text = unicodedata.normalize("NFC" if config.normalize == "nfc" else "NFKC", text)
     return text.lower() if config.lowercase else text
 
 
@@ -115,7 +115,7 @@ class Seen:
 
 
 def chunks(records: Iterator[Record], most: int = 4096, characters: int = 1 << 20) -> Iterator[list[Record]]:
-    """Records in lists of a bounded size, so that many are tokenised at once and few are in memory."""
+    """Records in lists of a bounded size, so that many are tokenized at once and few are in memory."""
     found: list[Record] = []
     size = 0
     for record in records:

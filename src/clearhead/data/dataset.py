@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.data.batch import Batch, together
-from clearhead.data.random import Permutation, mix
+from clearhead.data.random import Permutation, hash_ints
 from clearhead.data.store import Store
 from clearhead.data.tasks import Samples, Task
 
@@ -88,7 +88,7 @@ class Dataset:
         """The samples as tensors; of several stores, the first store's come first."""
         return together(
             [
-                self.task.batch(self.stores[number], own, epoch, int(mix(seed, number)))
+                self.task.batch(self.stores[number], own, epoch, int(hash_ints(seed, number)))
                 for number, _, own in self._by_store(samples, epoch)
             ],
             self.task.padding,

@@ -46,7 +46,7 @@ class Record(NamedTuple):
 TRANSLATION, TEXT, PAIR = ("source", "target"), ("text",), ("text", "second")
 TAGS, ANSWERS = ("tokens", "tags"), ("context", "question", "answer", "start")
 ALL_ANSWERS = (*ANSWERS, "references")  # for scores: every answer that counts as right
-TEXTS = ("source", "target", "text", "second", "tokens", "context", "question")  # what is cleaned and tokenised
+TEXTS = ("source", "target", "text", "second", "tokens", "context", "question")  # what is cleaned and tokenized
 
 DEFAULTS = {"source": 1, "target": 2, "text": 1, "second": 2, "tokens": 1, "tags": -1}  # "label" stands last
 

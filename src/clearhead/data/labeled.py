@@ -33,11 +33,11 @@ def frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 
 
 def enclose(
-    tokenizer: Tokenizer, longest: int, first: list[int], second: list[int] | None = None
+    tokenizer: Tokenizer, max_length: int, first: list[int], second: list[int] | None = None
 ) -> tuple[list[int], int]:
     """The ids in their frame, cut to `longest` (the longer text first), and where the second text begins."""
     opens, closes = frame(tokenizer)
-    room = longest - len(opens) - len(closes) * (1 if second is None else 2)
+    room = max_length - len(opens) - len(closes) * (1 if second is None else 2)
     n, m = len(first), len(second or ())
     if n + m > room:  # both keep half, or what they have
         half = room // 2
@@ -69,7 +69,7 @@ class _Framed(Task):
     roles = ROLES
 
     def enclose(self, first: list[int], second: list[int] | None = None) -> tuple[list[int], int]:
-        return enclose(self.tokenizer, self.config.longest, first, second)
+        return enclose(self.tokenizer, self.config.max_length, first, second)
 
     def framed(self, store: Store, samples: Samples, others: dict[str, NDArray[Any]], **fields: NDArray[Any]) -> Batch:
         """A batch of the store's ids with segments, and with labels for every token or every row."""
@@ -87,7 +87,7 @@ class Classification(_Framed):
 
     @classmethod
     def reads(cls, config: DataConfig) -> tuple[str, ...]:
-        return (*(PAIR if config.second else TEXT), "label")
+        return (*(PAIR if config.text_pairs else TEXT), "label")
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -95,8 +95,8 @@ class Classification(_Framed):
 
     def rows(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         sides = [
-            self.tokenizer.encode_all([r.values[side] for r in records])
-            for side in range(2 if self.config.second else 1)
+            self.tokenizer.encode_batch([r.values[side] for r in records])
+            for side in range(2 if self.config.text_pairs else 1)
         ]
         rows: list[Row] = []
         for record, *texts in zip(records, *sides, strict=True):
@@ -141,7 +141,7 @@ class Similarity(Classification):
         return {"first": kind, "second": kind, "label": self.label_kind}
 
     def rows(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
-        sides = [self.tokenizer.encode_all([r.values[side] for r in records]) for side in (0, 1)]
+        sides = [self.tokenizer.encode_batch([r.values[side] for r in records]) for side in (0, 1)]
         rows: list[Row] = []
         for record, first, second in zip(records, *sides, strict=True):
             label = 1.0 if self.config.contrastive else self.likeness(record)
@@ -153,9 +153,9 @@ class Similarity(Classification):
 
     def likeness(self, record: Record) -> float:
         """The score of a pair as a share of the highest; a cosine can be no more than 1."""
-        value, highest = number(record), self.config.highest
+        value, highest = number(record), self.config.max_score
         if abs(value) > highest:
-            raise UserError(f"{record.place}: a score of {value:g}, but data.highest is {highest:g}; raise it")
+            raise UserError(f"{record.place}: a score of {value:g}, but data.max_score is {highest:g}; raise it")
         return value / highest
 
     def lengths(self, store: Store, samples: Samples, epoch: int) -> NDArray[np.int64]:
@@ -184,14 +184,14 @@ class Tagging(_Framed):
             check_tags(record)
         texts = [" ".join(record.values[0]) for record in records]
         rows: list[Row] = []
-        for record, tokens in zip(records, self.tokenizer.offsets_all(texts), strict=True):
+        for record, tokens in zip(records, self.tokenizer.offsets_batch(texts), strict=True):
             tags = enumerate(record.values[1])
             numbers = [label_number(record._replace(place=record.place.at(n)), tag, self.labels) for n, tag in tags]
             if not tokens:
                 dropped["empty"] += 1
                 continue
             opens, closes = frame(self.tokenizer)
-            tokens = tokens[: self.config.longest - len(opens) - len(closes)]
+            tokens = tokens[: self.config.max_length - len(opens) - len(closes)]
             labels = [IGNORED if word is None else numbers[word] for word in first_tokens(record.values[0], tokens)]
             ids, boundary = self.enclose([token for token, _, _ in tokens])
             framed = [IGNORED] * len(opens) + labels + [IGNORED] * len(closes)
@@ -245,8 +245,8 @@ class Answering(_Framed):
     def rows(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         for record in records:
             check_answer(record)
-        contexts = self.tokenizer.offsets_all([record.values[0] for record in records])
-        questions = self.tokenizer.encode_all([record.values[1] for record in records])
+        contexts = self.tokenizer.offsets_batch([record.values[0] for record in records])
+        questions = self.tokenizer.encode_batch([record.values[1] for record in records])
         opens, closes = frame(self.tokenizer)
         rows: list[Row] = []
         for record, context, question in zip(records, contexts, questions, strict=True):
@@ -254,8 +254,8 @@ class Answering(_Framed):
             if is_empty(record.values[0], context) or is_empty(record.values[1], question):
                 dropped["empty"] += 1
                 continue
-            question = question[: self.config.longest // 2]
-            room = self.config.longest - len(opens) - len(question) - 2 * len(closes)
+            question = question[: self.config.max_length // 2]
+            room = self.config.max_length - len(opens) - len(question) - 2 * len(closes)
             for start in windows(len(context), room, self.config.stride):
                 window = [token for token, _, _ in context[start : start + room]]
                 begin = len(opens) + len(question) + len(closes)
@@ -277,7 +277,7 @@ class Answering(_Framed):
 
 
 def windows(length: int, room: int, stride: int) -> list[int]:
-    """Where windows of `room` tokens begin, so that they cover `length` and neighbours share `stride`."""
+    """Where windows of `room` tokens begin, so that they cover `length` and neighbors share `stride`."""
     if room <= stride:
         raise UserError(f"stride: {stride}, but longest leaves only {room} tokens for the context; lower it")
     starts = [0]

@@ -9,19 +9,19 @@ import numpy as np
 
 from clearhead.data.batch import Batch
 from clearhead.data.dataset import Dataset
-from clearhead.data.order import START, Draw, Position, draws
+from clearhead.data.order import START, BatchPlan, Position, batch_plans
 
 
-class Step(NamedTuple):
+class GlobalBatch(NamedTuple):
     """This process's share of one global batch, in one or more micro-batches, and where to go on after it."""
 
     batches: tuple[Batch, ...]
-    draw: Draw
+    plan: BatchPlan
 
     @property
     def after(self) -> Position:
         """The position that a run resumes from once this step is done."""
-        return self.draw.after
+        return self.plan.after
 
 
 class Loader:
@@ -50,8 +50,8 @@ class Loader:
         self.position, self.rank, self.processes, self.accumulation = position, rank, processes, accumulation
         self.workers, self.pinned = workers, pinned
 
-    def __iter__(self) -> Iterator[Step]:
-        order = draws(
+    def __iter__(self) -> Iterator[GlobalBatch]:
+        order = batch_plans(
             self.dataset, self.tokens, self.seed, pool=self.pool, shuffle=self.shuffle, position=self.position
         )
         if not self.workers:
@@ -59,18 +59,18 @@ class Loader:
             return
         # Threads: gathering tokens is numpy's work, which lets others run, and nothing has to be sent between them.
         executor = ThreadPoolExecutor(self.workers, "clearhead-data")
-        ahead: deque[Future[Step]] = deque()
+        num_draft_tokens: deque[Future[GlobalBatch]] = deque()
         try:
             for draw in order:
-                ahead.append(executor.submit(self._step, draw))
-                if len(ahead) > 2 * self.workers:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
+                num_draft_tokens.append(executor.submit(self._step, draw))
+                if len(num_draft_tokens) > 2 * self.workers:
+                    yield num_draft_tokens.popleft().result()
+            while num_draft_tokens:
+                yield num_draft_tokens.popleft().result()
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
 
-    def _step(self, draw: Draw) -> Step:
+    def _step(self, draw: BatchPlan) -> GlobalBatch:
         parts = np.array_split(draw.samples, self.processes * self.accumulation)
         own = parts[self.rank * self.accumulation : (self.rank + 1) * self.accumulation]
         batches = [
@@ -79,4 +79,4 @@ class Loader:
             else self.dataset.batch(draw.samples[:1], draw.epoch, self.seed).ignored()
             for part in own
         ]
-        return Step(tuple(batch.pin() if self.pinned else batch for batch in batches), draw)
+        return GlobalBatch(tuple(batch.pin() if self.pinned else batch for batch in batches), draw)

@@ -50,8 +50,8 @@ class MaskedLanguageModel(Task):
 
     def rows(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         rows: list[Row] = []
-        room = self.config.longest - (3 if self.config.next_sentence else 2)
-        for record, ids in zip(records, self.tokenizer.encode_all([r.values[0] for r in records]), strict=True):
+        room = self.config.max_length - (3 if self.config.next_sentence else 2)
+        for record, ids in zip(records, self.tokenizer.encode_batch([r.values[0] for r in records]), strict=True):
             opens, closes = (*record.values, True, True)[1:3]
             self.document += int(opens)
             ids = ([] if opens else self.rest) + ids
@@ -59,7 +59,7 @@ class MaskedLanguageModel(Task):
             self.rest = [] if closes else ids[cuts[-1] :] if cuts else []
             for cut in cuts[:-1] if not closes else cuts:
                 piece = ids[cut : cut + room]
-                if len(piece) < max(2, self.config.shortest):
+                if len(piece) < max(2, self.config.min_length):
                     dropped["too short"] += 1
                     continue
                 half = len(piece) if not self.config.next_sentence else self._half(piece, len(rows))
@@ -125,11 +125,11 @@ class MaskedLanguageModel(Task):
         place = np.arange(len(ids)) - np.repeat(lengths.cumsum() - lengths, lengths)
         eligible = ~self.special[ids]
         word = place
-        if self.config.whole_words:  # the tokens of a word share one draw
+        if self.config.whole_word_masking:  # the tokens of a word share one draw
             starts = ~self.continues[ids] | ~eligible | (place == 0)
             word = place[np.maximum.accumulate(np.where(starts, np.arange(len(ids)), 0))]
         draws = np.where(eligible, uniform(seed, epoch, row, word, CHOOSE), 2.0)
-        chosen = draws < self.config.masked
+        chosen = draws < self.config.mask_prob
         chosen |= eligible & self._least(draws, lengths)
         action = uniform(seed, epoch, row, word, REPLACE)
         replacement = self.ordinary[below(len(self.ordinary), seed, epoch, row, place, PICK)]

@@ -28,7 +28,7 @@ class Position(NamedTuple):
 START = Position()
 
 
-class Draw(NamedTuple):
+class BatchPlan(NamedTuple):
     """The samples of one global batch, and where to go on after it."""
 
     samples: Samples
@@ -36,9 +36,9 @@ class Draw(NamedTuple):
     after: Position
 
 
-def draws(
+def batch_plans(
     dataset: Dataset, tokens: int, seed: int, *, pool: int, shuffle: bool, position: Position = START
-) -> Iterator[Draw]:
+) -> Iterator[BatchPlan]:
     """Global batches from a position on: endless when shuffled, else one epoch in order."""
     epoch, number, batch = position
     while True:
@@ -64,7 +64,7 @@ def draws(
                     after = Position(epoch, number, batch + 1)
                 else:
                     after = Position(epoch, number + 1, 0) if number + 1 < pools else Position(epoch + 1, 0, 0)
-                yield Draw(dataset.grouped(found[batch], epoch), epoch, after)
+                yield BatchPlan(dataset.grouped(found[batch], epoch), epoch, after)
                 batch += 1
             number, batch = number + 1, 0
         if not shuffle:
@@ -74,17 +74,17 @@ def draws(
 
 def _batches(samples: Samples, lengths: NDArray[np.int64], tokens: int) -> list[Samples]:
     """Samples sorted by length and cut where one more would make the padded batch larger than `tokens`."""
-    # Within one length of the first side, the second goes up and down in turn, so that neighbours stay alike.
+    # Within one length of the first side, the second goes up and down in turn, so that neighbors stay alike.
     keys = [lengths[:, 0]]
     for side in lengths.T[1:]:
         keys.append(np.where(keys[0] % 2 == 0, side, -side))
     order = np.lexsort(keys[::-1])
     sizes = lengths[order].tolist()
-    cuts, longest, start = [0], [0] * lengths.shape[1], 0
+    cuts, max_length, start = [0], [0] * lengths.shape[1], 0
     for place, sample in enumerate(sizes):
-        wider = [max(a, b) for a, b in zip(longest, sample, strict=True)]
+        wider = [max(a, b) for a, b in zip(max_length, sample, strict=True)]
         if place > start and (place + 1 - start) * sum(wider) > tokens:
             cuts.append(place)
             start, wider = place, sample
-        longest = wider
+        max_length = wider
     return [samples[order[a:b]] for a, b in zip(cuts, [*cuts[1:], len(sizes)], strict=True)]

@@ -33,8 +33,8 @@ TASKS: dict[str, type[Task]] = {
     "similarity": Similarity,
 }
 # Settings that decide what a batch looks like, not what is in the cache.
-BATCHING = {"train", "valid", "test", "held_out", "published", "boundaries", "masked", "whole_words"}
-BATCHING |= {"tokens", "packed", "pool", "workers", "cache", "pooling", "both_orders"}  # a store's key says the last
+BATCHING = {"train", "valid", "test", "held_out", "published", "boundaries", "masked", "whole_word_masking"}
+BATCHING |= {"tokens", "packed", "pool", "workers", "cache", "pooling", "swap_pairs"}  # a store's key says the last
 
 LABELS = 10_000  # more are a text taken for a label
 
@@ -68,7 +68,7 @@ def prepare(
     tokenizers = maker.tokenizers(tokenizer) if isinstance(tokenizer, TokenizerConfig) else tuple(tokenizer)
     names = tuple(labels or config.labels or maker.labels())
     split: Part = "kept" if config.held_out and not config.valid else "all"
-    train_set = maker.dataset(config.train, tokenizers, names, split, config.both_orders)
+    train_set = maker.dataset(config.train, tokenizers, names, split, config.swap_pairs)
     if config.valid:
         valid_set: Dataset | None = maker.dataset(config.valid, tokenizers, names, "all")
     else:
@@ -95,7 +95,7 @@ def from_records(
 ) -> Dataset:
     """A data set of any Python iterable: for each record a tuple in the order of the task's columns, or a mapping.
 
-    The records are taken as they come: pairs in one order, whatever `both_orders` says.
+    The records are taken as they come: pairs in one order, whatever `swap_pairs` says.
     """
     task = TASKS[config.task](config, tokenizers, labels or config.labels)
     given = _given(records, task.reads(config))
@@ -139,18 +139,18 @@ class _Maker:
 
     def __init__(self, config: DataConfig, say: Say):
         self.config, self.say = config, say
-        self.folder = cache_folder(config.cache)
+        self.folder = cache_folder(config.cache_dir)
 
     def records(self, corpus: Corpus) -> Iterator[Record]:
         """The records of a corpus as the task reads them."""
         task = TASKS[self.config.task]
-        found = raw_records(corpus, task.reads(self.config), self.config.published)
+        found = raw_records(corpus, task.reads(self.config), self.config.source_url)
         return documents(found, self.config.documents) if task.stream and corpus.format == "text" else found
 
     def identity(self, corpus: Corpus) -> list[Any]:
         """What decides the records of a corpus: its settings and the content of its files."""
-        files = [content(path, self.folder) for path in paths(corpus, self.config.published)]
-        made = synthetic.embedded_version() if corpus.format == "embedded" else ""
+        files = [content(path, self.folder) for path in paths(corpus, self.config.source_url)]
+        made = synthetic.grammar_version() if corpus.format == "embedded" else ""
         return [corpus.model_dump(mode="json", exclude={"files", "weight"}), files, made]
 
     def dataset(
@@ -188,7 +188,7 @@ class _Maker:
         folder = self.folder / "tokens" / name
         if (folder / "store.json").exists():
             return Store(folder)
-        self.say(f"tokenising {', '.join(corpus.files) or corpus.format} …")
+        self.say(f"tokenizing {', '.join(corpus.files) or corpus.format} …")
         cleaner = Cleaner(self.config, task.reads(self.config), part, both)
         store = build(folder, task.kinds, lambda writer: _fill(writer, task, self.records(corpus), cleaner))
         dropped = ", ".join(f"{times:,} {reason}" for reason, times in store.facts["dropped"].items())
@@ -204,8 +204,8 @@ class _Maker:
         two = self.config.task == "translation" and not settings.joint
         made = []
         for side in (0, 1) if two else (None,):
-            size = settings.target_size or settings.size if side == 1 else settings.size
-            cleaning = [self.config.normalise, self.config.lowercase, self.config.deduplicate, self.config.held_out]
+            size = settings.target_vocab_size or settings.vocab_size if side == 1 else settings.vocab_size
+            cleaning = [self.config.normalize, self.config.lowercase, self.config.deduplicate, self.config.held_out]
             identities = [self.identity(corpus) for corpus in self.config.train]
             reading = [columns, self.config.documents if task.stream else ""]
             trained = settings.model_dump(mode="json", exclude={"path"})
@@ -239,7 +239,7 @@ class _Maker:
         """The labels that occur in the training data, in sorted order."""
         if self.config.task not in ("classification", "tagging"):
             return ()
-        reading = [self.config.task, self.config.second, [self.identity(corpus) for corpus in self.config.train]]
+        reading = [self.config.task, self.config.text_pairs, [self.identity(corpus) for corpus in self.config.train]]
         file = self.folder / "labels" / f"{key('labels', reading)}.json"
         if file.exists():
             return tuple(json.loads(read_text(file)))

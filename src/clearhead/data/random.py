@@ -10,7 +10,7 @@ Integers = NDArray[np.uint64]
 _GOLDEN, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-def mix(*values: int | NDArray[np.integer]) -> Integers:
+def hash_ints(*values: int | NDArray[np.integer]) -> Integers:
     """A hash of integers, numbers or arrays that go together: 64 well-mixed bits (SplitMix64, absorbed in turn)."""
     state = np.zeros((), np.uint64)
     with np.errstate(over="ignore"):
@@ -24,7 +24,7 @@ def mix(*values: int | NDArray[np.integer]) -> Integers:
 
 def uniform(*values: int | NDArray[np.integer]) -> NDArray[np.float64]:
     """Draws from [0, 1), one for each hash of `values`."""
-    return (mix(*values) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (hash_ints(*values) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def below(limit: int | NDArray[np.integer], *values: int | NDArray[np.integer]) -> NDArray[np.int64]:
@@ -42,10 +42,10 @@ class Permutation:
     ROUNDS, SMALL = 6, 1 << 16
 
     def __init__(self, size: int, *key: int):
-        self.size, self.key = size, int(mix(*key))
+        self.size, self.key = size, int(hash_ints(*key))
         bits = max(2, (size - 1).bit_length())
         self.low, self.high = bits // 2, bits - bits // 2
-        self.table = np.argsort(mix(self.key, np.arange(size)), kind="stable") if size <= self.SMALL else None
+        self.table = np.argsort(hash_ints(self.key, np.arange(size)), kind="stable") if size <= self.SMALL else None
 
     def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The numbers that come at `places` of the shuffled order."""
@@ -62,7 +62,7 @@ class Permutation:
         low, high = self.low, self.high
         for turn in range(self.ROUNDS):
             left, right = numbers >> np.uint64(low), numbers & np.uint64((1 << low) - 1)
-            left = (left ^ mix(self.key, turn, right)) & np.uint64((1 << high) - 1)
+            left = (left ^ hash_ints(self.key, turn, right)) & np.uint64((1 << high) - 1)
             numbers = (right << np.uint64(high)) | left  # the halves change places
             low, high = high, low
         return numbers

@@ -1,4 +1,4 @@
-"""Tokenised samples in memory-mapped files, so that memory does not grow with the corpus and a second start is instant.
+"""Tokenized samples in memory-mapped files, so that memory does not grow with the corpus and a second start is instant.
 
 A store is a folder: for every field `NAME.values.bin`, all rows one after the other, and `NAME.ends.bin`, where each
 row ends (int64); `store.json` says how many and of which type. It is written under a temporary name and renamed, so a
@@ -138,7 +138,7 @@ def build(folder: Path, kinds: Mapping[str, str], fill: Callable[[Writer], Mappi
 
 
 def build_temporary(kinds: Mapping[str, str], fill: Callable[[Writer], Mapping[str, Any]]) -> Store:
-    """A store for data that cannot be recognised again (a Python iterable); its files go when it goes."""
+    """A store for data that cannot be recognized again (a Python iterable); its files go when it goes."""
     folder = Path(tempfile.mkdtemp(prefix="clearhead-"))
     try:
         with full_disk(folder):
@@ -153,7 +153,7 @@ def build_temporary(kinds: Mapping[str, str], fill: Callable[[Writer], Mapping[s
 
 
 def cache_folder(chosen: str = "") -> Path:
-    """Where tokenised data is kept: as chosen, or CLEARHEAD_CACHE, or the user's cache folder."""
+    """Where tokenized data is kept: as chosen, or CLEARHEAD_CACHE, or the user's cache folder."""
     if chosen or os.environ.get("CLEARHEAD_CACHE"):
         return Path(chosen or os.environ["CLEARHEAD_CACHE"]).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "clearhead"
@@ -167,9 +167,9 @@ def full_disk(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            fix = "free some space, or set data.cache to a folder on another disk"
+            fix = "free some space, or set data.cache_dir to a folder on another disk"
         else:
-            fix = "set data.cache (or CLEARHEAD_CACHE) to a folder that can be written"
+            fix = "set data.cache_dir (or CLEARHEAD_CACHE) to a folder that can be written"
         raise UserError(f"{folder}: the token cache cannot be written ({error.strerror}); {fix}") from None
 
 

@@ -91,7 +91,7 @@ def _values(
         for first, behind, kind in example.entities(source):
             tags[first:behind] = [f"B-{kind}", *[f"I-{kind}"] * (behind - first - 1)]
         return words, tags
-    raise UserError("format: the embedded corpus has no labelled pairs of texts; use another one for this task")
+    raise UserError("format: the embedded corpus has no labeled pairs of texts; use another one for this task")
 
 
 def _symbols(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
@@ -113,11 +113,11 @@ def _symbols(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
 
 def _sequences(corpus: Corpus, names: list[str]) -> Iterator[list[str]]:
     """Endless random sequences, drawn many at once for speed; each depends on its number alone."""
-    many = max(1, (1 << 16) // corpus.longest)
+    many = max(1, (1 << 16) // corpus.max_length)
     for start in count(0, many):
         numbers = np.arange(start, start + many)
-        lengths = corpus.shortest + below(corpus.longest - corpus.shortest + 1, corpus.seed, numbers, 0)
-        drawn = below(corpus.symbols, corpus.seed, numbers[:, None], np.arange(1, corpus.longest + 1))
+        lengths = corpus.min_length + below(corpus.max_length - corpus.min_length + 1, corpus.seed, numbers, 0)
+        drawn = below(corpus.symbols, corpus.seed, numbers[:, None], np.arange(1, corpus.max_length + 1))
         yield from ([names[n] for n in row[:length]] for row, length in zip(drawn.tolist(), lengths, strict=True))
 
 
@@ -128,7 +128,7 @@ def _split(drawn: list[str]) -> str:
 
 
 @cache
-def embedded_version() -> str:
+def grammar_version() -> str:
     """A digest of everything that decides what the embedded grammar says."""
     found = hashlib.sha256(Path(__file__).read_bytes())
     folders = [resources.files("clearhead.data") / "grammar"]

@@ -1,4 +1,4 @@
-"""What is learnt from a record, and what a batch of it looks like: translation and language modelling.
+"""What is learned from a record, and what a batch of it looks like: translation and language modeling.
 
 A task turns records into rows of a store (once), and samples of the store into batches (every epoch).
 """
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from clearhead.config.data import DataConfig
 from clearhead.data.batch import Batch, arrange
 from clearhead.data.formats import TEXT, TRANSLATION, Place, Record
-from clearhead.data.random import mix
+from clearhead.data.random import hash_ints
 from clearhead.data.store import Row, Store, ranges
 from clearhead.model import Documents
 from clearhead.ops.cross_entropy import IGNORED
@@ -85,8 +85,8 @@ class Translation(Task):
     def rows(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         source, target = self.tokenizers[0], self.tokenizers[-1]
         sides = zip(
-            source.encode_all([record.values[0] for record in records]),
-            target.encode_all([record.values[1] for record in records]),
+            source.encode_batch([record.values[0] for record in records]),
+            target.encode_batch([record.values[1] for record in records]),
             strict=True,
         )
         end, begin, close = source.id("end"), target.id("begin"), target.id("end")
@@ -104,11 +104,13 @@ class Translation(Task):
         least, most = min(source, target), max(source, target)
         if not least:
             return "empty"
-        if least < self.config.shortest:
+        if least < self.config.min_length:
             return "too short"
-        if most + 1 > self.config.longest:
+        if most + 1 > self.config.max_length:
             return "too long"
-        return "ratio" if self.config.ratio is not None and most > self.config.ratio * least else ""
+        return (
+            "ratio" if self.config.max_length_ratio is not None and most > self.config.max_length_ratio * least else ""
+        )
 
     def lengths(self, store: Store, samples: Samples, epoch: int) -> NDArray[np.int64]:
         return np.stack([store.span("source", samples)[1], store.span("target", samples)[1] - 1], axis=1)
@@ -137,7 +139,7 @@ class LanguageModel(Task):
     def rows(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         begin, end = ([self.tokenizer.roles[role]] if role in self.tokenizer.roles else [] for role in ("begin", "end"))
         rows: list[Row] = []
-        for record, ids in zip(records, self.tokenizer.encode_all([r.values[0] for r in records]), strict=True):
+        for record, ids in zip(records, self.tokenizer.encode_batch([r.values[0] for r in records]), strict=True):
             opens, closes = (*record.values, True, True)[1:3]  # a long document comes in several records
             rows.append({"ids": [*(begin if opens else ()), *ids, *(end if closes else ())], "opens": [int(opens)]})
         return rows
@@ -149,26 +151,26 @@ class LanguageModel(Task):
     def _range(self, store: Store, epoch: int) -> tuple[int, int]:
         """First token of the first window, and the token behind the last."""
         first, behind = (int(share * store.total("ids")) for share in self.share)
-        shift = int(mix(epoch)) % self.config.longest if epoch else 0
-        return min(first + shift, max(first, behind - self.config.longest - 1)), behind
+        shift = int(hash_ints(epoch)) % self.config.max_length if epoch else 0
+        return min(first + shift, max(first, behind - self.config.max_length - 1)), behind
 
     def samples(self, store: Store, epoch: int) -> int:
         first, behind = self._range(store, epoch)
-        return max(0, -(-(behind - first - 1) // self.config.longest))
+        return max(0, -(-(behind - first - 1) // self.config.max_length))
 
     def lengths(self, store: Store, samples: Samples, epoch: int) -> NDArray[np.int64]:
-        return np.full((len(samples), 1), self.config.longest)
+        return np.full((len(samples), 1), self.config.max_length)
 
     def batch(self, store: Store, samples: Samples, epoch: int, seed: int) -> Batch:
         first, behind = self._range(store, epoch)
-        width = self.config.longest
+        width = self.config.max_length
         starts = first + samples * width
         places = starts[:, None] + np.arange(width + 1)  # (B, T + 1)
         inside = places < behind
         tokens = store.fields["ids"][0][np.minimum(places, behind - 1)].astype(np.int64)
         labels = np.where(inside[:, 1:], tokens[:, 1:], IGNORED)
         real = int(inside[:, 1:].sum())
-        if not self.config.boundaries:
+        if not self.config.isolate_documents:
             return Batch({"ids": torch.from_numpy(tokens[:, :-1].copy()), "labels": torch.from_numpy(labels)}, real)
         opens = self._opens(store, starts, width + 1)  # (B, T + 1)
         labels[opens[:, 1:]] = IGNORED  # the first token of a document follows from nothing

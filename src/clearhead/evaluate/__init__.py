@@ -1,6 +1,6 @@
 """Answers to scores: translations, classes, values, tags and answers beside what was expected."""
 
-from clearhead.evaluate.bleu import Score, bleu, chrf, tokenised_bleu
+from clearhead.evaluate.bleu import Score, bleu, chrf, tokenized_bleu
 from clearhead.evaluate.classification_metrics import (
     F1,
     Answers,
@@ -35,5 +35,5 @@ __all__ = [
     "micro_f1",
     "pearson",
     "spearman",
-    "tokenised_bleu",
+    "tokenized_bleu",
 ]

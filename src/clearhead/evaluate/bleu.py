@@ -31,10 +31,10 @@ def chrf(outputs: Sequence[str], references: Sequence[str], lowercase: bool = Fa
     return _corpus(CHRF(lowercase=lowercase), outputs, references)
 
 
-def tokenised_bleu(
+def tokenized_bleu(
     outputs: Sequence[Sequence[str]], references: Sequence[Sequence[str]], lowercase: bool = False
 ) -> Score:
-    """BLEU of tokens as they are, to compare with papers that tokenised in their own way (say how)."""
+    """BLEU of tokens as they are, to compare with papers that tokenized in their own way (say how)."""
     from sacrebleu.metrics.bleu import BLEU
 
     metric = BLEU(lowercase=lowercase, tokenize="none", force=True)  # force: a full stop of its own is meant

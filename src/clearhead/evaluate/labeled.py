@@ -1,4 +1,4 @@
-"""How good a model of a labelled task is: what it says about the texts of records, beside what they expect."""
+"""How good a model of a labeled task is: what it says about the texts of records, beside what they expect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clearhead.evaluate.classification_metrics import (
     matthews,
 )
 from clearhead.predict import Model
-from clearhead.predict.encode_batch import WrongText, clean, label_names
+from clearhead.predict.encode_batch import InvalidText, clean, label_names
 from clearhead.text.correlation import pearson, spearman
 from clearhead.text.entities import is_entity_scheme
 
@@ -41,11 +41,11 @@ def records(data: DataConfig, corpora: Sequence[Corpus], part: Part = "held out"
     columns = TASKS[data.task].reads(data)
     wanted = ALL_ANSWERS if columns == ANSWERS else columns
     for corpus in corpora:
-        yield from raw_records(corpus, wanted, data.published)
+        yield from raw_records(corpus, wanted, data.source_url)
     if not corpora:
         cleaner = Cleaner(data, wanted, part)
         for corpus in data.train:
-            for chunk in chunks(raw_records(corpus, wanted, data.published)):
+            for chunk in chunks(raw_records(corpus, wanted, data.source_url)):
                 yield from cleaner.chunk(chunk)
 
 
@@ -54,37 +54,37 @@ def own_records(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> li
     found = list(records(data, corpora))
     if data.task == "tagging":
         return [record for record in found if record.values[0]]
-    for side in range(2 if data.second or data.task in ("similarity", "answering") else 1):
+    for side in range(2 if data.text_pairs or data.task in ("similarity", "answering") else 1):
         for record in found:
             check_text(record, record.values[side])
         texts = clean(model, [record.values[side] for record in found])
-        pairs = zip(texts, model.tokenizer.encode_all(texts), strict=True)
+        pairs = zip(texts, model.tokenizer.encode_batch(texts), strict=True)
         found = [record for record, pair in zip(found, pairs, strict=True) if not is_empty(*pair)]
     return found
 
 
-def score(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
+def score_labeled(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
     """What the model says about every record, measured."""
     if not found:
         raise UserError("data: there are no texts to score on; name some with --data")
     try:
-        return LABELLED[data.task](model, data, found)
-    except WrongText as error:
+        return LABELED[data.task](model, data, found)
+    except InvalidText as error:
         raise UserError(f"{found[error.number].place}: {error.problem}") from None
 
 
 def _texts(data: DataConfig, found: Sequence[Record]) -> tuple[list[str], list[str] | None]:
     for record in found:
-        for text in record.values[: 2 if data.second else 1]:
+        for text in record.values[: 2 if data.text_pairs else 1]:
             check_text(record, text)
-    return [r.values[0] for r in found], [r.values[1] for r in found] if data.second else None
+    return [r.values[0] for r in found], [r.values[1] for r in found] if data.text_pairs else None
 
 
 def _classes(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
     names = label_names(model, model.config.labels)
     true = [names[label_number(record, record.values[-1], tuple(names))] for record in found]
     texts, seconds = _texts(data, found)
-    said = [labels[0].name for labels in model.classify(texts, seconds, cut=True)]
+    said = [labels[0].name for labels in model.classify(texts, seconds, truncate=True)]
     two = len(names) == 2
     numbers = {
         "accuracy": accuracy(said, true),
@@ -100,7 +100,7 @@ def _classes(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
 def _values(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
     true = [number(record) for record in found]
     texts, seconds = _texts(data, found)
-    said = model.values(texts, seconds, cut=True)
+    said = model.regress(texts, seconds, truncate=True)
     shown = [f"{text}\n{second}" for text, second in zip(texts, seconds, strict=True)] if seconds else texts
     samples = _samples(shown, [f"{value:.3g}" for value in true], [f"{value:.3g}" for value in said])
     return Scores({"pearson": pearson(said, true), "spearman": spearman(said, true)}, None, samples)
@@ -112,13 +112,13 @@ def _similar(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
         for text in record.values[:2]:
             check_text(record, text)
     firsts, seconds = ([record.values[side] for record in found] for side in (0, 1))
-    ours, theirs = model.embed(firsts, cut=True), model.embed(seconds, cut=True)
+    ours, theirs = model.embed(firsts, truncate=True), model.embed(seconds, truncate=True)
     if data.contrastive:
         best = (ours @ theirs.T).argmax(1).tolist()
         return Scores({"accuracy": accuracy([seconds[n] for n in best], seconds)})
     true, said = [number(record) for record in found], (ours * theirs).sum(1).tolist()
     shown = [f"{first}\n{second}" for first, second in zip(firsts, seconds, strict=True)]
-    samples = _samples(shown, [f"{value / data.highest:.3g}" for value in true], [f"{value:.3g}" for value in said])
+    samples = _samples(shown, [f"{value / data.max_score:.3g}" for value in true], [f"{value:.3g}" for value in said])
     return Scores({"pearson": pearson(said, true), "spearman": spearman(said, true)}, None, samples)
 
 
@@ -130,7 +130,9 @@ def _tags(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
         check_tags(record)
         tags = enumerate(record.values[1])
         true.append([names[label_number(record._replace(place=record.place.at(n)), tag, names)] for n, tag in tags])
-    said = [[word.tag for word in each.words] for each in model.tag([record.values[0] for record in found], cut=True)]
+    said = [
+        [word.tag for word in each.words] for each in model.tag([record.values[0] for record in found], truncate=True)
+    ]
     ours, theirs = ([tag for tags in side for tag in tags] for side in (said, true))
     numbers: dict[str, Any] = {"accuracy": accuracy(ours, theirs)}
     if is_entity_scheme(names):
@@ -159,7 +161,7 @@ def _answers(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
         check_answer(record._replace(values=record.values[:4]))
     contexts, questions = ([record.values[side] for record in found] for side in (0, 1))
     references = [record.values[4] if record.values[2] else [] for record in found]
-    said = [several[0].text for several in model.answer(questions, contexts, cut=True)]
+    said = [several[0].text for several in model.answer(questions, contexts, truncate=True)]
     numbers: dict[str, Any] = answers(said, references)._asdict()
     for name, wanted in (("answerable", True), ("unanswerable", False)):
         part = [(output, several) for output, several in zip(said, references, strict=True) if bool(several) == wanted]
@@ -177,7 +179,7 @@ def _samples(texts: Sequence[str], true: Sequence[str], said: Sequence[str]) -> 
     return [{"source": text, "reference": reference, "output": output} for text, reference, output in rows]
 
 
-LABELLED: dict[str, Callable[[Model, DataConfig, Sequence[Record]], Scores]] = {
+LABELED: dict[str, Callable[[Model, DataConfig, Sequence[Record]], Scores]] = {
     "classification": _classes,
     "regression": _values,
     "similarity": _similar,

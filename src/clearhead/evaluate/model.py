@@ -1,4 +1,4 @@
-"""How good a model is on a test set: BLEU and chrF of translations, perplexity, the scores of labelled tasks."""
+"""How good a model is on a test set: BLEU and chrF of translations, perplexity, the scores of labeled tasks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from clearhead.data.clean import cleaned, share
 from clearhead.data.formats import TEXT, TRANSLATION, Record
 from clearhead.data.prepare import raw_records
 from clearhead.errors import UserError
-from clearhead.evaluate.bleu import bleu, chrf, tokenised_bleu
-from clearhead.evaluate.labeled import own_records, records, score
+from clearhead.evaluate.bleu import bleu, chrf, tokenized_bleu
+from clearhead.evaluate.labeled import own_records, records, score_labeled
 from clearhead.model import Decoder, Encoder
 from clearhead.predict import Model
 from clearhead.predict.encode_batch import limit
@@ -55,7 +55,7 @@ def evaluate(
     if data.task == "masked-language-model":
         return _masked(model, data, corpora)
     found = list(records(data, corpora)) if given else own_records(model, data, corpora)
-    scores = score(model, data, found)
+    scores = score_labeled(model, data, found)
     result = {"texts": len(found)} | scores.numbers
     if scores.confusion is not None:
         result["confusion"] = scores.confusion
@@ -68,19 +68,19 @@ def _guessed(model: Model) -> DataConfig:
     if task is None:
         name = model.name or "this model"
         raise UserError(f"{name} does not say what it was trained for; fine-tune it with a recipe")
-    settings = {"task": task, "longest": limit(model), "pooling": model.extra.get("pooling", "mean")}
+    settings = {"task": task, "max_length": limit(model), "pooling": model.extra.get("pooling", "mean")}
     return DataConfig.build(settings, where="config.json")
 
 
 def _unseen(model: Model, data: DataConfig, corpora: Sequence[Corpus], found: Sequence[Record]) -> dict[str, Any]:
-    """Scores of those records whose first text is contained in no text that was learnt from.
+    """Scores of those records whose first text is contained in no text that was learned from.
 
     Other files may share texts with what was held out, which had a say in which step was best: it counts as seen there.
     """
-    learnt = records(data, data.train) if corpora else records(data, (), "kept")
-    read = "\n".join(_said(record) for record in learnt)
+    learned = records(data, data.train) if corpora else records(data, (), "kept")
+    read = "\n".join(_said(record) for record in learned)
     kept = [record for record in found if _said(record).strip() not in read]
-    numbers = score(model, data, kept).numbers if kept else {}
+    numbers = score_labeled(model, data, kept).numbers if kept else {}
     return {"unseen_texts": len(kept)} | {f"unseen_{name}": value for name, value in numbers.items()}
 
 
@@ -96,14 +96,14 @@ def _masked(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> dict[s
     assert dataset is not None  # `evaluate` has seen that something is held out
     heads, total, words, right, rows, known = model.network.heads, 0.0, 0, 0, 0, 0
     with torch.inference_mode():
-        for step in Loader(dataset, tokens=data.tokens, shuffle=False, workers=1):
+        for step in Loader(dataset, tokens=data.batch_tokens, shuffle=False, workers=1):
             for batch in step.batches:
                 there = batch.to(model.device)
                 lengths, documents = there.get("ids_lengths"), there.documents.get("ids")
                 segments = there["segments"] if model.config.segments else None
                 hidden = model.network.encode(there["ids"], lengths, documents=documents, segments=segments)
                 asked = there["labels"] != IGNORED
-                scores, labels = model.network.words(hidden[asked]).float(), there["labels"][asked]
+                scores, labels = model.network.logits(hidden[asked]).float(), there["labels"][asked]
                 total += float(F.cross_entropy(scores, labels, reduction="sum"))
                 words, right = words + len(labels), right + int((scores.argmax(-1) == labels).sum())
                 if heads.next_sentence is not None:
@@ -130,8 +130,8 @@ def _translation(
     result: dict[str, Any] = {"texts": len(sources), "beam": beam}
     if tokens is not None:
         ours, theirs = ([tokens(text) for text in texts] for texts in (outputs, references))
-        score = tokenised_bleu(ours, theirs, lowercase=lowercase)
-        result |= {"tokenised_bleu": score.value, "tokenised_signature": score.signature}
+        score = tokenized_bleu(ours, theirs, lowercase=lowercase)
+        result |= {"tokenized_bleu": score.value, "tokenized_signature": score.signature}
     for score in found:
         result |= {score.name.lower(): score.value, f"{score.name.lower()}_signature": score.signature}
     same = ((a.lower(), b.lower()) if lowercase else (a, b) for a, b in zip(outputs, references, strict=True))
@@ -144,7 +144,7 @@ def pairs(data: DataConfig, corpora: Sequence[Corpus] = ()) -> tuple[list[str], 
     found = [
         record.values
         for corpus in corpora or data.train
-        for record in raw_records(corpus, TRANSLATION, data.published)
+        for record in raw_records(corpus, TRANSLATION, data.source_url)
         if corpora or share(cleaned(record.values[0], data)) < data.held_out
     ]
     if not found:
@@ -163,13 +163,13 @@ def _moses(language: str) -> Callable[[str], list[str]]:
 
 def _language_model(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> dict[str, Any]:
     """Perplexity of a token, and of a word where words are what spaces part; every window sees only itself."""
-    network = model.reader
+    network = model.inference_network
     assert isinstance(network, Decoder)
     dataset = open_set(data, corpora, model.tokenizers) if corpora else prepare(data, model.tokenizers).valid
     assert dataset is not None  # `evaluate` has seen that something is held out
     total, count = 0.0, 0
     with torch.inference_mode():
-        for step in Loader(dataset, tokens=data.tokens, shuffle=False, workers=1):
+        for step in Loader(dataset, tokens=data.batch_tokens, shuffle=False, workers=1):
             for batch in step.batches:
                 there = batch.to(model.device)
                 scores = network(there["ids"], documents=there.documents.get("ids"))
@@ -183,7 +183,7 @@ def _language_model(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -
         len(record.values[0].split())
         for corpus in corpora
         if corpus.format == "text"
-        for record in raw_records(corpus, TEXT, data.published)
+        for record in raw_records(corpus, TEXT, data.source_url)
     )
     if words:
         found["word_perplexity"] = math.exp(min(total / words, 700))

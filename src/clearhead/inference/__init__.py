@@ -1,15 +1,15 @@
 """Network and ids to ids: greedy, sampling, beam and speculative search, streams, alignments, the batching engine."""
 
-from clearhead.inference.alignment import hard, moses, soft
+from clearhead.inference.alignment import alignment_links, alignment_weights, format_alignment
 from clearhead.inference.alternatives import alternatives
 from clearhead.inference.engine import Engine, Job, QueueFull, in_order
 from clearhead.inference.generate import generate, translate
-from clearhead.inference.optimize import for_reading
-from clearhead.inference.output import Output
-from clearhead.inference.replay import use_graphs
+from clearhead.inference.optimize import optimize_for_inference
+from clearhead.inference.output import GenerationOutput
+from clearhead.inference.replay import enable_cuda_graphs
 from clearhead.inference.speculative import DraftModel, PromptLookup
 from clearhead.inference.step import Step
-from clearhead.inference.stop_strings import Stops
+from clearhead.inference.stop_strings import StopStrings
 from clearhead.inference.stream import stream, stream_text
 from clearhead.inference.worker import Worker
 from clearhead.ops.linear.int4 import INT4
@@ -18,22 +18,22 @@ __all__ = [
     "INT4",
     "DraftModel",
     "Engine",
+    "GenerationOutput",
     "Job",
-    "Output",
     "PromptLookup",
     "QueueFull",
     "Step",
-    "Stops",
+    "StopStrings",
     "Worker",
+    "alignment_links",
+    "alignment_weights",
     "alternatives",
-    "for_reading",
+    "enable_cuda_graphs",
+    "format_alignment",
     "generate",
-    "hard",
     "in_order",
-    "moses",
-    "soft",
+    "optimize_for_inference",
     "stream",
     "stream_text",
     "translate",
-    "use_graphs",
 ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from clearhead.config import DecodeConfig
+from clearhead.config import GenerationConfig
 from clearhead.errors import UserError
-from clearhead.inference.generate import Ends, check, written
-from clearhead.inference.output import Output
+from clearhead.inference.generate import EosIds, check, prepare_batch
+from clearhead.inference.output import GenerationOutput
 from clearhead.inference.step import Ids, Writer
 
 
@@ -15,12 +15,12 @@ def alternatives(
     network: Writer,
     prompt: Ids,
     count: int,
-    config: DecodeConfig,
+    config: GenerationConfig,
     *,
-    end: Ends,
+    end: EosIds,
     source: Ids | None = None,
     seed: int = 0,
-) -> list[Output]:
+) -> list[GenerationOutput]:
     """The likeliest `count` words behind the prompt, likeliest first, each completed by greedy search or sampling.
 
     For a translator, the prompt is the begin token and the target so far. The prompt is read once.
@@ -34,6 +34,6 @@ def alternatives(
     check(network, [prompt], None if source is None else [source], config, ends)
     copies = config.model_copy(update={"samples": count})
     with torch.inference_mode():
-        rows = written(network, [prompt], None if source is None else [source], copies, ends, [seed])
-        rows.take(rows.ruled(rows.scores)[0].topk(count).indices)
+        rows = prepare_batch(network, [prompt], None if source is None else [source], copies, ends, [seed])
+        rows.take(rows.processed_logits(rows.scores)[0].topk(count).indices)
         return rows.run()

@@ -67,7 +67,7 @@ def _side_by_side(
         torch.set_num_threads(threads)
 
 
-def go_on() -> None:
+def raise_if_cancelled() -> None:
     """To be asked at every step: raises in a worker for whose work nobody waits any more."""
     stop = getattr(_asked, "stop", None)
     if stop is not None and stop.is_set():

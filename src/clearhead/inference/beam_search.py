@@ -14,26 +14,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.config import DecodeConfig
-from clearhead.inference.generation_batch import WORTH_DROPPING, look_every
+from clearhead.config import GenerationConfig
+from clearhead.inference.generation_batch import WORTH_DROPPING, sync_interval
 from clearhead.inference.logits_processors import processors
-from clearhead.inference.output import Output, divisor
+from clearhead.inference.output import GenerationOutput, divisor
 from clearhead.inference.sampling import best
 from clearhead.inference.step import Ids, Step, limits
-from clearhead.inference.token_buffer import Written
+from clearhead.inference.token_buffer import TokenBuffer
 
 
 class Beams:
     """A batch of rows under beam search; rows that are decided leave it, and their outputs stand in `outputs`."""
 
-    def __init__(self, step: Step, scores: Tensor, prompts: Sequence[Ids], config: DecodeConfig, ends: Sequence[int]):
+    def __init__(
+        self, step: Step, scores: Tensor, prompts: Sequence[Ids], config: GenerationConfig, ends: Sequence[int]
+    ):
         rows, beams, device = len(prompts), config.beam, step.device
         self.step, self.config = step, config
         self.limits = limits(prompts, config.max_new_tokens, step.network.config.max_positions)
         self.left = torch.tensor(self.limits).to(device)
         self.ends = torch.tensor(ends, dtype=torch.long).to(device)
         self.processors = processors(config, self.ends)
-        self.written = Written(prompts, self.limits, scores.shape[-1], device)  # (B·K) rows, for the processors
+        self.written = TokenBuffer(prompts, self.limits, scores.shape[-1], device)  # (B·K) rows, for the processors
         self.written.select(torch.arange(rows, device=device).repeat_interleave(beams))
         self.kept = max(2, 1 + len(ends)) * beams  # C: enough that K which have not ended are among them
         self.scores = scores[:, None].expand(-1, beams, -1)  # (B, K, V)
@@ -43,11 +45,11 @@ class Beams:
         self.gains = scores.new_zeros(rows, beams, 0)  # (B, K, new) the log-probability of each, where asked for
         self.finished = Finished(rows, beams, scores)
         self.open = torch.ones(rows, dtype=torch.bool, device=device)  # (B,) whether something better may come
-        self.numbers, self.outputs = list(range(rows)), dict[int, list[Output]]()
-        self.count, self.every = 0, look_every(device)
+        self.numbers, self.outputs = list(range(rows)), dict[int, list[GenerationOutput]]()
+        self.count, self.every = 0, sync_interval(device)
         step.branch(beams, max(self.limits))
 
-    def run(self) -> list[list[Output]]:
+    def run(self) -> list[list[GenerationOutput]]:
         """Search until every row is decided; the best texts of each, in the order of the prompts."""
         while True:
             parents = self._advance()
@@ -88,7 +90,7 @@ class Beams:
     def _follow(self, parents: Tensor, tokens: Tensor, gains: Tensor) -> tuple[Tensor, Tensor]:
         """What stands in the beams `parents` (B, N), and one token more: tokens and their gains (B, N, new)."""
         tokens = torch.cat([_take(self.tokens, parents), tokens[:, :, None]], dim=2)
-        if self.config.scores:
+        if self.config.logprobs:
             return tokens, torch.cat([_take(self.gains, parents), gains[:, :, None]], dim=2)
         return tokens, self.gains[:, :1].expand(-1, tokens.shape[1], -1)
 
@@ -105,13 +107,13 @@ class Beams:
         self.finished.merge(scores, at_end[:, first], *texts)
 
     def _decide(self) -> None:
-        """Whether a row could still do better, as `early_stop` sees it."""
+        """Whether a row could still do better, as `early_stopping` sees it."""
         worst = self.finished.scores[:, -1]  # -inf until there are K
-        if self.config.early_stop == "never" and self.config.length_penalty > 0:
+        if self.config.early_stopping == "never" and self.config.length_penalty > 0:
             best = self.totals[:, 0] / divisor(self.config, self.left.to(self.totals.dtype))
         else:
             best = self.totals[:, 0] / divisor(self.config, self.count)
-        better = worst.isneginf() if self.config.early_stop == "full" else best > worst
+        better = worst.isneginf() if self.config.early_stopping == "full" else best > worst
         self.open = self.open & better & (self.left > self.count)
 
     def _look(self, parents: Tensor, at_limit: bool) -> Tensor:
@@ -159,7 +161,7 @@ class Finished:
         self.scores, self.by_end = self.scores[rows], self.by_end[rows]
         self.tokens, self.gains = self.tokens[rows], self.gains[rows]
 
-    def outputs(self, row: int, config: DecodeConfig) -> list[Output]:
+    def outputs(self, row: int, config: GenerationConfig) -> list[GenerationOutput]:
         """The n best of one row."""
         found = []
         for score, by_end, tokens, gains in zip(
@@ -172,8 +174,8 @@ class Finished:
             length = tokens.index(-1) if -1 in tokens else len(tokens)
             ids = tokens[: length - 1 if by_end else length]
             if score > -math.inf:
-                found.append(Output(ids, by_end, score, gains[:length] if config.scores else None))
-        return found[: config.n_best] or [Output([], False, -math.inf)]
+                found.append(GenerationOutput(ids, by_end, score, gains[:length] if config.logprobs else None))
+        return found[: config.n_best] or [GenerationOutput([], False, -math.inf)]
 
 
 def _take(x: Tensor, beams: Tensor) -> Tensor:

@@ -14,19 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.inference.translator_decode_layer import LightTranslatorLayer
-from clearhead.model.cache import LayerCache
+from clearhead.inference.translator_decode_layer import TranslatorDecodeLayer
+from clearhead.model.cache import LayerKVCache
 from clearhead.ops.attention.sdpa import MANY_HEADS
-from clearhead.ops.linear.quantized import QuantisedLinear
+from clearhead.ops.linear.quantized import QuantizedLinear
 
 BLOCK = 32  # slots that come at once
 
 
-class HalfCache(LayerCache):
+class BF16KVCache(LayerKVCache):
     """A layer's share of a cache, which goes over into this one."""
 
     @classmethod
-    def of(cls, whole: LayerCache) -> HalfCache:
+    def of(cls, whole: LayerKVCache) -> BF16KVCache:
         """The same in bf16."""
         assert whole.source is not None
         keys, values, *source = (x.to(torch.bfloat16) for x in (*whole.read(), *whole.source))
@@ -37,24 +37,24 @@ class HalfCache(LayerCache):
         self.grow()
         assert self.keys is not None
         assert self.values is not None
-        self.keys[:, :, self.places], self.values[:, :, self.places] = k, v
+        self.keys[:, :, self.slot_ids], self.values[:, :, self.slot_ids] = k, v
         return self.keys, self.values
 
     def grow(self) -> None:
         """Let there be slots for what this step brings, and few others."""
         assert self.keys is not None
         assert self.values is not None
-        if (held := self.keys.shape[2]) < self.readable:
-            more = -(-5 * self.readable // (4 * BLOCK)) * BLOCK - held  # a quarter ahead
+        if (held := self.keys.shape[2]) < self.visible_slots:
+            more = -(-5 * self.visible_slots // (4 * BLOCK)) * BLOCK - held  # a quarter ahead
             self.keys, self.values = (F.pad(x, (0, 0, 0, more)) for x in (self.keys, self.values))
 
 
-def can_halve(network: nn.Module, rows: int) -> bool:
+def can_use_bf16_cache(network: nn.Module, rows: int) -> bool:
     """Whether a tree of so many rows of this network is faster so: with bytes, and enough heads, on a CPU with bf16."""
-    layers = [module for module in network.modules() if isinstance(module, LightTranslatorLayer)]
+    layers = [module for module in network.modules() if isinstance(module, TranslatorDecodeLayer)]
     if not layers or rows * layers[0].heads < MANY_HEADS or not _has_halves():
         return False
-    return all(isinstance(layer.attention.output, QuantisedLinear) for layer in layers)
+    return all(isinstance(layer.attention.output, QuantizedLinear) for layer in layers)
 
 
 @cache

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from clearhead.config import ModelConfig
 from clearhead.inference.sampling import Sampler, gumbel
-from clearhead.inference.static_decoder import Held
+from clearhead.inference.static_decoder import StaticKV
 from clearhead.model import Decoder
-from clearhead.model.positions import rotations
+from clearhead.model.positions import rope_cos_sin
 
 
 class Choice(NamedTuple):
@@ -39,10 +39,10 @@ def _begin(embedding: nn.Module, config: ModelConfig, ids: Tensor, lengths: Tens
     x = embedding(ids, positions)
     behind = torch.arange(slots, device=ids.device) > positions
     hidden = torch.zeros(behind.shape, dtype=x.dtype, device=x.device).masked_fill(behind, -torch.inf)
-    return x, rotations(config, positions) if config.position == "rotary" else None, hidden[:, None, None]
+    return x, rope_cos_sin(config, positions) if config.position == "rotary" else None, hidden[:, None, None]
 
 
-def _layer(layer: nn.Module, x: Tensor, rotation: Any, held: Held) -> Tensor:
+def _layer(layer: nn.Module, x: Tensor, rotation: Any, held: StaticKV) -> Tensor:
     return layer(x, None, rotation, None, None, held)
 
 
@@ -80,7 +80,7 @@ def pieces(compiled: bool, rows: int, small: bool = False) -> Pieces:
     return Pieces(*(torch.compile(piece, fullgraph=True, dynamic=False, options=options) for piece in Pieces()))
 
 
-class Recording:
+class CapturedGraph:
     """A step of B rows, ready to be replayed: it reads `ids`, and leaves there what it has chosen, or its `scores`."""
 
     user: ReferenceType[object] | None = None  # whose texts stand here
@@ -89,7 +89,7 @@ class Recording:
         self.twin, self.parts, self.rows, self.slots, self.choice = twin, parts, rows, slots, choice
         config, weight = twin.config, twin.decoder.embedding.tokens.weight
         with torch.inference_mode(False), torch.no_grad(), torch.device(weight.device):
-            shape = (rows, config.kv_heads, slots, config.head_width)
+            shape = (rows, config.kv_heads, slots, config.head_dim)
             self.keys = [torch.zeros(shape, dtype=weight.dtype) for _ in twin.decoder.layers]
             self.values = [torch.zeros(shape, dtype=weight.dtype) for _ in twin.decoder.layers]
             self.ids = torch.zeros(rows, 1, dtype=torch.long)
@@ -112,10 +112,10 @@ class Recording:
     @torch.inference_mode(False)
     @torch.no_grad()
     def _step(self) -> None:
-        decoder, words, (sampler, chances) = self.twin.decoder, self.twin.heads.words, self.choice
+        decoder, words, (sampler, chances) = self.twin.decoder, self.twin.heads.lm_head, self.choice
         x, rotation, hidden = self.parts.begin(decoder.embedding, self.twin.config, self.ids, self.lengths, self.slots)
         for layer, keys, values in zip(decoder.layers, self.keys, self.values, strict=True):
-            x = self.parts.layer(layer, x, rotation, Held(keys, values, self.lengths, hidden))
+            x = self.parts.layer(layer, x, rotation, StaticKV(keys, values, self.lengths, hidden))
         if sampler is not None and sampler.temperature == 0 and not chances:
             return self.parts.best(decoder.norm, words, x, self.lengths, self.ids)
         scores = self.parts.scores(decoder.norm, words, x, self.lengths)

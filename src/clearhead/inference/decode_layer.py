@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.inference.fused_layers import FusedAttention, FusedFeedForward
-from clearhead.inference.translator_decode_layer import light_translator_layers
-from clearhead.model.attention import Rotation
-from clearhead.model.cache import LayerCache
+from clearhead.inference.translator_decode_layer import translator_decode_layers
+from clearhead.model.attention import Rope
+from clearhead.model.cache import LayerKVCache
 from clearhead.model.layer import Layer
 from clearhead.model.norms import RMSNorm
 from clearhead.model.stack import Stack
@@ -23,14 +23,14 @@ from clearhead.ops.masks import Mask
 ZERO = torch.zeros(())
 
 
-class Turns:
+class RopeCache:
     """What turns queries and keys at one position, made by the first layer of a step and used by all."""
 
     def __init__(self, heads: int, kv_heads: int):
         self.heads, self.kv_heads = heads, kv_heads
         self.held: tuple[Any, Tensor, Tensor] = (None, torch.empty(0), torch.empty(0))
 
-    def of(self, rotation: Rotation) -> tuple[Tensor, Tensor]:
+    def of(self, rotation: Rope) -> tuple[Tensor, Tensor]:
         """Factors (H + G, E) of x and of x with its halves exchanged; queries are scaled by them as well."""
         held = self.held
         if held[0] is not rotation:
@@ -41,10 +41,10 @@ class Turns:
         return held[1], held[2]
 
 
-class LightLayer(Layer):
+class DecodeLayer(Layer):
     """A pre-norm layer with RMSNorm, rotary attention to everything and a gated feed-forward, as Llama's."""
 
-    def __init__(self, plain: Layer, turns: Turns):
+    def __init__(self, plain: Layer, turns: RopeCache):
         nn.Module.__init__(self)
         self.pre, self.turns, self.training = plain.pre, turns, plain.training
         self.attention, self.attention_norm = plain.attention, plain.attention_norm
@@ -60,24 +60,24 @@ class LightLayer(Layer):
         self,
         x: Tensor,
         mask: Mask,
-        rotation: Rotation | None = None,
-        memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
-        cache: LayerCache | None = None,
+        rotation: Rope | None = None,
+        encoder_output: Tensor | None = None,
+        cross_mask: Mask | None = None,
+        cache: LayerKVCache | None = None,
         real: Tensor | None = None,
     ) -> Tensor:
         """(B, T, D) to (B, T, D)."""
         # A length that stands in a tensor is not all that the cache holds: others in the batch were longer.
-        is_step = x.shape[:2] == (1, 1) and mask.paths is None and not isinstance(mask.start, Tensor)
+        is_step = x.shape[:2] == (1, 1) and mask.tree is None and not isinstance(mask.start, Tensor)
         if cache is None or rotation is None or not is_step:
-            return super().forward(x, mask, rotation, memory, memory_mask, cache, real)
+            return super().forward(x, mask, rotation, encoder_output, cross_mask, cache, real)
         joined, output, wide, down = self.products
         heads = joined(_normed(x, *self.norms[0])).view(self.turns.heads + 2 * self.turns.kv_heads, -1)  # (H + 2G, E)
         x = x + output(self._look(heads, rotation, cache).view(1, 1, -1))
         gate, up = wide(_normed(x, *self.norms[1])).chunk(2, dim=-1)
         return x.add_(down(F.silu(gate).mul_(up)))
 
-    def _look(self, heads: Tensor, rotation: Rotation, cache: LayerCache) -> Tensor:
+    def _look(self, heads: Tensor, rotation: Rope, cache: LayerKVCache) -> Tensor:
         """What the heads (H + 2G, E) bring home from the cache, into which their own keys and values go first."""
         groups = self.turns.kv_heads
         turning, v = heads[:-groups], heads[-groups:]
@@ -96,18 +96,18 @@ def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return torch.addcmul(ZERO, x, weight, value=(square + eps) ** -0.5)  # cheaper than two products
 
 
-def lighten(network: nn.Module) -> None:
+def use_decode_layers(network: nn.Module) -> None:
     """Below `network`, let every layer that can be light be so."""
     for stack in [module for module in network.modules() if isinstance(module, Stack)]:
         layers: list[Any] = list(stack.layers)
-        if all(_can_be_light(layer) for layer in layers):
-            turns = Turns(layers[0].attention.heads, layers[0].attention.kv_heads)
-            stack.layers = nn.ModuleList(LightLayer(layer, turns) for layer in layers)
-        elif (light := light_translator_layers(stack.config, layers)) is not None:
+        if all(_supports(layer) for layer in layers):
+            turns = RopeCache(layers[0].attention.heads, layers[0].attention.kv_heads)
+            stack.layers = nn.ModuleList(DecodeLayer(layer, turns) for layer in layers)
+        elif (light := translator_decode_layers(stack.config, layers)) is not None:
             stack.layers = nn.ModuleList(light)
 
 
-def _can_be_light(layer: Layer) -> bool:
+def _supports(layer: Layer) -> bool:
     if not layer.pre or layer.cross_attention is not None:
         return False
     norms, attention, forward = (layer.attention_norm, layer.feed_forward_norm), layer.attention, layer.feed_forward

@@ -15,15 +15,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.config import DecodeConfig, EngineConfig
+from clearhead.config import EngineConfig, GenerationConfig
 from clearhead.errors import UserError
-from clearhead.inference.generate import Ends, check, check_seeds
+from clearhead.inference.generate import EosIds, check, check_seeds
 from clearhead.inference.logits_processors import Processor, processors
-from clearhead.inference.output import Output, scored
+from clearhead.inference.output import GenerationOutput, scored
 from clearhead.inference.sampling import Sampler
 from clearhead.inference.step import Ids, Step, Writer, limits
-from clearhead.inference.stop_strings import Stops, Watcher
-from clearhead.inference.token_buffer import Written
+from clearhead.inference.stop_strings import StopStrings, Watcher
+from clearhead.inference.token_buffer import TokenBuffer
 from clearhead.text import Tokenizer
 
 
@@ -34,12 +34,12 @@ class QueueFull(RuntimeError):
 class Job:
     """A request and what has come of it: `ids` and `text` grow with every step until it is `done`."""
 
-    def __init__(self, prompt: Ids, source: Ids | None, config: DecodeConfig, seed: int, limit: int):
+    def __init__(self, prompt: Ids, source: Ids | None, config: GenerationConfig, seed: int, limit: int):
         self.prompt, self.source, self.config, self.seed, self.limit = prompt, source, config, seed, limit
         self.rules = config.model_copy(update={"max_new_tokens": 0, "scores": False})  # how words are chosen, no more
         self.ids: list[int] = []
         self.chances: list[float] = []  # of each id and of the end, where config.scores asks for them
-        self.output: Output | None = None
+        self.output: GenerationOutput | None = None
         self.cancelled = False
         self.watcher: Watcher | None = None  # where the engine has a tokenizer
         self._taken = 0
@@ -91,14 +91,14 @@ class Engine:
     """Many requests on one network, each with its own options; what it holds is bounded by its config."""
 
     def __init__(
-        self, network: Writer, *, end: Ends, tokenizer: Tokenizer | None = None, config: EngineConfig | None = None
+        self, network: Writer, *, end: EosIds, tokenizer: Tokenizer | None = None, config: EngineConfig | None = None
     ):
         self.network, self.tokenizer, self.config = network, tokenizer, config or EngineConfig()
         self.ends = (end,) if isinstance(end, int) else tuple(end)
         self.queue: deque[Job] = deque()
         self.jobs: list[Job] = []  # one for each row of the batch
         self._step: Step | None = None  # what the rows have read, while there are any
-        self._written: Written | None = None
+        self._written: TokenBuffer | None = None
         self._seeds = torch.zeros(0, dtype=torch.long)  # (B,)
         self._groups: list[Group] = []
         Step(network, 0, 1)  # a network in training is refused now, not at the first request
@@ -109,7 +109,13 @@ class Engine:
         return bool(self.jobs or self.queue)
 
     def submit(
-        self, prompt: Ids, config: DecodeConfig, *, seed: int = 0, source: Ids | None = None, stop: Sequence[str] = ()
+        self,
+        prompt: Ids,
+        config: GenerationConfig,
+        *,
+        seed: int = 0,
+        source: Ids | None = None,
+        stop: Sequence[str] = (),
     ) -> Job:
         """Queue a request; for a translator, `source` is what it translates and the prompt opens with its begin token.
 
@@ -128,10 +134,10 @@ class Engine:
                 f"the request may take {job.slots + len(source or ())} tokens, but the engine holds "
                 f"{self.config.cache_tokens}; shorten it, or ask for less with max_new_tokens"
             )
-        if len(self.queue) >= self.config.waiting:
+        if len(self.queue) >= self.config.max_queue:
             raise QueueFull(f"{len(self.queue)} requests are waiting already")
         if self.tokenizer is not None:
-            job.watcher = Stops(stop, self.tokenizer).watcher()
+            job.watcher = StopStrings(stop, self.tokenizer).watcher()
         self.queue.append(job)
         return job
 
@@ -166,11 +172,11 @@ class Engine:
     def _admitted(self) -> list[Job]:
         """Those that join now, first come, first served: nobody overtakes, so that nobody waits for ever."""
         joining: list[Job] = []
-        longest = 0
-        while self.queue and len(self.jobs) + len(joining) < self.config.rows:
+        max_length = 0
+        while self.queue and len(self.jobs) + len(joining) < self.config.max_batch_size:
             job = self.queue[0]
-            longest = max(longest, len(job.prompt), len(job.source or ()))
-            if joining and (len(joining) + 1) * longest > self.config.prefill_tokens:
+            max_length = max(max_length, len(job.prompt), len(job.source or ()))
+            if joining and (len(joining) + 1) * max_length > self.config.prefill_tokens:
                 break
             if not self._fits([*self.jobs, *joining, job]):
                 break
@@ -184,7 +190,7 @@ class Engine:
         capacity = max(job.slots for job in [*self.jobs, *joining])
         step = Step(self.network, len(joining), capacity)
         scores = step.start(prompts, sources)
-        written = Written(prompts, [job.limit for job in joining], scores.shape[-1], step.device)
+        written = TokenBuffer(prompts, [job.limit for job in joining], scores.shape[-1], step.device)
         if self._step is None or self._written is None:
             self._step, self._written = step, written
         else:
@@ -205,16 +211,16 @@ class Engine:
         chosen = self._choose(scores, self._written)
         self._written.append(chosen)
         chances: list[float | None] = [None] * len(self.jobs)
-        if any(job.config.scores for job in self.jobs):
+        if any(job.config.logprobs for job in self.jobs):
             found = scores.log_softmax(dim=-1).gather(1, chosen[:, None])[:, 0].float().tolist()
-            chances = [x if job.config.scores else None for x, job in zip(found, self.jobs, strict=True)]
+            chances = [x if job.config.logprobs else None for x, job in zip(found, self.jobs, strict=True)]
         for job, token, chance in zip(self.jobs, chosen.tolist(), chances, strict=True):
             job.put(token, self.ends, chance)
 
     def _arrange(self) -> None:
         """Other rows are in the batch: put those with the same rules together, which are chosen for at once."""
         assert self._step is not None
-        device, together = self._step.device, dict[DecodeConfig, list[int]]()
+        device, together = self._step.device, dict[GenerationConfig, list[int]]()
         for place, job in enumerate(self.jobs):
             together.setdefault(job.rules, []).append(place)
         ends = torch.tensor(self.ends, dtype=torch.long).to(device)
@@ -224,7 +230,7 @@ class Engine:
             for rules, places in together.items()
         ]
 
-    def _choose(self, scores: Tensor, written: Written) -> Tensor:
+    def _choose(self, scores: Tensor, written: TokenBuffer) -> Tensor:
         """The next token (B,) of each row."""
         chosen = torch.empty_like(self._seeds)
         for rows, sampler, rules in self._groups:
@@ -254,7 +260,7 @@ class Engine:
         self.jobs = [self.jobs[place] for place in order]
         self._written.select(torch.tensor(order).to(self._step.device))
         sizes = [len(job.prompt) + len(job.ids) for job in self.jobs]
-        self._written.longest = max(sizes)
+        self._written.max_length = max(sizes)
         self._step.rewind([size - 1 for size in sizes])  # the last token is not read yet
         self._arrange()
 
@@ -265,7 +271,7 @@ def in_order(engine: Engine, jobs: Iterable[Job | None]) -> Iterator[Job]:
     Only so many are under way that the rows are kept busy, so that a stream of any length takes little memory. None
     says that no job is waiting now: the others go on. An error in the stream comes after all that was submitted before.
     """
-    most = min(4 * engine.config.rows, engine.config.waiting)
+    most = min(4 * engine.config.max_batch_size, engine.config.max_queue)
     coming, under_way = iter(jobs), deque[Job]()
     more, wrong = True, None
     try:

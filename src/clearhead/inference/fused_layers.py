@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.model.attention import Attention, Rotation
+from clearhead.model.attention import Attention, Rope
 from clearhead.model.feedforward import FeedForward
-from clearhead.model.positions import rotate
+from clearhead.model.positions import apply_rope
 
 
 class FusedAttention(Attention):
@@ -27,23 +27,23 @@ class FusedAttention(Attention):
             self.joined = _joined(plain.query, plain.key, plain.value)
         self.output = plain.output
 
-    def projections(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def project_qkv(self, x: Tensor, rotation: Rope | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, T, E), keys and values (B, G, T, E) of the same tokens."""
         heads = self.joined(x).unflatten(-1, (self.heads + 2 * self.kv_heads, -1))  # (B, T, H + 2G, E)
         if rotation is not None:
             turning, still = heads.tensor_split((self.heads + self.kv_heads,), dim=2)
-            heads = torch.cat([rotate(turning, rotation), still], dim=2)
+            heads = torch.cat([apply_rope(turning, rotation), still], dim=2)
         q, k, v = heads.transpose(1, 2).split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         return q, k, v
 
-    def queries(self, x: Tensor, rotation: Rotation | None = None) -> Tensor:
+    def project_q(self, x: Tensor, rotation: Rope | None = None) -> Tensor:
         """(B, T, D) to (B, H, T, E)."""
-        return super().queries(x) if self.is_cross else self.projections(x, rotation)[0]
+        return super().project_q(x) if self.is_cross else self.project_qkv(x, rotation)[0]
 
-    def keys_and_values(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
+    def project_kv(self, x: Tensor, rotation: Rope | None = None) -> tuple[Tensor, Tensor]:
         """(B, S, D) to (B, G, S, E) twice."""
         if not self.is_cross:
-            return self.projections(x, rotation)[1:]
+            return self.project_qkv(x, rotation)[1:]
         k, v = self.joined(x).unflatten(-1, (2 * self.kv_heads, -1)).transpose(1, 2).chunk(2, dim=1)
         return k, v
 

@@ -7,23 +7,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from clearhead.config import DecodeConfig
+from clearhead.config import GenerationConfig
 from clearhead.inference.logits_processors import processors
-from clearhead.inference.output import Output, scored
+from clearhead.inference.output import GenerationOutput, scored
 from clearhead.inference.sampling import Sampler
 from clearhead.inference.step import Ids, Step, limits
-from clearhead.inference.stop_strings import Stops
-from clearhead.inference.token_buffer import Written
+from clearhead.inference.stop_strings import StopStrings
+from clearhead.inference.token_buffer import TokenBuffer
 
 WORTH_DROPPING = 0.75  # finished rows leave the batch when no more than this share of it is left
 
 
-def look_every(device: torch.device) -> int:
+def sync_interval(device: torch.device) -> int:
     """Steps between two looks at which rows have ended: where looking means waiting for a GPU, not every one."""
     return 1 if device.type == "cpu" else 8
 
 
-class Rows:
+class GenerationBatch:
     """A batch of rows being written; rows that have ended leave it, and their outputs stand in `outputs`."""
 
     def __init__(
@@ -31,27 +31,27 @@ class Rows:
         step: Step,
         scores: Tensor,
         prompts: Sequence[Ids],
-        config: DecodeConfig,
+        config: GenerationConfig,
         ends: Sequence[int],
         seeds: Sequence[int],
-        stops: Stops | None = None,
+        stops: StopStrings | None = None,
     ):
         device = step.device
         self.step, self.scores, self.config, self.stops = step, scores, config, stops
         self.limits = limits(prompts, config.max_new_tokens, step.network.config.max_positions)
         self.prompts = [len(prompt) for prompt in prompts]
-        self.written = Written(prompts, self.limits, scores.shape[-1], device)
+        self.written = TokenBuffer(prompts, self.limits, scores.shape[-1], device)
         self.ends, self.seeds = torch.tensor(ends, dtype=torch.long).to(device), torch.tensor(seeds).to(device)
         self.processors, self.sampler = processors(config, self.ends), Sampler.of(config)
         self.ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
         self.pending: Tensor | None = None  # (B,) chosen, but not read yet
         self.numbers = list(range(len(prompts)))  # which rows are still here,
         self.counts = [0] * len(prompts)  # and how many new tokens each of them has
-        self.outputs: dict[int, Output] = {}
-        self.every = 1 if stops else look_every(device)
+        self.outputs: dict[int, GenerationOutput] = {}
+        self.every = 1 if stops else sync_interval(device)
         self.watchers = [stops.watcher() for _ in prompts] if stops else []
 
-    def run(self) -> list[Output]:
+    def run(self) -> list[GenerationOutput]:
         """Write until every row has ended; the outputs in the order of the prompts."""
         while self.numbers:
             self.advance()
@@ -67,11 +67,11 @@ class Rows:
 
     def choose(self, scores: Tensor) -> Tensor:
         """The next token (B,) of each row, from the model's scores (B, V)."""
-        return self.sampler(self.ruled(scores), self.seeds, self.written.new)
+        return self.sampler(self.processed_logits(scores), self.seeds, self.written.new)
 
-    def ruled(self, scores: Tensor) -> Tensor:
+    def processed_logits(self, scores: Tensor) -> Tensor:
         """The model's scores (B, V) after all penalties and bans; themselves changed where nobody asks for them."""
-        scores = scores.clone() if self.processors and self.config.scores else scores
+        scores = scores.clone() if self.processors and self.config.logprobs else scores
         for process in self.processors:
             scores = process(scores, self.written)
         return scores
@@ -86,7 +86,7 @@ class Rows:
 
     def put(self, scores: Tensor, chosen: Tensor) -> None:
         """Write a token (B,) down, with the model's own log-probability of it, before any rule, where asked for."""
-        chances = scores.log_softmax(dim=-1).gather(1, chosen[:, None])[:, 0] if self.config.scores else None
+        chances = scores.log_softmax(dim=-1).gather(1, chosen[:, None])[:, 0] if self.config.logprobs else None
         self.written.append(chosen, chances)
 
     def is_end(self, tokens: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class Rows:
         self.seeds, self.ended = self.seeds[rows], self.ended[rows]
         self.pending = None if self.pending is None else self.pending[rows]
 
-    def _output(self, place: int) -> Output:
+    def _output(self, place: int) -> GenerationOutput:
         """A row that is done, cut off at its end: between two looks it may have written on."""
         (ids, chances), ends = self.written.of(place), set(self.ends.tolist())
         stop = self.watchers[self.numbers[place]].stopped if self.stops else None

@@ -15,29 +15,29 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from clearhead.config import DecodeConfig
-from clearhead.inference.token_buffer import Written
+from clearhead.config import GenerationConfig
+from clearhead.inference.token_buffer import TokenBuffer
 
 LOW = -1e4  # what a forced word is worth where another rule bars it: it comes nevertheless
 
-Processor = Callable[[Tensor, Written], Tensor]
+Processor = Callable[[Tensor, TokenBuffer], Tensor]
 
 
-def processors(config: DecodeConfig, ends: Tensor) -> list[Processor]:
+def processors(config: GenerationConfig, ends: Tensor) -> list[Processor]:
     """Those that the config asks for, in the order in which they work; `ends` (N,) are the tokens that end a text."""
     found: list[Processor] = []
     if config.repetition_penalty != 1:
         found.append(RepetitionPenalty(config.repetition_penalty))
     if config.presence_penalty:
         found.append(PresencePenalty(config.presence_penalty))
-    if config.no_repeat_ngram:
-        found.append(NoRepeat(config.no_repeat_ngram))
-    if config.banned:
-        found.append(Banned(config.banned))
+    if config.no_repeat_ngram_size:
+        found.append(NoRepeat(config.no_repeat_ngram_size))
+    if config.banned_ids:
+        found.append(Banned(config.banned_ids))
     if config.min_new_tokens:
         found.append(Minimum(config.min_new_tokens, ends))
-    if config.forced:
-        found.append(Forced(config.forced, ends))
+    if config.forced_ids:
+        found.append(Forced(config.forced_ids, ends))
     return found
 
 
@@ -47,7 +47,7 @@ class RepetitionPenalty:
 
     penalty: float
 
-    def __call__(self, scores: Tensor, written: Written) -> Tensor:
+    def __call__(self, scores: Tensor, written: TokenBuffer) -> Tensor:
         lowered = torch.where(scores < 0, scores * self.penalty, scores / self.penalty)
         return torch.where(_present(written.ids, scores), lowered, scores)
 
@@ -58,8 +58,8 @@ class PresencePenalty:
 
     penalty: float
 
-    def __call__(self, scores: Tensor, written: Written) -> Tensor:
-        return scores - self.penalty * _present(written.fresh, scores).to(scores.dtype)
+    def __call__(self, scores: Tensor, written: TokenBuffer) -> Tensor:
+        return scores - self.penalty * _present(written.new_tokens, scores).to(scores.dtype)
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class NoRepeat:
 
     size: int
 
-    def __call__(self, scores: Tensor, written: Written) -> Tensor:
-        if written.longest < self.size:
+    def __call__(self, scores: Tensor, written: TokenBuffer) -> Tensor:
+        if written.max_length < self.size:
             return scores
         windows = written.ids.unfold(1, self.size, 1)  # (R, W - n + 1, n)
         again = (windows[..., :-1] == written.recent(self.size - 1)[:, None]).all(dim=-1)
@@ -83,7 +83,7 @@ class Banned:
         sized = groupby(sorted(words, key=len), key=len)
         self.words = [torch.tensor(list(group)) for _, group in sized]  # (words of a length, length) each
 
-    def __call__(self, scores: Tensor, written: Written) -> Tensor:
+    def __call__(self, scores: Tensor, written: TokenBuffer) -> Tensor:
         for number, words in enumerate(self.words):
             words = self.words[number] = words.to(scores.device)
             if words.shape[1] == 1:
@@ -102,7 +102,7 @@ class Minimum:
     tokens: int
     ends: Tensor
 
-    def __call__(self, scores: Tensor, written: Written) -> Tensor:
+    def __call__(self, scores: Tensor, written: TokenBuffer) -> Tensor:
         early = (written.new < self.tokens)[:, None]
         return scores.index_copy_(1, self.ends, scores[:, self.ends].masked_fill(early, -math.inf))
 
@@ -114,8 +114,8 @@ class Forced:
     def __init__(self, words: tuple[tuple[int, ...], ...], ends: Tensor):
         self.words, self.ends = [torch.tensor(word, device=ends.device) for word in words], ends
 
-    def __call__(self, scores: Tensor, written: Written) -> Tensor:
-        fresh = written.fresh  # (R, W)
+    def __call__(self, scores: Tensor, written: TokenBuffer) -> Tensor:
+        fresh = written.new_tokens  # (R, W)
         needed = torch.zeros_like(written.lengths)
         following = torch.full_like(written.lengths, -1)  # the token that would go on with a missing word
         furthest = torch.full_like(written.lengths, -1)  # how much of that word stands already
@@ -135,7 +135,7 @@ class Forced:
         return torch.where(due[:, None], alone, scores)
 
     @staticmethod
-    def _begun(written: Written, word: Tensor) -> Tensor:
+    def _begun(written: TokenBuffer, word: Tensor) -> Tensor:
         """How many tokens of the word the row's new tokens end with, fewer than all: (R,)."""
         begun = torch.zeros_like(written.lengths)
         for count in range(1, len(word)):

@@ -4,12 +4,12 @@ from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
-from clearhead.config import DecodeConfig
+from clearhead.config import GenerationConfig
 
 Number = TypeVar("Number", float, Tensor)
 
 
-class Output(NamedTuple):
+class GenerationOutput(NamedTuple):
     """One text that was found.
 
     `ids` are what was written behind the prompt, without the end; `finished` says whether an end (or a stop string)
@@ -19,17 +19,17 @@ class Output(NamedTuple):
     ids: list[int]
     finished: bool
     score: float | None = None  # greedy and sampling: where config.scores asks for it
-    log_probabilities: list[float] | None = None  # of each id, and of the end where one came
+    logprobs: list[float] | None = None  # of each id, and of the end where one came
     alignment: Tensor | None = None  # (target, source) weights, where config.align asks for it
 
 
-def divisor(config: DecodeConfig, length: Number) -> Number:
+def divisor(config: GenerationConfig, length: Number) -> Number:
     """What a sum of log-probabilities over `length` tokens is divided by."""
     return (length if config.length_form == "power" else (5 + length) / 6) ** config.length_penalty
 
 
-def scored(ids: list[int], finished: bool, chances: list[float], config: DecodeConfig) -> Output:
+def scored(ids: list[int], finished: bool, chances: list[float], config: GenerationConfig) -> GenerationOutput:
     """A text that was written straight on; with the log-probabilities of its tokens and end, where they are wanted."""
-    if not config.scores:
-        return Output(ids, finished)
-    return Output(ids, finished, sum(chances) / divisor(config, float(len(chances))), chances)
+    if not config.logprobs:
+        return GenerationOutput(ids, finished)
+    return GenerationOutput(ids, finished, sum(chances) / divisor(config, float(len(chances))), chances)

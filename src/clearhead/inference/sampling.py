@@ -18,7 +18,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from clearhead.config import DecodeConfig
+from clearhead.config import GenerationConfig
 from clearhead.ops.native import library as native
 
 # splitmix64 (Steele, Lea and Flood 2014): an odd step, and two multipliers that mix it; int64 wraps around.
@@ -37,7 +37,7 @@ class Sampler:
     min_p: float = 0.0
 
     @classmethod
-    def of(cls, config: DecodeConfig) -> Self:
+    def of(cls, config: GenerationConfig) -> Self:
         """As the config says."""
         return cls(config.temperature, config.top_k, config.top_p, config.min_p)
 
@@ -78,7 +78,7 @@ def best(scores: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor, Te
         sums, chosen = (totals[:, :, None] + gains).flatten(1).topk(min(count, gains[0].numel()), dim=1)
         return sums, chosen // found.shape[2], found.flatten(1).gather(1, chosen)
     if count and scores.dtype == totals.dtype == torch.float32 and native.library() is not None:
-        return native.best(scores.contiguous(), totals.contiguous(), count)
+        return native.top_continuations(scores.contiguous(), totals.contiguous(), count)
     many, rest = divmod(words, BLOCK)  # the rest, of less than a block, is looked at in any case
     blocks = scores[:, :, : words - rest].unflatten(2, (many, BLOCK))
     chosen = (blocks.amax(dim=3) + totals[:, :, None]).flatten(1).topk(count, dim=1).indices  # (R, count)

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import UserError
-from clearhead.inference.generation_batch import Rows
+from clearhead.inference.generation_batch import GenerationBatch
 from clearhead.inference.step import Ids, Step, Writer
 
 
-class Guesser(Protocol):
+class DraftState(Protocol):
     """What guesses for the rows of one batch."""
 
-    def guess(self, rows: Rows, count: int) -> Tensor:
+    def propose(self, rows: GenerationBatch, count: int) -> Tensor:
         """What the next `count` tokens of each row may be: (B, count)."""
 
     def select(self, rows: Tensor) -> None:
@@ -35,27 +35,27 @@ class Draft(Protocol):
     """A way to guess, and how many tokens ahead."""
 
     @property
-    def ahead(self) -> int:
+    def num_draft_tokens(self) -> int:
         """Tokens."""
 
-    def begin(self, prompts: Sequence[Ids], sources: Sequence[Ids] | None, room: int) -> Guesser:
+    def begin(self, prompts: Sequence[Ids], sources: Sequence[Ids] | None, room: int) -> DraftState:
         """Get ready for a batch of prompts that will each grow by at most `room` tokens."""
 
 
-class Speculative(Rows):
+class Speculative(GenerationBatch):
     """Rows that go on by as many tokens a step as were guessed right, and one more."""
 
-    def __init__(self, *args: Any, guesser: Guesser, ahead: int):
+    def __init__(self, *args: Any, guesser: DraftState, num_draft_tokens: int):
         super().__init__(*args)
-        self.guesser, self.ahead = guesser, ahead
+        self.guesser, self.num_draft_tokens = guesser, num_draft_tokens
 
     def advance(self) -> Tensor:
         """Write one token or more in every row; the tokens (B, N + 1), of which a row may have taken fewer."""
-        room = self.step.cache.capacity - self.step.cache.longest - 1
+        room = self.step.cache.capacity - self.step.cache.max_length - 1
         room = min(room, max(self.limits[n] - count for n, count in zip(self.numbers, self.counts, strict=True)) - 1)
         if self.pending is None or room < 1:
             return super().advance()
-        guesses = self.guesser.guess(self, min(self.ahead, room))
+        guesses = self.guesser.propose(self, min(self.num_draft_tokens, room))
         scores = self.step.next(torch.cat([self.pending[:, None], guesses], dim=1))  # (B, N + 1, V)
         right = torch.ones_like(self.ended)  # (B,) whether all guesses so far were right
         tokens, valid = [], []
@@ -97,15 +97,15 @@ class DraftModel:
     """A smaller network with the same vocabulary guesses, by the same rules and the same noise."""
 
     network: Writer
-    ahead: int = 4
+    num_draft_tokens: int = 4
 
     def begin(self, prompts: Sequence[Ids], sources: Sequence[Ids] | None, room: int) -> DraftRows:
         """Read the prompts."""
-        step, longest = Step(self.network, len(prompts), max(map(len, prompts)) + room), max(map(len, prompts))
-        if longest + room > self.network.config.max_positions:
+        step, max_length = Step(self.network, len(prompts), max(map(len, prompts)) + room), max(map(len, prompts))
+        if max_length + room > self.network.config.max_positions:
             raise UserError(
                 f"the draft model has {self.network.config.max_positions} positions, but prompt and text may need "
-                f"{longest + room}; lower max_new_tokens, or use another draft"
+                f"{max_length + room}; lower max_new_tokens, or use another draft"
             )
         step.start(prompts, sources)
         return DraftRows(step, [len(prompt) for prompt in prompts])
@@ -117,10 +117,10 @@ class DraftRows:
     def __init__(self, step: Step, read: list[int]):
         self.step, self.read = step, read  # how many tokens of each row it has read
 
-    def guess(self, rows: Rows, count: int) -> Tensor:
+    def propose(self, rows: GenerationBatch, count: int) -> Tensor:
         """The draft's own next `count` tokens, (B, count)."""
         written, sizes = rows.written, rows.sizes()
-        new, longest = written.new, written.longest
+        new, max_length = written.new, written.max_length
         behind = max(size - min(read, size - 1) for size, read in zip(sizes, self.read, strict=True))
         self.step.rewind([size - behind for size in sizes])  # all alike, though some have read more
         reading, guesses = written.recent(behind), []
@@ -129,7 +129,7 @@ class DraftRows:
             guesses.append(chosen)
             written.append(chosen)
             reading = chosen[:, None]
-        written.rewind(new, longest)
+        written.rewind(new, max_length)
         self.read = [size + count - 1 for size in sizes]
         return torch.stack(guesses, dim=1)
 
@@ -143,18 +143,18 @@ class DraftRows:
 class PromptLookup:
     """What followed the last time that the row's latest tokens stood in it; no second network is needed."""
 
-    ahead: int = 8
-    longest: int = 3  # tokens that have to be the same; where so many are not, fewer
+    num_draft_tokens: int = 8
+    max_length: int = 3  # tokens that have to be the same; where so many are not, fewer
 
     def begin(self, prompts: Sequence[Ids], sources: Sequence[Ids] | None, room: int) -> PromptLookup:
         """Nothing to get ready: all that is needed stands in the rows."""
         return self
 
-    def guess(self, rows: Rows, count: int) -> Tensor:
+    def propose(self, rows: GenerationBatch, count: int) -> Tensor:
         """(B, count); where nothing is found, the row's own first tokens, which cost no more than other guesses."""
         written = rows.written
         follows = torch.zeros_like(written.lengths)  # (B,) where the guess begins
-        for size in range(1, min(self.longest, written.longest - 1) + 1):  # longer ones override
+        for size in range(1, min(self.max_length, written.max_length - 1) + 1):  # longer ones override
             same = (written.ids.unfold(1, size, 1) == written.recent(size)[:, None]).all(dim=-1)  # (B, windows)
             places = torch.arange(same.shape[1], device=same.device) + size
             places = places.masked_fill(~same | (places >= written.lengths[:, None]), 0).amax(dim=1)

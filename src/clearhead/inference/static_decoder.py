@@ -18,21 +18,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.model import Decoder
-from clearhead.model.attention import Attention, Rotation
+from clearhead.model.attention import Attention, Rope
 from clearhead.model.feedforward import FeedForward
-from clearhead.model.positions import rotate
+from clearhead.model.positions import apply_rope
 from clearhead.ops.attention.sdpa import sdpa
-from clearhead.ops.linear.quantized import QuantisedLinear
-from clearhead.ops.triton.decode_attention import kernel_look_back, kernel_works, kernels_run
+from clearhead.ops.linear.quantized import QuantizedLinear
+from clearhead.ops.triton.decode_attention import kernel_supports, triton_decode_attention, triton_works
 
 CHUNK = 128  # slots that are summed together where there are many; their number is a multiple of it
 MANY = 1024
 BUSY = 128  # rows × key-value heads from which on these alone give all of a GPU's multiprocessors work
 
-Product = nn.Linear | QuantisedLinear
+Product = nn.Linear | QuantizedLinear
 
 
-class Held(NamedTuple):
+class StaticKV(NamedTuple):
     """The past as one layer sees it."""
 
     keys: Tensor  # (B, G, C, E)
@@ -41,7 +41,7 @@ class Held(NamedTuple):
     hidden: Tensor  # (B, 1, 1, C) to be added to scores: 0 up to the new token, -inf behind it
 
 
-class Joined(nn.Module):
+class FusedLinear(nn.Module):
     """Several products over the same input as one: x (…, K) to (…, N), the outputs side by side.
 
     The parts become views of it, so that no weight is there twice. Of 8-bit weights only the weights are rounded, not
@@ -54,10 +54,10 @@ class Joined(nn.Module):
 
     def __init__(self, parts: Sequence[Product]):
         super().__init__()
-        small = isinstance(parts[0], QuantisedLinear)
+        small = isinstance(parts[0], QuantizedLinear)
         self.register_buffer("weight", _as_one([part.weight for part in parts]))
         self.register_buffer("bias", _as_one([part.bias for part in parts if part.bias is not None]))
-        scales = [part.scale for part in parts if isinstance(part, QuantisedLinear)]
+        scales = [part.scale for part in parts if isinstance(part, QuantizedLinear)]
         self.register_buffer("scale", torch.cat(scales)[:, 0] if small else None)  # (N,)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,39 +77,44 @@ def _as_one(tensors: list[Tensor]) -> Tensor | None:
     return whole
 
 
-class StepAttention(nn.Module):
+class StaticAttention(nn.Module):
     """Attention of one new token a row over what is held, itself included; called as Attention is."""
 
     def __init__(self, attention: Attention):
         super().__init__()
         self.heads, self.kv_heads = attention.heads, attention.kv_heads
-        self.joint = Joined([attention.query, attention.key, attention.value])
+        self.joint = FusedLinear([attention.query, attention.key, attention.value])
         self.output = _alone(attention.output)
-        self.kernels = kernels_run(self.joint.weight.device)
+        self.kernels = triton_works(self.joint.weight.device)
 
     def forward(
-        self, x: Tensor, mask: None, memory: None = None, rotation: Rotation | None = None, cache: Held | None = None
+        self,
+        x: Tensor,
+        mask: None,
+        encoder_output: None = None,
+        rotation: Rope | None = None,
+        cache: StaticKV | None = None,
     ) -> Tensor:
         """x (B, 1, D) to (B, 1, D); the token's key and value go to their places."""
         assert cache is not None
         heads = self.joint(x).unflatten(-1, (self.heads + 2 * self.kv_heads, -1))  # (B, 1, H + 2G, E)
-        if self.kernels and kernel_works(heads[:, 0], cache.keys):
-            found = kernel_look_back(heads[:, 0], rotation, cache.keys, cache.values, cache.lengths)
+        if self.kernels and kernel_supports(heads[:, 0], cache.keys):
+            found = triton_decode_attention(heads[:, 0], rotation, cache.keys, cache.values, cache.lengths)
             return self.output(found.reshape(len(x), 1, -1))
         q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
         if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+            q, k = apply_rope(q, rotation), apply_rope(k, rotation)
         rows = torch.arange(len(x), device=x.device)
         cache.keys[rows, :, cache.lengths] = k[:, 0]
         cache.values[rows, :, cache.lengths] = v[:, 0]
         if torch.compiler.is_compiling() and len(x) * self.kv_heads < BUSY:
-            found = look_back(q[:, 0], cache)
+            found = cached_attention(q[:, 0], cache)
         else:  # a row's heads share a mask, and each one sees itself
-            found = sdpa(q.transpose(1, 2), cache.keys, cache.values, cache.hidden, all_see=True)
+            found = sdpa(q.transpose(1, 2), cache.keys, cache.values, cache.hidden, no_empty_rows=True)
         return self.output(found.reshape(len(x), 1, -1).to(x.dtype))
 
 
-def look_back(q: Tensor, held: Held) -> Tensor:
+def cached_attention(q: Tensor, held: StaticKV) -> Tensor:
     """The formula of attention for q (B, H, E), to (B, H, E), written as sums that a compiler cuts up along the slots.
 
     With few rows there are fewer heads than multiprocessors, and kernels that give each head to one of them crawl.
@@ -123,13 +128,13 @@ def look_back(q: Tensor, held: Held) -> Tensor:
     return weighed.sum(dim=3).flatten(1, 2)
 
 
-class StepFeedForward(nn.Module):
+class StaticFeedForward(nn.Module):
     """silu(gate(x)) · up(x), the two read at once."""
 
     def __init__(self, feed_forward: FeedForward):
         super().__init__()
         assert feed_forward.gate is not None
-        self.joint = Joined([feed_forward.gate, feed_forward.up])
+        self.joint = FusedLinear([feed_forward.gate, feed_forward.up])
         self.activation, self.down = feed_forward.activation, _alone(feed_forward.down)
         self.gate, self.up = _alone(feed_forward.gate), _alone(feed_forward.up)  # views of the joint one
 
@@ -143,16 +148,16 @@ class StepFeedForward(nn.Module):
 
 def _alone(product: Product) -> nn.Module:
     """A product that has no other beside it."""
-    return Joined([product])
+    return FusedLinear([product])
 
 
-def can_join(network: nn.Module) -> TypeGuard[Decoder]:
+def can_be_static(network: nn.Module) -> TypeGuard[Decoder]:
     """Whether there is such a twin: of a decoder that looks at everything, its weights whole or in 8 bits."""
     if not isinstance(network, Decoder) or set(network.config.attention) != {"full"}:
         return False
-    if network.heads.words is None or type(network.heads.words.scores) not in (nn.Linear, QuantisedLinear):
+    if network.heads.lm_head is None or type(network.heads.lm_head.proj) not in (nn.Linear, QuantizedLinear):
         return False
-    return not any(isinstance(module, QuantisedLinear) and module.bits != 8 for module in network.modules())
+    return not any(isinstance(module, QuantizedLinear) and module.bits != 8 for module in network.modules())
 
 
 def joined(network: Decoder) -> Decoder:
@@ -161,12 +166,12 @@ def joined(network: Decoder) -> Decoder:
     twin = copy.deepcopy(network, shared)
     layer: Any
     for layer in twin.decoder.layers:
-        layer.attention = StepAttention(layer.attention)
+        layer.attention = StaticAttention(layer.attention)
         forward = layer.feed_forward
         if forward.gate is not None:
-            layer.feed_forward = StepFeedForward(forward)
+            layer.feed_forward = StaticFeedForward(forward)
         else:
             forward.up, forward.down = _alone(forward.up), _alone(forward.down)
-    assert twin.heads.words is not None
-    twin.heads.words.scores = _alone(twin.heads.words.scores)  # type: ignore[assignment]
+    assert twin.heads.lm_head is not None
+    twin.heads.lm_head.proj = _alone(twin.heads.lm_head.proj)  # type: ignore[assignment]
     return twin

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from clearhead.inference.batches import go_on
-from clearhead.inference.bf16_cache import HalfCache, can_halve
-from clearhead.model import Cache, Decoder, EncoderDecoder, Tree
+from clearhead.inference.batches import raise_if_cancelled
+from clearhead.inference.bf16_cache import BF16KVCache, can_use_bf16_cache
+from clearhead.model import Decoder, EncoderDecoder, KVCache, TreeCache
 
 Writer = Decoder | EncoderDecoder
 Ids = Sequence[int]
@@ -29,7 +29,7 @@ class Step:
         if network.training:
             raise ValueError("the network is in training mode, where dropout is on; call network.eval() first")
         self.network = network
-        self.cache = Cache(network.config, rows, min(capacity, network.config.max_positions))
+        self.cache = KVCache(network.config, rows, min(capacity, network.config.max_positions))
         self.device = network.decoder.embedding.tokens.weight.device
 
     def start(self, prompts: Sequence[Ids], sources: Sequence[Ids] | None = None) -> Tensor:
@@ -37,8 +37,8 @@ class Step:
         ids, lengths = pad(prompts, self.device)
         if isinstance(self.network, EncoderDecoder):
             assert sources is not None
-            memory = self.network.encode(*pad(sources, self.device))
-            hidden = self.network.decode(ids, memory, lengths, cache=self.cache)  # (B, P, D)
+            encoder_output = self.network.encode(*pad(sources, self.device))
+            hidden = self.network.decode(ids, encoder_output, lengths, cache=self.cache)  # (B, P, D)
         else:
             hidden = self._read(ids, lengths)
         last = hidden[:, -1] if lengths is None else hidden[torch.arange(len(hidden), device=self.device), lengths - 1]
@@ -56,13 +56,13 @@ class Step:
 
     def next(self, ids: Tensor) -> Tensor:
         """Read on: ids (B, T), or (B, K) once there are branches, to the scores (B, T, V) of what follows each."""
-        go_on()
+        raise_if_cancelled()
         if isinstance(self.network, EncoderDecoder):
             return self._words(self.network.decode(ids, None, cache=self.cache))
         return self._words(self.network.decode(ids, cache=self.cache))
 
     def _words(self, hidden: Tensor) -> Tensor:
-        scores = self.network.words(hidden)
+        scores = self.network.logits(hidden)
         return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
 
     def select(self, rows: Tensor) -> None:
@@ -71,11 +71,11 @@ class Step:
 
     def join(self, other: Step, capacity: int) -> None:
         """The rows of another step of this network come behind our own; a row may then have `capacity` tokens."""
-        self.cache.join(other.cache, capacity)
+        self.cache.concat(other.cache, capacity)
 
     def drop(self, row: int) -> None:
         """One row leaves; the last takes its place."""
-        self.cache.drop(row)
+        self.cache.drop_row(row)
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forget what each row holds beyond so many tokens, prompt included."""
@@ -83,22 +83,22 @@ class Step:
 
     def branch(self, branches: int, steps: int) -> None:
         """From here on each row has so many branches, for at most so many steps."""
-        self.cache = Tree(self.cache, branches, steps)
-        if can_halve(self.network, len(self.cache)):
-            self.cache.layers = [HalfCache.of(layer) for layer in self.cache.layers]
+        self.cache = TreeCache(self.cache, branches, steps)
+        if can_use_bf16_cache(self.network, len(self.cache)):
+            self.cache.layers = [BF16KVCache.of(layer) for layer in self.cache.layers]
 
     def graft(self, parents: Tensor) -> None:
         """Branch k of row b goes on from branch parents[b, k]."""
-        assert isinstance(self.cache, Tree)
-        self.cache.graft(parents)
+        assert isinstance(self.cache, TreeCache)
+        self.cache.reorder_beams(parents)
 
 
 def pad(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Rows of ids as one tensor (B, longest), and their lengths (B,), or None where all are equally long."""
     sizes = [len(row) for row in rows]
-    longest = max(sizes)
-    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows]).to(device, non_blocking=True)
-    return ids, None if min(sizes) == longest else torch.tensor(sizes).to(device, non_blocking=True)
+    max_length = max(sizes)
+    ids = torch.tensor([[*row, *[0] * (max_length - len(row))] for row in rows]).to(device, non_blocking=True)
+    return ids, None if min(sizes) == max_length else torch.tensor(sizes).to(device, non_blocking=True)
 
 
 def limits(prompts: Sequence[Ids], wanted: int, positions: int) -> list[int]:

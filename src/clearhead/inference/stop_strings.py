@@ -9,7 +9,7 @@ from tokenizers.decoders import DecodeStream
 from clearhead.text import Tokenizer
 
 
-class Stops:
+class StopStrings:
     """The strings at which a text ends; they are no part of it."""
 
     def __init__(self, strings: Sequence[str], tokenizer: Tokenizer):
@@ -22,7 +22,7 @@ class Stops:
         found = [(place + len(string), place) for string in self.strings if (place := text.find(string)) >= 0]
         return min(found)[1] if found else None
 
-    def cut(self, text: str) -> str:
+    def truncate(self, text: str) -> str:
         """The text before the first of them."""
         return text[: self.find(text)]
 
@@ -48,8 +48,8 @@ class Stops:
 
     def begun(self, text: str) -> int:
         """How many characters at the end of a text may be the beginning of a stop."""
-        longest = max((len(string) - 1 for string in self.strings), default=0)
-        sizes = range(min(longest, len(text)), 0, -1)
+        max_length = max((len(string) - 1 for string in self.strings), default=0)
+        sizes = range(min(max_length, len(text)), 0, -1)
         return next((n for n in sizes if any(string.startswith(text[-n:]) for string in self.strings)), 0)
 
     def watcher(self) -> Watcher:
@@ -63,7 +63,7 @@ class Watcher:
     `text` is what of the row is sure to stay: what may be the beginning of a stop is held back until it is known.
     """
 
-    def __init__(self, stops: Stops):
+    def __init__(self, stops: StopStrings):
         self.stops, self.stream = stops, DecodeStream(skip_special_tokens=True)
         self.ids: list[int] = []
         self.seen = self.text = ""

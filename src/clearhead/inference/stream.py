@@ -6,21 +6,21 @@ from collections.abc import Iterator
 
 import torch
 
-from clearhead.config import DecodeConfig
+from clearhead.config import GenerationConfig
 from clearhead.errors import UserError
-from clearhead.inference.generate import Ends, check, written
+from clearhead.inference.generate import EosIds, check, prepare_batch
 from clearhead.inference.speculative import Draft
 from clearhead.inference.step import Ids, Writer
-from clearhead.inference.stop_strings import Stops
+from clearhead.inference.stop_strings import StopStrings
 from clearhead.text import Tokenizer
 
 
 def stream(
     network: Writer,
     prompt: Ids,
-    config: DecodeConfig,
+    config: GenerationConfig,
     *,
-    end: Ends,
+    end: EosIds,
     seed: int = 0,
     source: Ids | None = None,
     draft: Draft | None = None,
@@ -37,7 +37,7 @@ def stream(
 
     def tokens() -> Iterator[int]:
         with torch.inference_mode():
-            rows = written(network, [prompt], sources, config, ends, [seed], draft=draft)
+            rows = prepare_batch(network, [prompt], sources, config, ends, [seed], draft=draft)
         given = 0
         while rows.numbers:
             with torch.inference_mode():  # not around a yield: the caller's own work is none of it
@@ -56,10 +56,10 @@ def stream(
 def stream_text(
     network: Writer,
     prompt: Ids,
-    config: DecodeConfig,
+    config: GenerationConfig,
     tokenizer: Tokenizer,
     *,
-    end: Ends,
+    end: EosIds,
     seed: int = 0,
     source: Ids | None = None,
     draft: Draft | None = None,
@@ -67,4 +67,4 @@ def stream_text(
 ) -> Iterator[str]:
     """The text of `stream` in pieces that never end inside a character, up to the first of the stop strings."""
     pieces = tokenizer.stream(stream(network, prompt, config, end=end, seed=seed, source=source, draft=draft))
-    return Stops(stop, tokenizer).watch(pieces) if stop else pieces
+    return StopStrings(stop, tokenizer).watch(pieces) if stop else pieces

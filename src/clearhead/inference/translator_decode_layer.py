@@ -14,20 +14,20 @@ from torch.nn import functional as F
 
 from clearhead.config import ModelConfig
 from clearhead.inference.fused_layers import FusedAttention, FusedFeedForward
-from clearhead.model.attention import Rotation
-from clearhead.model.cache import LayerCache
+from clearhead.model.attention import Rope
+from clearhead.model.cache import LayerKVCache
 from clearhead.model.layer import Layer
 from clearhead.model.norms import LayerNorm
-from clearhead.ops.attention.sdpa import few_queries, half_queries
-from clearhead.ops.linear.quantized import QuantisedLinear, has_packed_product
+from clearhead.ops.attention.sdpa import bf16_attention, small_q_attention
+from clearhead.ops.linear.quantized import QuantizedLinear, has_onednn_int8
 from clearhead.ops.masks import Mask
 from clearhead.ops.native import library as native
-from clearhead.ops.native.library import Norm, Raw, Small
+from clearhead.ops.native.library import GemmOutput, NormParams, QuantizedRows
 
 PRODUCTS = 7  # of a layer: to q, k and v, back; to q, to the source's k and v, back; wide, and back
 
 
-class Unseen:
+class MaskCache:
     """What is hidden in one step, made by its first layer and used by all."""
 
     def __init__(self) -> None:
@@ -54,11 +54,11 @@ def _hiding(hidden: Tensor) -> Tensor:
     return torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)
 
 
-class LightTranslatorLayer(Layer):
+class TranslatorDecodeLayer(Layer):
     """A decoder's layer beside a source, with LayerNorm and nothing that turns: one token in each of many rows, all of
     them equally long, or in each branch of these rows, which share a source."""
 
-    def __init__(self, plain: Layer, unseen: Unseen, astray: Unseen):
+    def __init__(self, plain: Layer, unseen: MaskCache, astray: MaskCache):
         nn.Module.__init__(self)
         self.pre, self.unseen, self.astray, self.training = plain.pre, unseen, astray, plain.training
         self.attention, self.attention_norm = plain.attention, plain.attention_norm
@@ -75,25 +75,25 @@ class LightTranslatorLayer(Layer):
         self,
         x: Tensor,
         mask: Mask,
-        rotation: Rotation | None = None,
-        memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
-        cache: LayerCache | None = None,
+        rotation: Rope | None = None,
+        encoder_output: Tensor | None = None,
+        cross_mask: Mask | None = None,
+        cache: LayerKVCache | None = None,
         real: Tensor | None = None,
     ) -> Tensor:
         """(B, T, D) to (B, T, D)."""
-        paths, (rows, tokens, width) = mask.paths, x.shape
+        paths, (rows, tokens, dim) = mask.tree, x.shape
         is_step = paths is not None or (tokens == 1 and isinstance(mask.start, int))
         if cache is None or cache.source is None or not is_step or x.dtype != torch.float32:
-            return super().forward(x, mask, rotation, memory, memory_mask, cache, real)
-        assert memory_mask is not None
+            return super().forward(x, mask, rotation, encoder_output, cross_mask, cache, real)
+        assert cross_mask is not None
         joined, output, ask, bring, wide, down = self.products
-        here = self._enter(x.reshape(rows * tokens, width))
-        found = self._look_back(self._ask(here, 0, joined), cache, None if paths is None else paths.allowed, rows)
+        here = self._enter(x.reshape(rows * tokens, dim))
+        found = self._look_back(self._ask(here, 0, joined), cache, None if paths is None else paths.mask, rows)
         here = self._join(here, 0, output, found)
-        here = self._join(here, 1, bring, self._look(self._ask(here, 1, ask), cache.source, memory_mask.lengths))
+        here = self._join(here, 1, bring, self._look(self._ask(here, 1, ask), cache.source, cross_mask.lengths))
         here = self._join(here, 2, down, self._widen(here, wide))
-        return self._leave(here).view(rows, tokens, width)
+        return self._leave(here).view(rows, tokens, dim)
 
     # What stands between the products. `here` is what the residuals have added up to, (B · T, D).
 
@@ -115,7 +115,7 @@ class LightTranslatorLayer(Layer):
     def _widen(self, here: Any, wide: Any) -> Any:
         return self.activation(self._ask(here, 2, wide))
 
-    def _look_back(self, asked: Any, cache: LayerCache, allowed: Tensor | None, rows: int) -> Any:
+    def _look_back(self, asked: Any, cache: LayerKVCache, allowed: Tensor | None, rows: int) -> Any:
         """Of queries, keys and values (B · T, 3 · D) the last two join what is held; then as `_look`.
 
         Each of T queries sees what is `allowed` (B, T, up to S), or, if nothing is said, all.
@@ -126,13 +126,13 @@ class LightTranslatorLayer(Layer):
 
     def _look(self, asked: Any, source: tuple[Tensor, Tensor], lengths: Tensor | None) -> Any:
         """What queries (B · T, D) bring home from keys and values (B, H, S, E), their heads joined: (B · T, D)."""
-        rows, heads, keys, width = source[0].shape
-        q = asked.view(rows, len(asked) // rows, heads, width).transpose(1, 2)
+        rows, heads, keys, dim = source[0].shape
+        q = asked.view(rows, len(asked) // rows, heads, dim).transpose(1, 2)
         return self._brought(q, *source, self.unseen.of(lengths, keys))
 
     @staticmethod
     def _brought(q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None) -> Tensor:
-        look = half_queries if keys.dtype == torch.bfloat16 else few_queries
+        look = bf16_attention if keys.dtype == torch.bfloat16 else small_q_attention
         found = look(q, keys, values, hidden).view(q.shape).transpose(1, 2)
         return found.to(q.dtype, memory_format=torch.contiguous_format).reshape(len(q) * q.shape[2], -1)
 
@@ -141,101 +141,103 @@ class Here(NamedTuple):
     """Where a step stands: the sum of the residuals, and what the next product reads of it."""
 
     flat: Tensor  # (B · T, D)
-    read: Tensor | Small
+    read: Tensor | QuantizedRows
 
 
-class NativeTranslatorLayer(LightTranslatorLayer):
+class NativeTranslatorDecodeLayer(TranslatorDecodeLayer):
     """The same with native code between the products: each reads what the one before gave once, and leaves it as the
     next one wants it, normed, or in bytes."""
 
-    def __init__(self, plain: Layer, unseen: Unseen, astray: Unseen):
+    def __init__(self, plain: Layer, unseen: MaskCache, astray: MaskCache):
         super().__init__(plain, unseen, astray)
-        self.small = isinstance(self.products[0], QuantisedLinear)
-        self.own_norms = tuple(Norm(weight.detach(), _detached(bias), eps) for _, weight, bias, eps in self.norms)
+        self.small = isinstance(self.products[0], QuantizedLinear)
+        self.own_norms = tuple(NormParams(weight.detach(), _detached(bias), eps) for _, weight, bias, eps in self.norms)
 
     def _enter(self, flat: Tensor) -> Here:
         flat = flat.contiguous()
-        norm, raw = self.own_norms[0] if self.pre else None, Raw(flat)
+        norm, raw = self.own_norms[0] if self.pre else None, GemmOutput(flat)
         if self.small:
-            return Here(flat, native.in_bytes(raw, norm=norm))
+            return Here(flat, native.quantize(raw, norm=norm))
         if norm is None:
             return Here(flat, flat)
         normed = torch.empty_like(flat)
-        native.between(raw, norm=norm, normed=normed)
+        native.residual_norm_quantize(raw, norm=norm, normed=normed)
         return Here(flat, normed)
 
     def _leave(self, here: Here) -> Tensor:
         return here.flat
 
-    def _ask(self, here: Here, sublayer: int, product: Any) -> Raw:
-        return product.packed().raw(here.read) if self.small else Raw(product.forward(here.read))
+    def _ask(self, here: Here, sublayer: int, product: Any) -> GemmOutput:
+        return product.packed().raw(here.read) if self.small else GemmOutput(product.forward(here.read))
 
     def _join(self, here: Here, sublayer: int, product: Any, found: Any) -> Here:
-        raw = product.packed().raw(found) if self.small else Raw(product.forward(found))
+        raw = product.packed().raw(found) if self.small else GemmOutput(product.forward(found))
         numbers = raw.numbers
         if self.pre and sublayer == 2:  # the next layer has its own norm
-            native.between(raw, here.flat, sum=numbers)
+            native.residual_norm_quantize(raw, here.flat, sum=numbers)
             return Here(numbers, numbers)
-        small = native.rounded(*numbers.shape) if self.small else None
+        small = native.empty_quantized_rows(*numbers.shape) if self.small else None
         if not self.pre:
             normed = torch.empty_like(numbers)
-            native.between(raw, here.flat, norm=self.own_norms[sublayer], normed=normed, small=small)
+            native.residual_norm_quantize(raw, here.flat, norm=self.own_norms[sublayer], normed=normed, small=small)
             return Here(normed, small or normed)
         norm = self.own_norms[sublayer + 1]
         if small is not None:
-            native.between(raw, here.flat, norm=norm, sum=numbers, small=small)
+            native.residual_norm_quantize(raw, here.flat, norm=norm, sum=numbers, small=small)
             return Here(numbers, small)
         normed = torch.empty_like(numbers)
-        native.between(raw, here.flat, norm=norm, sum=numbers, normed=normed)
+        native.residual_norm_quantize(raw, here.flat, norm=norm, sum=numbers, normed=normed)
         return Here(numbers, normed)
 
-    def _widen(self, here: Here, wide: Any) -> Tensor | Small:
+    def _widen(self, here: Here, wide: Any) -> Tensor | QuantizedRows:
         if not self.small:
             return self.activation(wide.forward(here.read))
         raw, relu = wide.packed().raw(here.read), self.activation is torch.relu_
-        return native.in_bytes(raw if relu else Raw(self.activation(native.whole(raw))), relu)
+        return native.quantize(raw if relu else GemmOutput(self.activation(native.dequantize(raw))), relu)
 
-    def _look_back(self, asked: Raw, cache: LayerCache, allowed: Tensor | None, rows: int) -> Tensor | Small:
-        assert isinstance(cache.places, slice)  # all rows are equally long
+    def _look_back(
+        self, asked: GemmOutput, cache: LayerKVCache, allowed: Tensor | None, rows: int
+    ) -> Tensor | QuantizedRows:
+        assert isinstance(cache.slot_ids, slice)  # all rows are equally long
         cache.grow()
-        return self._brought_home(asked, *cache.read(), allowed, None, cache.places.start)
+        return self._brought_home(asked, *cache.read(), allowed, None, cache.slot_ids.start)
 
-    def _look(self, asked: Raw, source: tuple[Tensor, Tensor], lengths: Tensor | None) -> Tensor | Small:
+    def _look(self, asked: GemmOutput, source: tuple[Tensor, Tensor], lengths: Tensor | None) -> Tensor | QuantizedRows:
         return self._brought_home(asked, *source, None, lengths, None)
 
     def _brought_home(
         self,
-        asked: Raw,
+        asked: GemmOutput,
         keys: Tensor,
         values: Tensor,
         allowed: Tensor | None,
         lengths: Tensor | None,
         place: int | None,
-    ) -> Tensor | Small:
-        small = native.rounded(len(asked.numbers), keys.shape[1] * keys.shape[3]) if self.small else None
-        found = native.look(asked, keys, values, allowed, lengths, place, small)
+    ) -> Tensor | QuantizedRows:
+        small = native.empty_quantized_rows(len(asked.numbers), keys.shape[1] * keys.shape[3]) if self.small else None
+        found = native.attend(asked, keys, values, allowed, lengths, place, small)
         return small or found
 
 
-def light_translator_layers(config: ModelConfig, layers: list[Any]) -> list[Layer] | None:
+def translator_decode_layers(config: ModelConfig, layers: list[Any]) -> list[Layer] | None:
     """These layers of a stack, read lightly, or None where they cannot be."""
-    if config.position == "rotary" or not all(_can_be_light(layer) for layer in layers):
+    if config.position == "rotary" or not all(_supports(layer) for layer in layers):
         return None
-    kind = NativeTranslatorLayer if _can_be_native(config, layers) else LightTranslatorLayer
-    unseen, astray = Unseen(), Unseen()
+    kind = NativeTranslatorDecodeLayer if _supports_native(config, layers) else TranslatorDecodeLayer
+    unseen, astray = MaskCache(), MaskCache()
     return [kind(layer, unseen, astray) for layer in layers]
 
 
-def _can_be_native(config: ModelConfig, layers: list[Any]) -> bool:
+def _supports_native(config: ModelConfig, layers: list[Any]) -> bool:
     """Whether native code is there and knows these widths, and bytes, where weights are bytes."""
-    small = [module for layer in layers for module in layer.modules() if isinstance(module, QuantisedLinear)]
+    small = [module for layer in layers for module in layer.modules() if isinstance(module, QuantizedLinear)]
     if small and not (len(small) == len(layers) * PRODUCTS and all(each.bits == 8 for each in small)):
         return False
-    widths = (config.width, config.heads * config.head_width, config.head_width, config.ff_width)
-    return native.fits(*widths) and (not small or has_packed_product())
+    widths = (config.dim, config.heads * config.head_dim, config.head_dim, config.ff_dim)
+    return native.supports(*widths) and (not small or has_onednn_int8())
 
 
-def _can_be_light(layer: Layer) -> bool:
+def _supports(layer: Layer) -> bool:
     attention, cross, forward = layer.attention, layer.cross_attention, layer.feed_forward
     norms = (layer.attention_norm, layer.cross_norm, layer.feed_forward_norm)
     if not all(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from clearhead.inference.engine import Engine, Job
-from clearhead.inference.output import Output
+from clearhead.inference.output import GenerationOutput
 
 
 class Worker:
@@ -54,7 +54,7 @@ class Worker:
         finally:
             self.cancel(job)
 
-    def result(self, job: Job) -> Output | None:
+    def result(self, job: Job) -> GenerationOutput | None:
         """The output of a job once it is done; None if it was cancelled."""
         with self._news:
             while not job.done:

@@ -1,5 +1,5 @@
 """What happened inside: attention weights and per-head updates."""
 
-from clearhead.interpret.attention import Look, watch
+from clearhead.interpret.attention import AttentionTrace, capture_attention
 
-__all__ = ["Look", "watch"]
+__all__ = ["AttentionTrace", "capture_attention"]

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.model.attention import Attention
-from clearhead.ops.attention.dispatch import weights_of
-from clearhead.ops.linear.quantized import QuantisedLinear
+from clearhead.ops.attention.dispatch import attention_with_weights
+from clearhead.ops.linear.quantized import QuantizedLinear
 
 
 @dataclass(frozen=True)
-class Look:
+class AttentionTrace:
     """One attention layer at work.
 
     The notes' "value-up" view: the output matrix, cut into one piece a head, carries each head's find back to the width
@@ -34,7 +34,7 @@ class Look:
 
 
 @contextmanager
-def watch(network: nn.Module) -> Iterator[dict[str, Look]]:
+def capture_attention(network: nn.Module) -> Iterator[dict[str, AttentionTrace]]:
     """Every attention layer that runs inside the `with` leaves a Look under its name; the last pass counts.
 
         with watch(network) as looks:
@@ -43,7 +43,7 @@ def watch(network: nn.Module) -> Iterator[dict[str, Look]]:
 
     Weights are those before attention dropout. The pass itself is not changed; it costs memory for all pairs.
     """
-    looks: dict[str, Look] = {}
+    looks: dict[str, AttentionTrace] = {}
     handles = [
         module.register_forward_hook(_remember(name, looks), with_kwargs=True)
         for name, module in network.named_modules()
@@ -56,31 +56,37 @@ def watch(network: nn.Module) -> Iterator[dict[str, Look]]:
             handle.remove()
 
 
-def _remember(name: str, looks: dict[str, Look]) -> Any:
+def _remember(name: str, looks: dict[str, AttentionTrace]) -> Any:
     @torch.no_grad()
     def hook(layer: Attention, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        looks[name] = look(layer, output, *args, **kwargs)
+        looks[name] = trace_attention(layer, output, *args, **kwargs)
 
     return hook
 
 
-def look(
-    layer: Attention, output: Tensor, x: Tensor, mask: Any, memory: Any = None, rotation: Any = None, cache: Any = None
-) -> Look:
+def trace_attention(
+    layer: Attention,
+    output: Tensor,
+    x: Tensor,
+    mask: Any,
+    encoder_output: Any = None,
+    rotation: Any = None,
+    cache: Any = None,
+) -> AttentionTrace:
     """The layer's work on the same input once more, by the written-out formula."""
-    q = layer.queries(x, rotation)
+    q = layer.project_q(x, rotation)
     if not layer.is_cross and cache is not None:  # the pass has just written this step's keys
         k, v = cache.read()
     elif layer.is_cross and cache is not None:
         k, v = cache.source
     else:
-        k, v = layer.keys_and_values(memory if layer.is_cross else x, rotation)
-    found, weights = weights_of(q, k, v, replace(mask, pattern=layer.pattern))
-    return Look(weights, updates(layer, found), layer.output.bias, output)
+        k, v = layer.project_kv(encoder_output if layer.is_cross else x, rotation)
+    found, weights = attention_with_weights(q, k, v, replace(mask, pattern=layer.pattern))
+    return AttentionTrace(weights, per_head_updates(layer, found), layer.output.bias, output)
 
 
-def updates(layer: Attention, found: Tensor) -> Tensor:
+def per_head_updates(layer: Attention, found: Tensor) -> Tensor:
     """What each head adds to the residual stream: (B, H, T, E) to (B, H, T, D)."""
-    matrix = layer.output.spread() if isinstance(layer.output, QuantisedLinear) else layer.output.weight  # (D, H·E)
+    matrix = layer.output.dequantize() if isinstance(layer.output, QuantizedLinear) else layer.output.weight  # (D, H·E)
     pieces = matrix.to(found.dtype).unflatten(1, (layer.heads, -1))  # (D, H, E): the value-up matrix of each head
     return torch.einsum("bhte,dhe->bhtd", found, pieces)

@@ -1,22 +1,22 @@
 """Ids to hidden states to logits: one Transformer core for every family."""
 
-from clearhead.model.cache import Cache, Tree
-from clearhead.model.network import Decoder, Encoder, EncoderDecoder, Memory, Network, build
-from clearhead.ops.attention.dispatch import attend, backend
+from clearhead.model.cache import KVCache, TreeCache
+from clearhead.model.network import Decoder, Encoder, EncoderDecoder, EncoderOutput, Network, build
+from clearhead.ops.attention.dispatch import attend, attention_backend
 from clearhead.ops.masks import Documents, Mask, Pattern
 
 __all__ = [
-    "Cache",
     "Decoder",
     "Documents",
     "Encoder",
     "EncoderDecoder",
+    "EncoderOutput",
+    "KVCache",
     "Mask",
-    "Memory",
     "Network",
     "Pattern",
-    "Tree",
+    "TreeCache",
     "attend",
-    "backend",
+    "attention_backend",
     "build",
 ]

@@ -26,10 +26,10 @@ class Cost:
     flops_per_token: int
 
 
-def measure(config: ModelConfig, context: int | None = None, dtype: torch.dtype = torch.float32) -> Cost:
+def model_cost(config: ModelConfig, context: int | None = None, dtype: torch.dtype = torch.float32) -> Cost:
     """The cost of a config, with weights and cache in `dtype`; the context is `max_positions` unless given."""
     network = build(config, "meta")
-    count = parameters(network)
+    count = count_parameters(network)
     context = min(context or config.max_positions, config.max_positions)
     size = dtype.itemsize
     cache = cache_bytes(config, context, dtype)
@@ -40,15 +40,15 @@ def measure(config: ModelConfig, context: int | None = None, dtype: torch.dtype 
 
 def cache_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype = torch.float32) -> int:
     """Memory of the keys and values of so many tokens, in all layers of a decoder."""
-    return 2 * config.decoder_layers * config.kv_heads * config.head_width * tokens * dtype.itemsize
+    return 2 * config.decoder_layers * config.kv_heads * config.head_dim * tokens * dtype.itemsize
 
 
-def parameters(network: nn.Module) -> int:
+def count_parameters(network: nn.Module) -> int:
     """The number of parameters; what is shared counts once."""
     return sum(parameter.numel() for parameter in network.parameters())
 
 
-def parts(network: Network) -> dict[str, int]:
+def parameters_by_part(network: Network) -> dict[str, int]:
     """The parameters by what they are for, each counted once: what is tied belongs to the first that uses it."""
     kinds = {".embedding.": "embedding", "heads.": "heads", ".cross_": "cross-attention", ".attention": "attention"}
     kinds[".feed_forward"] = "feed-forward"
@@ -82,7 +82,7 @@ def flops_per_token(network: Network, context: int) -> int:
     )
     if config.family == "encoder-decoder":
         seen += config.decoder_layers * context  # cross-attention
-    return 2 * matrices + 4 * config.heads * config.head_width * seen
+    return 2 * matrices + 4 * config.heads * config.head_dim * seen
 
 
 def keys_seen(pattern: Pattern, context: int) -> int:

@@ -24,9 +24,9 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = ACTIVATIONS[config.activation]
         gated = config.activation == "swiglu"
-        self.gate = nn.Linear(config.width, config.ff_width, bias=config.bias) if gated else None
-        self.up = nn.Linear(config.width, config.ff_width, bias=config.bias)
-        self.down = nn.Linear(config.ff_width, config.width, bias=config.bias)
+        self.gate = nn.Linear(config.dim, config.ff_dim, bias=config.bias) if gated else None
+        self.up = nn.Linear(config.dim, config.ff_dim, bias=config.bias)
+        self.down = nn.Linear(config.ff_dim, config.dim, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) to (B, T, D)."""

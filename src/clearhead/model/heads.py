@@ -8,31 +8,31 @@ from torch import Tensor, nn
 
 from clearhead.config import ModelConfig
 from clearhead.model.feedforward import ACTIVATIONS
-from clearhead.model.norms import norm
+from clearhead.model.norms import build_norm
 from clearhead.ops.masks import Documents
 
 
-class WordHead(nn.Module):
+class LMHead(nn.Module):
     """A score for every word: (B, T, D) to (B, T, V). Section 3.4 shares its matrix with the embedding."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.transform = MaskedTransform(config) if config.family == "encoder" else None
-        self.scores = nn.Linear(config.width, config.target_vocab, bias=config.output_bias)
+        self.transform = MLMTransform(config) if config.family == "encoder" else None
+        self.proj = nn.Linear(config.dim, config.target_vocab, bias=config.output_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.scores(hidden if self.transform is None else self.transform(hidden))
+        return self.proj(hidden if self.transform is None else self.transform(hidden))
 
 
-class MaskedTransform(nn.Module):
+class MLMTransform(nn.Module):
     """The layer that BERT puts before the scores: linear, activation, norm."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.linear = nn.Linear(config.width, config.width, bias=config.bias)
+        self.linear = nn.Linear(config.dim, config.dim, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
-        # A head reads single positions, so it never normalises over a batch.
-        self.norm = norm(config.model_copy(update={"norm": "layer"}) if config.norm == "batch" else config)
+        # A head reads single positions, so it never normalizes over a batch.
+        self.norm = build_norm(config.model_copy(update={"norm": "layer"}) if config.norm == "batch" else config)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.norm(self.activation(self.linear(hidden)))
@@ -44,10 +44,10 @@ class LabelHead(nn.Module):
     def __init__(self, config: ModelConfig, labels: int):
         super().__init__()
         self.dropout = nn.Dropout(config.dropout)
-        self.scores = nn.Linear(config.width, labels)
+        self.proj = nn.Linear(config.dim, labels)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.scores(self.dropout(hidden))
+        return self.proj(self.dropout(hidden))
 
 
 class Pooler(nn.Module):
@@ -55,7 +55,7 @@ class Pooler(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.linear = nn.Linear(config.width, config.width)
+        self.linear = nn.Linear(config.dim, config.dim)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x).tanh()
@@ -70,11 +70,11 @@ class Heads(nn.Module):
         self.mean = config.pooling == "mean"
         outputs = config.outputs
         self.pooler = Pooler(config) if config.pooler else None
-        self.words = WordHead(config) if "words" in outputs else None
-        self.next_sentence = nn.Linear(config.width, 2) if "next-sentence" in outputs else None
+        self.lm_head = LMHead(config) if "lm" in outputs else None
+        self.next_sentence = nn.Linear(config.dim, 2) if "next-sentence" in outputs else None
         self.classes = LabelHead(config, config.labels) if "classes" in outputs else None
         self.tags = LabelHead(config, config.labels) if "tags" in outputs else None
-        self.span = nn.Linear(config.width, 2) if "span" in outputs else None  # scores of being first and last
+        self.span = nn.Linear(config.dim, 2) if "span" in outputs else None  # scores of being first and last
 
     def pool(self, hidden: Tensor, lengths: Tensor | None = None, documents: Documents | None = None) -> Tensor:
         """One vector for each row (or document) of hidden (B, T, D): (B, D), what next_sentence and classes read."""

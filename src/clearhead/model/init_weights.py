@@ -17,10 +17,10 @@ from clearhead.config import ModelConfig
 
 DEVIATION = 0.02
 RESIDUAL = ("attention.output", "feed_forward.down")  # the projections that write into the residual stream
-POOLED = "heads.classes.scores"  # reads the pooler where there is one
+POOLED = "heads.classes.proj"  # reads the pooler where there is one
 
 
-def initialise(network: nn.Module, config: ModelConfig) -> None:
+def init_weights(network: nn.Module, config: ModelConfig) -> None:
     """Draw every weight of the network anew, from torch's current random state."""
     layers = config.decoder_layers or config.encoder_layers
     drawn: set[Tensor] = set()
@@ -38,11 +38,11 @@ def initialise(network: nn.Module, config: ModelConfig) -> None:
 def _draw(module: nn.Linear | nn.Embedding, name: str, config: ModelConfig, layers: int) -> None:
     weight = module.weight
     if config.pooler and name == POOLED:
-        nn.init.normal_(weight, std=config.width**-0.5)
+        nn.init.normal_(weight, std=config.dim**-0.5)
     elif config.init == "xavier" and isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(weight)
     elif config.init == "xavier":
-        nn.init.normal_(weight, std=config.width**-0.5)
+        nn.init.normal_(weight, std=config.dim**-0.5)
     elif config.init == "truncated":
         nn.init.trunc_normal_(weight, std=DEVIATION, a=-2 * DEVIATION, b=2 * DEVIATION)
     elif config.init == "scaled" and name.endswith(RESIDUAL):

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from clearhead.config import ModelConfig
-from clearhead.model.attention import Attention, Rotation
-from clearhead.model.cache import LayerCache
+from clearhead.model.attention import Attention, Rope
+from clearhead.model.cache import LayerKVCache
 from clearhead.model.feedforward import FeedForward
-from clearhead.model.norms import norm
+from clearhead.model.norms import build_norm
 from clearhead.ops.masks import Mask, Pattern
 
 
@@ -26,28 +26,28 @@ class Layer(nn.Module):
         super().__init__()
         self.pre = config.norm_position == "pre"
         self.attention = Attention(config, pattern)
-        self.attention_norm = norm(config)
+        self.attention_norm = build_norm(config)
         self.cross_attention = Attention(config, cross=True) if cross else None
-        self.cross_norm = norm(config) if cross else None
+        self.cross_norm = build_norm(config) if cross else None
         self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = norm(config)
+        self.feed_forward_norm = build_norm(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self,
         x: Tensor,
         mask: Mask,
-        rotation: Rotation | None = None,
-        memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
-        cache: LayerCache | None = None,
-        real: Tensor | None = None,
+        rope: Rope | None = None,
+        encoder_output: Tensor | None = None,
+        cross_mask: Mask | None = None,
+        cache: LayerKVCache | None = None,
+        padding_mask: Tensor | None = None,
     ) -> Tensor:
         """(B, T, D) to (B, T, D)."""
-        x = self._add(x, self.attention_norm, real, lambda h: self.attention(h, mask, None, rotation, cache))
+        x = self._add(x, self.attention_norm, padding_mask, lambda h: self.attention(h, mask, None, rope, cache))
         if (cross := self.cross_attention) is not None and self.cross_norm is not None:
-            x = self._add(x, self.cross_norm, real, lambda h: cross(h, memory_mask, memory, None, cache))
-        return self._add(x, self.feed_forward_norm, real, self.feed_forward)
+            x = self._add(x, self.cross_norm, padding_mask, lambda h: cross(h, cross_mask, encoder_output, None, cache))
+        return self._add(x, self.feed_forward_norm, padding_mask, self.feed_forward)
 
     def _add(self, x: Tensor, norm: nn.Module, real: Tensor | None, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.pre:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.config import ModelConfig
-from clearhead.model.cache import Cache
+from clearhead.model.cache import KVCache
 from clearhead.model.heads import Heads
-from clearhead.model.init_weights import initialise
+from clearhead.model.init_weights import init_weights
 from clearhead.model.stack import Stack
 from clearhead.ops.masks import Documents, Mask
 
@@ -40,23 +40,21 @@ class Network(nn.Module):
         matrix = writes.embedding.tokens.weight
         if self.config.tie == "all" and reads is not None:
             reads.embedding.tokens.weight = matrix
-        words = self.heads.words
-        if self.config.tie != "none" and words is not None and isinstance(words.scores, nn.Linear):
-            words.scores.weight = matrix
+        words = self.heads.lm_head
+        if self.config.tie != "none" and words is not None and isinstance(words.proj, nn.Linear):
+            words.proj.weight = matrix
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.tie()
         return self
 
-    def words(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor) -> Tensor:
         """The score of every word at every position: (B, T, D) to (B, T, V)."""
-        if self.heads.words is None:
+        if self.heads.lm_head is None:
             gives = ", ".join(self.config.outputs) or "hidden states"
-            raise ValueError(
-                f"this model gives {gives}, no words; call encode or decode, or build it with outputs=words"
-            )
-        return self.heads.words(hidden)
+            raise ValueError(f"this model gives {gives}, no words; call encode or decode, or build it with outputs=lm")
+        return self.heads.lm_head(hidden)
 
 
 class Encoder(Network):
@@ -85,7 +83,7 @@ class Encoder(Network):
         segments: Tensor | None = None,
     ) -> Tensor:
         """The score of every word at every position: (B, T, V)."""
-        return self.words(self.encode(ids, lengths, documents=documents, segments=segments))
+        return self.logits(self.encode(ids, lengths, documents=documents, segments=segments))
 
 
 class Decoder(Network):
@@ -100,7 +98,7 @@ class Decoder(Network):
         lengths: Tensor | None = None,
         *,
         documents: Documents | None = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
         """ids (B, T) to hidden states (B, T, D); with a cache, ids are what comes after the tokens it holds."""
         return self.decoder(ids, lengths, documents=documents, cache=cache)
@@ -111,17 +109,17 @@ class Decoder(Network):
         lengths: Tensor | None = None,
         *,
         documents: Documents | None = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
         """The score of every next word at every position: (B, T, V)."""
-        return self.words(self.decode(ids, lengths, documents=documents, cache=cache))
+        return self.logits(self.decode(ids, lengths, documents=documents, cache=cache))
 
 
 @dataclass(frozen=True)
-class Memory:
+class EncoderOutput:
     """An encoded source, and which of its positions are real."""
 
-    hidden: Tensor  # (B, S, D), or (1, N, D) packed
+    hidden_states: Tensor  # (B, S, D), or (1, N, D) packed
     lengths: Tensor | None = None
     documents: Documents | None = None
 
@@ -132,51 +130,53 @@ class EncoderDecoder(Network):
     def __init__(self, config: ModelConfig):
         super().__init__(config, encoder=Stack(config, causal=False), decoder=Stack(config, causal=True, cross=True))
 
-    def encode(self, source: Tensor, lengths: Tensor | None = None, *, documents: Documents | None = None) -> Memory:
+    def encode(
+        self, source: Tensor, lengths: Tensor | None = None, *, documents: Documents | None = None
+    ) -> EncoderOutput:
         """Source ids (B, S), read both ways."""
-        return Memory(self.encoder(source, lengths, documents=documents), lengths, documents)
+        return EncoderOutput(self.encoder(source, lengths, documents=documents), lengths, documents)
 
     def decode(
         self,
         target: Tensor,
-        memory: Memory | None,
+        encoder_output: EncoderOutput | None,
         lengths: Tensor | None = None,
         *,
         documents: Documents | None = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
         """Target ids (B, T) to hidden states (B, T, D), looking at the source.
 
         With a cache, the source is needed at the first step only; later steps may give None.
         """
-        hidden = None if memory is None else memory.hidden
-        mask = self._source_mask(target, memory, documents, cache)
-        return self.decoder(target, lengths, documents=documents, memory=hidden, memory_mask=mask, cache=cache)
+        hidden = None if encoder_output is None else encoder_output.hidden_states
+        mask = self._source_mask(target, encoder_output, documents, cache)
+        return self.decoder(target, lengths, documents=documents, encoder_output=hidden, cross_mask=mask, cache=cache)
 
     def _source_mask(
-        self, target: Tensor, memory: Memory | None, documents: Documents | None, cache: Cache | None
+        self, target: Tensor, encoder_output: EncoderOutput | None, documents: Documents | None, cache: KVCache | None
     ) -> Mask:
         """Which positions of the source are real, from the memory or, once it has been seen, from the cache."""
         if cache is not None and cache.source is not None:
-            if memory is not None and memory is not cache.source:
+            if encoder_output is not None and encoder_output is not cache.source:
                 raise ValueError("this cache belongs to another source; make a new cache for a new source")
             return Mask(lengths=cache.source_lengths)
-        if memory is None:
+        if encoder_output is None:
             raise ValueError("decode needs the encoded source, or a cache that has already seen it")
-        if (documents is None) != (memory.documents is None):
+        if (documents is None) != (encoder_output.documents is None):
             raise ValueError("pack source and target both, or neither")
-        if documents is not None and memory.documents is not None:
-            if len(documents.lengths) != len(memory.documents.lengths):
+        if documents is not None and encoder_output.documents is not None:
+            if len(documents.lengths) != len(encoder_output.documents.lengths):
                 raise ValueError(
-                    f"{len(memory.documents.lengths)} source documents, but {len(documents.lengths)} of the target"
+                    f"{len(encoder_output.documents.lengths)} source documents, but {len(documents.lengths)} of the target"
                 )
-            return Mask(documents=(documents, memory.documents))
-        if len(memory.hidden) != len(target):
-            raise ValueError(f"{len(memory.hidden)} rows of source, but {len(target)} of target")
+            return Mask(documents=(documents, encoder_output.documents))
+        if len(encoder_output.hidden_states) != len(target):
+            raise ValueError(f"{len(encoder_output.hidden_states)} rows of source, but {len(target)} of target")
         if cache is not None:
-            lengths = None if memory.lengths is None else memory.lengths.long().contiguous()
-            cache.source, cache.source_lengths = memory, lengths
-        return Mask(lengths=memory.lengths)
+            lengths = None if encoder_output.lengths is None else encoder_output.lengths.long().contiguous()
+            cache.source, cache.source_lengths = encoder_output, lengths
+        return Mask(lengths=encoder_output.lengths)
 
     def forward(
         self,
@@ -189,8 +189,8 @@ class EncoderDecoder(Network):
         target_documents: Documents | None = None,
     ) -> Tensor:
         """The score of every next target word at every position: (B, T, V)."""
-        memory = self.encode(source, source_lengths, documents=source_documents)
-        return self.words(self.decode(target, memory, target_lengths, documents=target_documents))
+        encoder_output = self.encode(source, source_lengths, documents=source_documents)
+        return self.logits(self.decode(target, encoder_output, target_lengths, documents=target_documents))
 
 
 FAMILIES: dict[str, type[Network]] = {"encoder-decoder": EncoderDecoder, "encoder": Encoder, "decoder": Decoder}
@@ -201,5 +201,5 @@ def build(config: ModelConfig, device: torch.device | str | None = None) -> Netw
     with torch.device(device or torch.get_default_device()):
         network = FAMILIES[config.family](config)
     if torch.device(device or torch.get_default_device()).type != "meta":
-        initialise(network, config)
+        init_weights(network, config)
     return network

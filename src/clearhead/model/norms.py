@@ -1,4 +1,4 @@
-"""Normalisation: LayerNorm, RMSNorm, and BatchNorm over positions that are not padding.   B rows · T tokens · D width
+"""Normalization: LayerNorm, RMSNorm, and BatchNorm over positions that are not padding.   B rows · T tokens · D width
 
 All three are called the same way, `norm(x, real)`; only BatchNorm needs to know which positions are real.
 """
@@ -12,14 +12,14 @@ from clearhead.config import ModelConfig
 class LayerNorm(nn.LayerNorm):
     """Mean 0 and variance 1 over the features of each token by itself."""
 
-    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         return super().forward(x)
 
 
 class RMSNorm(nn.RMSNorm):
     """Root mean square 1 over the features of each token; no mean is taken off, nothing is added."""
 
-    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         return super().forward(x)
 
 
@@ -32,19 +32,19 @@ class BatchNorm(nn.Module):
     mean: Tensor
     variance: Tensor
 
-    def __init__(self, width: int, eps: float, bias: bool = True, momentum: float = 0.1):
+    def __init__(self, dim: int, eps: float, bias: bool = True, momentum: float = 0.1):
         super().__init__()
         self.eps, self.momentum = eps, momentum
-        self.weight = nn.Parameter(torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
-        self.register_buffer("mean", torch.zeros(width))
-        self.register_buffer("variance", torch.ones(width))
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
+        self.register_buffer("mean", torch.zeros(dim))
+        self.register_buffer("variance", torch.ones(dim))
 
-    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """x (…, D); `real` (…) is True where a token is no padding, None where all are."""
         mean, variance = self.mean, self.variance
         if self.training:
-            mean, variance = self._of_batch(x, real)
+            mean, variance = self._of_batch(x, padding_mask)
         out = (x - mean) * torch.rsqrt(variance + self.eps) * self.weight
         return (out if self.bias is None else out + self.bias).to(x.dtype)
 
@@ -64,12 +64,12 @@ class BatchNorm(nn.Module):
         return mean, variance
 
 
-def norm(config: ModelConfig) -> LayerNorm | RMSNorm | BatchNorm:
-    """The normalisation that `config.norm` names."""
+def build_norm(config: ModelConfig) -> LayerNorm | RMSNorm | BatchNorm:
+    """The normalization that `config.norm` names."""
     match config.norm:
         case "layer":
-            return LayerNorm(config.width, eps=config.norm_eps, bias=config.bias)
+            return LayerNorm(config.dim, eps=config.norm_eps, bias=config.bias)
         case "rms":
-            return RMSNorm(config.width, eps=config.norm_eps)
+            return RMSNorm(config.dim, eps=config.norm_eps)
         case "batch":
-            return BatchNorm(config.width, eps=config.norm_eps, bias=config.bias)
+            return BatchNorm(config.dim, eps=config.norm_eps, bias=config.bias)

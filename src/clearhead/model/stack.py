@@ -4,11 +4,11 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.config import ModelConfig
-from clearhead.model.cache import Cache
+from clearhead.model.cache import KVCache
 from clearhead.model.embedding import Embedding
 from clearhead.model.layer import Layer
-from clearhead.model.norms import norm
-from clearhead.model.positions import rotations
+from clearhead.model.norms import build_norm
+from clearhead.model.positions import rope_cos_sin
 from clearhead.ops.masks import Documents, Mask, patterns
 
 
@@ -21,7 +21,9 @@ class Stack(nn.Module):
         layers = config.decoder_layers if causal else config.encoder_layers
         self.embedding = Embedding(config, config.target_vocab if causal else config.source_vocab)
         self.layers = nn.ModuleList(Layer(config, pattern, cross) for pattern in patterns(config, layers))
-        self.norm = norm(config) if config.norm_position == "pre" else None  # what post-norm layers end with anyway
+        self.norm = (
+            build_norm(config) if config.norm_position == "pre" else None
+        )  # what post-norm layers end with anyway
 
     def forward(
         self,
@@ -30,28 +32,30 @@ class Stack(nn.Module):
         *,
         documents: Documents | None = None,
         segments: Tensor | None = None,
-        memory: Tensor | None = None,
-        memory_mask: Mask | None = None,
-        cache: Cache | None = None,
+        encoder_output: Tensor | None = None,
+        cross_mask: Mask | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
         """ids (B, T) to hidden states (B, T, D).
 
         Either `lengths` (B,) says how many tokens of each row are real, or `documents` what the one packed row holds.
         """
         positions, mask = self._layout(ids, lengths, documents, cache)
-        rotation = rotations(self.config, positions) if self.config.position == "rotary" else None
+        rotation = rope_cos_sin(self.config, positions) if self.config.position == "rotary" else None
         real = None
         if lengths is not None and self.config.norm == "batch":
             real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]  # (B, T)
         x = self.embedding(ids, positions, segments, real)
         for number, layer in enumerate(self.layers):
-            x = layer(x, mask, rotation, memory, memory_mask, None if cache is None else cache.layers[number], real)
+            x = layer(
+                x, mask, rotation, encoder_output, cross_mask, None if cache is None else cache.layers[number], real
+            )
         if cache is not None:
             cache.advance(ids.shape[1], lengths)
         return x if self.norm is None else self.norm(x, real)
 
     def _layout(
-        self, ids: Tensor, lengths: Tensor | None, documents: Documents | None, cache: Cache | None
+        self, ids: Tensor, lengths: Tensor | None, documents: Documents | None, cache: KVCache | None
     ) -> tuple[Tensor, Mask]:
         """The position of every token, (B or 1, T), and what it may look at."""
         if ids.dim() != 2:
@@ -59,9 +63,11 @@ class Stack(nn.Module):
         if lengths is not None and getattr(lengths, "shape", None) != ids.shape[:1]:
             raise ValueError(f"lengths: expected a tensor with one number for each of {len(ids)} rows; got {lengths!r}")
         tokens = ids.shape[1]
-        longest = documents.longest if documents else tokens
-        if longest > self.config.max_positions and cache is None:
-            raise ValueError(f"a sequence of {longest} tokens is longer than max_positions {self.config.max_positions}")
+        max_length = documents.max_length if documents else tokens
+        if max_length > self.config.max_positions and cache is None:
+            raise ValueError(
+                f"a sequence of {max_length} tokens is longer than max_positions {self.config.max_positions}"
+            )
         if documents is not None:
             if lengths is not None or cache is not None:
                 raise ValueError("a packed row has neither padding nor a cache")

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 try:
     import triton
     from triton import language as tl
-except ImportError:  # there is none for this platform; torch's own optimiser does the same
+except ImportError:  # there is none for this platform; torch's own optimizer does the same
     triton = None
 
 BLOCK, WARPS = 1024, 4  # numbers that a program updates, as an H200 likes it
 TOGETHER = 8  # so many times as many are squared by one
 
 
-def adam_works(device: torch.device, dtype: torch.dtype, learning: Iterable[Tensor]) -> bool:
+def fused_adamw_supports(device: torch.device, dtype: torch.dtype, learning: Iterable[Tensor]) -> bool:
     """Whether this machine can use it, narrow copies are of use, and the weights lie as the kernel reads them."""
     if triton is None or device.type != "cuda" or dtype != torch.bfloat16:
         return False
@@ -30,20 +30,20 @@ def adam_works(device: torch.device, dtype: torch.dtype, learning: Iterable[Tens
 
 
 class Adam:
-    """Steps an optimiser of torch's, whose state it uses, and holds `copies`, the narrow weights by their names.
+    """Steps an optimizer of torch's, whose state it uses, and holds `copies`, the narrow weights by their names.
 
-    All groups of the optimiser learn at one rate; their decay may differ. A parameter gets a gradient at every step or
+    All groups of the optimizer learn at one rate; their decay may differ. A parameter gets a gradient at every step or
     at none: all those that learn are at the same step.
     """
 
-    def __init__(self, optimiser: torch.optim.AdamW, products: Mapping[str, nn.Parameter], dtype: torch.dtype):
+    def __init__(self, optimizer: torch.optim.AdamW, products: Mapping[str, nn.Parameter], dtype: torch.dtype):
         """`products` are the weights that matrix products use, by their names."""
-        self.settings = optimiser.param_groups[0]
-        self.learning: list[nn.Parameter] = [p for group in optimiser.param_groups for p in group["params"]]
+        self.settings = optimizer.param_groups[0]
+        self.learning: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
         narrow = {p: p.detach().to(dtype).requires_grad_() for p in products.values() if p.requires_grad}
         self.narrow = [narrow.get(p) for p in self.learning]
         self.copies = {name: narrow[p] for name, p in products.items() if p in narrow}
-        states = [_state(optimiser, p) for p in self.learning]
+        states = [_state(optimizer, p) for p in self.learning]
         self.steps = [state["step"] for state in states]
         device = self.learning[0].device
         rows = [
@@ -51,7 +51,7 @@ class Adam:
             for p, copy, state in zip(self.learning, self.narrow, states, strict=True)
         ]
         self.table = torch.tensor(rows, device=device)  # where everything is, (parameters, 5)
-        decays = [group["weight_decay"] for group in optimiser.param_groups for _ in group["params"]]
+        decays = [group["weight_decay"] for group in optimizer.param_groups for _ in group["params"]]
         self.decays = torch.tensor(decays, device=device)
         pieces = [(number, at) for number, row in enumerate(rows) for at in range(0, row[-1], BLOCK)]
         nothing = (0, -(-rows[0][-1] // BLOCK) * BLOCK)  # behind the end of the first
@@ -76,7 +76,7 @@ class Adam:
         """Room for a step to note where gradients are; a recording must keep it, and reads it at every replay."""
         return torch.empty(len(self.learning), dtype=torch.int64, pin_memory=self.table.is_cuda)
 
-    def step(self, longest: float | None, places: Tensor) -> Tensor:
+    def step(self, max_length: float | None, places: Tensor) -> Tensor:
         """One update by gradients shortened to `longest`; none where they are not finite. The length they had."""
         found = [p.grad if copy is None else copy.grad for p, copy in zip(self.learning, self.narrow, strict=True)]
         grads = [None if grad is None else _aligned(grad.contiguous()) for grad in found]
@@ -88,7 +88,7 @@ class Adam:
         finite = norm.isfinite().float()
         steps = [step for step, grad in zip(self.steps, grads, strict=True) if grad is not None]
         torch._foreach_add_(steps, [finite] * len(steps))
-        scale = torch.ones_like(norm) if longest is None else (longest / (norm + 1e-6)).clamp(max=1.0)
+        scale = torch.ones_like(norm) if max_length is None else (max_length / (norm + 1e-6)).clamp(max=1.0)
         _update[grid](
             self.table, there, self.pieces, self.decays, self.settings["lr"], 1 - self.betas ** steps[0], scale, finite,
             *self.settings["betas"], self.settings["eps"], BLOCK, self.even, num_warps=WARPS,
@@ -106,8 +106,8 @@ def _place(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def _state(optimiser: torch.optim.AdamW, parameter: nn.Parameter) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = optimiser.state[parameter]
+def _state(optimizer: torch.optim.AdamW, parameter: nn.Parameter) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = optimizer.state[parameter]
     if not state:  # as torch does before its first step; all of it or, where there is no memory, nothing
         step, mean, square = torch.zeros((), device=parameter.device), *map(torch.zeros_like, (parameter, parameter))
         state.update(step=step, exp_avg=mean, exp_avg_sq=square)

@@ -87,8 +87,8 @@ class Plan:
         self._set(EPILOGUE, c_int32(epilogue))
         self._set(BESIDE_WIDTH, c_int64(wide))
         self._set(BESIDE, c_void_p(1 << 20))  # any place: it is asked for before a way is proposed
-        for height, width in ((wide, inner) if transposed else (inner, wide), (rows, inner), (rows, wide)):
-            layout, size = c_void_p(), (c_uint64(width), c_uint64(height), c_int64(width))
+        for height, dim in ((wide, inner) if transposed else (inner, wide), (rows, inner), (rows, wide)):
+            layout, size = c_void_p(), (c_uint64(dim), c_uint64(height), c_int64(dim))
             _call("cublasLtMatrixLayoutCreate", byref(layout), DTYPES[dtype], *size)
             self.layouts.append(layout)
         b, a, out = self.layouts

@@ -10,7 +10,7 @@ LARGEST = 1 << 25  # bytes of a block that is taken from what is held; glibc all
 OWN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")  # by which users decide themselves
 
 
-def hold_freed_memory() -> bool:
+def tune_malloc() -> bool:
     """Let glibc hold what this process frees, from now on; False where there is no glibc, or the user has decided."""
     if sys.platform != "linux" or any(name in os.environ for name in OWN):
         return False

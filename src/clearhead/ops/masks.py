@@ -74,7 +74,7 @@ class Documents:
     """Documents one after the other in a single row of N tokens, without padding; none sees another."""
 
     lengths: Tensor  # (D,)
-    longest: int
+    max_length: int
     total: int
 
     @classmethod
@@ -103,9 +103,9 @@ class Documents:
 
     def pad(self, x: Tensor) -> Tensor:
         """(1, H, N, E) packed to (D, H, longest, E), a row for each document, with zeros behind the shorter ones."""
-        rows = x.new_zeros(len(self.lengths) * self.longest, x.shape[1], x.shape[3])
+        rows = x.new_zeros(len(self.lengths) * self.max_length, x.shape[1], x.shape[3])
         rows = rows.index_copy(0, self._slots, x[0].transpose(0, 1))
-        return rows.unflatten(0, (-1, self.longest)).transpose(1, 2)
+        return rows.unflatten(0, (-1, self.max_length)).transpose(1, 2)
 
     def unpad(self, x: Tensor) -> Tensor:
         """(D, H, longest, E) back to (1, H, N, E)."""
@@ -114,13 +114,13 @@ class Documents:
     @cached_property
     def _slots(self) -> Tensor:
         """Where each token lies when every document has a row of its own: (N,)."""
-        return self.index * self.longest + self.positions
+        return self.index * self.max_length + self.positions
 
 
-class Paths(NamedTuple):
+class TreeMask(NamedTuple):
     """What each query may look at, written out, where one row holds several continuations; every query sees a key."""
 
-    allowed: Tensor  # (B, T, S)
+    mask: Tensor  # (B, T, S)
     queries: Tensor  # (B, 1) the position of the queries
     keys: Tensor  # (B, S) the position of each key
 
@@ -133,7 +133,7 @@ class Mask:
     pattern: Pattern = FULL
     lengths: Tensor | None = None  # (B,) real keys at the front of each row; the rest is padding
     start: Tensor | int | None = None  # (B,) or for all, position of the first query among the keys; None: 0
-    paths: Paths | None = None  # takes the place of causal, lengths and start
+    tree: TreeMask | None = None  # takes the place of causal, lengths and start
     documents: tuple[Documents, Documents] | None = None  # of the queries and of the keys, both packed
 
     def simplified(self, keys: int) -> Mask:
@@ -153,7 +153,7 @@ class Mask:
         return [(len(list(run)), queries, keys) for (queries, keys), run in groupby(pairs) if queries or keys]
 
     @property
-    def needs_lengths(self) -> bool:
+    def needs_padding_mask(self) -> bool:
         """Whether padding has to be hidden: behind a causal mask, no real query ever reaches it."""
         return self.lengths is not None and not self.causal
 
@@ -164,8 +164,8 @@ class Mask:
             same = (ours.index[:, None] == theirs.index)[None, None]  # (1, 1, N, N')
             other = self._allowed(ours.positions[None], theirs.positions)
             return same if other is None else same & other
-        if self.paths is not None:
-            visible, i, j = self.paths
+        if self.tree is not None:
+            visible, i, j = self.tree
             other = self.pattern.allows(i[:, None, :, None], j[:, None, None])
             return visible[:, None] if other is None else visible[:, None] & other
         i = torch.arange(queries, device=device)[None]  # (1, T)

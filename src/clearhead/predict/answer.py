@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from clearhead.data.labeled import frame, is_empty, windows
 from clearhead.model import Documents
-from clearhead.predict.encode_batch import Row, WrongText, check_text, clean, head, limit, read
+from clearhead.predict.encode_batch import InvalidText, Row, check_text, clean, head, limit, read
 
 if TYPE_CHECKING:
     from clearhead.predict.model import Model
@@ -27,8 +27,8 @@ class Answer(NamedTuple):
     """
 
     text: str
-    first: int
-    behind: int
+    start: int
+    end: int
     score: float
 
 
@@ -47,22 +47,22 @@ def answer(
     if len(questions) != len(contexts):
         raise ValueError(f"{len(questions)} questions, but {len(contexts)} contexts")
     span = head(model, "span", "answer", "answering")
-    asked = model.tokenizer.encode_all(clean(model, questions))
+    asked = model.tokenizer.encode_batch(clean(model, questions))
     for number, context in enumerate(contexts):
         check_text(number, context, "the context: ")
     different = list(dict.fromkeys(contexts))  # many questions may share a long one
-    tokens_of = dict(zip(different, model.tokenizer.offsets_all(different), strict=True))
+    tokens_of = dict(zip(different, model.tokenizer.offsets_batch(different), strict=True))
     given = [tokens_of[context] for context in contexts]
     rows: list[Row] = []
     starts: list[list[int]] = []
     for number, (question, tokens) in enumerate(zip(asked, given, strict=True)):
         for name, text, ids in (("question", questions[number], question), ("context", contexts[number], tokens)):
             if is_empty(text, ids):
-                raise WrongText(number, f"the {name} is empty; give some text")
+                raise InvalidText(number, f"the {name} is empty; give some text")
         half = limit(model) // 2
         if len(question) > half and not cut:
             problem = f"the question has {len(question):,} tokens, but half of what the model reads is {half:,}"
-            raise WrongText(number, f"{problem}; shorten it, or let it be cut")
+            raise InvalidText(number, f"{problem}; shorten it, or let it be cut")
         starts.append(_cut(model, question[:half], tokens, rows))
 
     def each(hidden: Tensor, documents: Documents, chosen: list[int]) -> list[Tensor]:
@@ -80,12 +80,16 @@ def answer(
 def _cut(model: Model, question: list[int], tokens: list[Token], rows: list[Row]) -> list[int]:
     """Adds the windows of one context to `rows`; returns the token that each begins with."""
     opens, closes = frame(model.tokenizer)
-    ahead = [*opens, *question, *closes]
-    room = limit(model) - len(ahead) - len(closes)
+    num_draft_tokens = [*opens, *question, *closes]
+    room = limit(model) - len(num_draft_tokens) - len(closes)
     shared = 128 if model.data is None else model.data.stride
     begins = windows(len(tokens), room, min(shared, room // 2))
     rows += [
-        Row([*ahead, *(token for token, _, _ in tokens[begin : begin + room]), *closes], len(ahead)) for begin in begins
+        Row(
+            [*num_draft_tokens, *(token for token, _, _ in tokens[begin : begin + room]), *closes],
+            len(num_draft_tokens),
+        )
+        for begin in begins
     ]
     return begins
 

@@ -51,7 +51,7 @@ def form_of(model: Model) -> Form:
 
 
 class Chat:
-    """A conversation: `say` answers in pieces and remembers, `reset` forgets; options are those of DecodeConfig."""
+    """A conversation: `say` answers in pieces and remembers, `reset` forgets; options are those of GenerationConfig."""
 
     def __init__(self, model: Model, *, system: str = "", seed: int = 0, form: Form | None = None, **options: Any):
         model._as(Decoder, "chat")

@@ -36,7 +36,7 @@ def classify(
     ]
 
 
-def values(model: Model, texts: Sequence[str], seconds: Sequence[str] | None = None, cut: bool = False) -> list[float]:
+def regress(model: Model, texts: Sequence[str], seconds: Sequence[str] | None = None, cut: bool = False) -> list[float]:
     """The number that a model of a regression gives for each text (or pair)."""
     if model.extra.get("task") != "regression":
         raise UserError(f"values: {model.name or 'this model'} gives no numbers; it was not made for regression")
@@ -46,10 +46,10 @@ def values(model: Model, texts: Sequence[str], seconds: Sequence[str] | None = N
 def _scores(model: Model, texts: Sequence[str], seconds: Sequence[str] | None, cut: bool) -> list[Tensor]:
     """The scores of each text's labels: (C,) each."""
     classes = head(model, "classes", "classify", "classification")
-    if model.data is not None and model.data.second != (seconds is not None):
-        told = "two texts; give the second, too" if model.data.second else "one text; leave the second out"
+    if model.data is not None and model.data.text_pairs != (seconds is not None):
+        told = "two texts; give the second, too" if model.data.text_pairs else "one text; leave the second out"
         raise UserError(f"classify: {model.name or 'this model'} reads {told}")
-    pool = model.reader.heads.pool
+    pool = model.inference_network.heads.pool
 
     def each(hidden: Tensor, documents: Documents, chosen: list[int]) -> list[Tensor]:
         return list(classes(pool(hidden, None, documents)).float().cpu())

@@ -18,19 +18,19 @@ from clearhead.predict.encode_batch import read, rows
 if TYPE_CHECKING:
     from clearhead.predict.model import Model
 
-POOLINGS = ("mean", "class")
+POOLINGS = ("mean", "cls")
 Vectors = NDArray[np.float32]
 
 
 class Match(NamedTuple):
     """A text by its number, and the cosine of its vector with the query's."""
 
-    number: int
+    position: int
     score: float
 
 
 def embed(
-    model: Model, texts: Sequence[str], pooling: str | None = None, normalise: bool = True, cut: bool = False
+    model: Model, texts: Sequence[str], pooling: str | None = None, normalize: bool = True, cut: bool = False
 ) -> Vectors:
     """A vector for each text, (N, D): the mean of its tokens, or the one that sums it up; of length 1 by default."""
     if isinstance(model.network, EncoderDecoder):
@@ -38,14 +38,14 @@ def embed(
     pooling = pooling or (model.extra.get("pooling", "mean") if model.data is None else model.data.pooling)
     if pooling not in POOLINGS:
         raise UserError(f"pooling: {pooling!r} is not allowed; use {' or '.join(POOLINGS)}")
-    pool = mean_pool if pooling == "mean" else model.reader.heads.summary
+    pool = mean_pool if pooling == "mean" else model.inference_network.heads.summary
 
     def each(hidden: Tensor, documents: Documents, chosen: list[int]) -> list[Vectors]:
         vectors = pool(hidden, None, documents).float()
-        return list((F.normalize(vectors, dim=-1) if normalise else vectors).cpu().numpy())
+        return list((F.normalize(vectors, dim=-1) if normalize else vectors).cpu().numpy())
 
     found = read(model, rows(model, texts, cut=cut), each)
-    return np.stack(found) if found else np.zeros((0, model.config.width), np.float32)
+    return np.stack(found) if found else np.zeros((0, model.config.dim), np.float32)
 
 
 def nearest(queries: Vectors, vectors: Vectors, top: int = 5) -> list[list[Match]]:

@@ -25,7 +25,7 @@ A = TypeVar("A")
 Read = Callable[[Tensor, Documents, list[int]], Sequence[A]]
 
 
-class WrongText(UserError):
+class InvalidText(UserError):
     """A text that cannot be read: which one, and why."""
 
     def __init__(self, number: int, problem: str):
@@ -43,12 +43,12 @@ class Row(NamedTuple):
 def check_text(number: int, text: str, what: str = "") -> None:
     """Refuse what is no text: another type, or half a character."""
     if not isinstance(text, str):
-        raise WrongText(number, f"{what}{type(text).__name__}, not a string; give some text")
+        raise InvalidText(number, f"{what}{type(text).__name__}, not a string; give some text")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         half = f"character {error.start + 1} (U+{ord(text[error.start]):04X}) is half of a surrogate pair"
-        raise WrongText(number, f"{what}{half}; read the text as UTF-8, or replace it") from None
+        raise InvalidText(number, f"{what}{half}; read the text as UTF-8, or replace it") from None
 
 
 def clean(model: Model, texts: Sequence[str]) -> list[str]:
@@ -61,21 +61,21 @@ def clean(model: Model, texts: Sequence[str]) -> list[str]:
 def limit(model: Model) -> int:
     """Tokens that a text may have with its frame: as many as in training, else as the model has positions."""
     most = model.config.max_positions
-    return min(most, model.extra.get("longest", most) if model.data is None else model.data.longest)
+    return min(most, model.extra.get("max_length", most) if model.data is None else model.data.max_length)
 
 
 def rows(model: Model, texts: Sequence[str], seconds: Sequence[str] | None = None, *, cut: bool = False) -> list[Row]:
     """Texts, or pairs of them, as rows; one that is too long is an error, unless it may be `cut`."""
-    sides = [model.tokenizer.encode_all(clean(model, texts))]
+    sides = [model.tokenizer.encode_batch(clean(model, texts))]
     if seconds is not None:
         if len(seconds) != len(texts):
             raise ValueError(f"{len(texts)} texts, but {len(seconds)} second texts")
-        sides.append(model.tokenizer.encode_all(clean(model, seconds)))
+        sides.append(model.tokenizer.encode_batch(clean(model, seconds)))
     found = []
     for number, parts in enumerate(zip(*sides, strict=True)):
         written = (texts[number], *(() if seconds is None else (seconds[number],)))
         if any(map(is_empty, written, parts)):
-            raise WrongText(number, "empty; give some text")
+            raise InvalidText(number, "empty; give some text")
         check_length(model, number, sum(map(len, parts)), sum(map(len, written)), len(parts), cut)
         found.append(Row(*enclose(model.tokenizer, limit(model), *parts)))
     return found
@@ -92,9 +92,9 @@ def check_length(
     room = limit(model) - len(opens) - parts * len(closes)
     fix = "shorten it" + ("" if cut is None else ", or let it be cut")
     if tokens > room and not cut:
-        raise WrongText(number, f"{tokens:,} tokens, but the model reads {room:,}; {fix}")
+        raise InvalidText(number, f"{tokens:,} tokens, but the model reads {room:,}; {fix}")
     if characters > room * LONG_TOKEN and not cut:
-        raise WrongText(number, f"{characters:,} characters, but the model reads {room:,} tokens; {fix}")
+        raise InvalidText(number, f"{characters:,} characters, but the model reads {room:,} tokens; {fix}")
 
 
 def read(model: Model, rows: Sequence[Row], each: Read[A]) -> list[A]:
@@ -119,7 +119,7 @@ def _hidden(model: Model, rows: Sequence[Row]) -> tuple[Tensor, Documents]:
     documents = Documents.of([len(row.ids) for row in rows], model.device)
     joined = np.fromiter(chain.from_iterable(row.ids for row in rows), np.int64)  # a list takes torch six times as long
     ids = torch.from_numpy(joined)[None].to(model.device)
-    network = model.reader
+    network = model.inference_network
     if isinstance(network, Decoder):
         return network.decode(ids, documents=documents), documents
     assert isinstance(network, Encoder)
@@ -139,9 +139,9 @@ def head(model: Model, name: str, act: str, task: str) -> nn.Module:
         made = model.extra.get("task") or ("vectors of texts" if "pooling" in model.extra else "something else")
         raise UserError(
             f"{act}: {model.name or 'this model'} was made for {made}, not for {task}; fine-tune it with a recipe of "
-            f"data.task={task} and model.folder={model.name or 'its folder'}"
+            f"data.task={task} and model.init_from={model.name or 'its folder'}"
         )
-    return cast(nn.Module, getattr(model.reader.heads, name))
+    return cast(nn.Module, getattr(model.inference_network.heads, name))
 
 
 def label_names(model: Model, count: int) -> list[str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.data.labeled import frame
 from clearhead.model import Documents, Encoder
-from clearhead.predict.encode_batch import Row, WrongText, check_length, check_text, clean, head, read
+from clearhead.predict.encode_batch import InvalidText, Row, check_length, check_text, clean, head, read
 from clearhead.text import Tokenizer
 from clearhead.text.roles import SPELLINGS
 
@@ -28,18 +28,18 @@ class Word(NamedTuple):
     score: float
 
 
-class Gap(NamedTuple):
+class MaskFill(NamedTuple):
     """A mask: its first character in the text, the one behind its last, and the words that fit, best first."""
 
-    first: int
-    behind: int
+    start: int
+    end: int
     words: list[Word]
 
 
-def fill(model: Model, texts: Sequence[str], top: int = 5) -> list[list[Gap]]:
+def fill(model: Model, texts: Sequence[str], top: int = 5) -> list[list[MaskFill]]:
     """For every mask of every text, its `top` words."""
     model._as(Encoder, "fill")
-    words = head(model, "words", "fill", "masked-language-model")
+    words = head(model, "lm", "fill", "masked-language-model")
     mask, roles = model.tokenizer.id("mask"), set(model.tokenizer.roles.values())
     rows = _rows(model, texts, mask)
     known = sorted(set(model.tokenizer.vocabulary.values()) - roles)  # nobody asks for [SEP]
@@ -57,7 +57,7 @@ def fill(model: Model, texts: Sequence[str], top: int = 5) -> list[list[Gap]]:
 
     found = read(model, rows, each)
     return [
-        [Gap(*place.span(), words) for place, words in zip(MASK.finditer(text), several, strict=True)]
+        [MaskFill(*place.span(), words) for place, words in zip(MASK.finditer(text), several, strict=True)]
         for text, several in zip(texts, found, strict=True)
     ]
 
@@ -67,7 +67,7 @@ def _shown(tokenizer: Tokenizer, number: int) -> str:
 
 
 def _rows(model: Model, texts: Sequence[str], mask: int) -> list[Row]:
-    """Texts tokenised between their masks, so that nothing else in them is taken for a special token."""
+    """Texts tokenized between their masks, so that nothing else in them is taken for a special token."""
     tokenizer, alone = model.tokenizer, model.tokenizer.vocabulary.get("▁")
     brings_space = any(token.startswith(("Ġ", "▁")) for token in tokenizer.vocabulary)  # the missing word, its own
     opens, closes = frame(tokenizer)
@@ -76,12 +76,12 @@ def _rows(model: Model, texts: Sequence[str], mask: int) -> list[Row]:
         check_text(number, text)
         pieces = MASK.split(text)
         if not text.strip():
-            raise WrongText(number, "empty; give some text")
+            raise InvalidText(number, "empty; give some text")
         if len(pieces) == 1:
-            raise WrongText(number, f"no mask in it; write {tokenizer.token(mask)} where the word is missing")
+            raise InvalidText(number, f"no mask in it; write {tokenizer.token(mask)} where the word is missing")
         if brings_space:
             pieces[:-1] = [piece.removesuffix(" ") for piece in pieces[:-1]]
-        first, *others = tokenizer.encode_all(clean(model, pieces))
+        first, *others = tokenizer.encode_batch(clean(model, pieces))
         ids = [*opens, *first]
         for piece, inner in zip(pieces[1:], others, strict=True):
             begun = inner[:1] == [alone] and not piece.startswith(" ")  # a space that only the tokenizer put there

@@ -14,7 +14,7 @@ RUNS = Path("runs")
 PARTS = ("best", "last")  # of a run folder
 
 
-def embedded_models() -> dict[str, Path]:
+def packaged_models() -> dict[str, Path]:
     """The models that come with the package, by name."""
     if not EMBEDDED.is_dir():
         return {}
@@ -34,7 +34,7 @@ def local_models() -> dict[str, Path]:
 
 def find_model(name: str | Path) -> Path:
     """The model folder that a name, a model folder or a run folder (its best, else its last) stands for."""
-    path, known = Path(name), embedded_models() | pulled_models()
+    path, known = Path(name), packaged_models() | pulled_models()
     try:
         for folder in (path, *(path / part for part in PARTS)):
             if (folder / "config.json").exists():

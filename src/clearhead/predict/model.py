@@ -14,25 +14,35 @@ from torch import Tensor
 from clearhead.checkpoint import load_model
 from clearhead.config import ModelConfig
 from clearhead.config.data import DataConfig
-from clearhead.config.generation import DecodeConfig
-from clearhead.config.model import abilities
+from clearhead.config.generation import GenerationConfig
+from clearhead.config.model import supported_commands
 from clearhead.errors import UserError
-from clearhead.inference import INT4, Output, Stops, for_reading, generate, hard, stream_text, translate, use_graphs
+from clearhead.inference import (
+    INT4,
+    GenerationOutput,
+    StopStrings,
+    alignment_links,
+    enable_cuda_graphs,
+    generate,
+    optimize_for_inference,
+    stream_text,
+    translate,
+)
 from clearhead.model import Decoder, EncoderDecoder, Network
 from clearhead.ops.device import choose_device
 from clearhead.predict.answer import Answer, answer
-from clearhead.predict.classify import Label, classify, values
+from clearhead.predict.classify import Label, classify, regress
 from clearhead.predict.embed import Match, Vectors, embed, nearest
-from clearhead.predict.fill import Gap, fill
+from clearhead.predict.fill import MaskFill, fill
 from clearhead.predict.find import find_model
-from clearhead.predict.requests import Marks, check_sizes, marks_of, opened, requests, settings
+from clearhead.predict.requests import SpecialTokens, check_sizes, opened, requests, settings, special_tokens_of
 from clearhead.predict.tag import Tagged, tag
 from clearhead.text import Tokenizer
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64", "int8", "int4")}
 
 
-class Text(NamedTuple):
+class GenerationResult(NamedTuple):
     """A text that was written, and what is known about it."""
 
     text: str
@@ -52,9 +62,9 @@ class Model:
     dtype: torch.dtype | None = None  # what it reads in, if that was asked for
 
     @cached_property
-    def reader(self) -> Network:
-        """The network as it is fastest where nothing is trained: fused, packed, or int8 (see `for_reading`)."""
-        return for_reading(self.network, self.dtype)
+    def inference_network(self) -> Network:
+        """The network as it is fastest where nothing is trained: fused, packed, or int8 (see `optimize_for_inference`)."""
+        return optimize_for_inference(self.network, self.dtype)
 
     @property
     def config(self) -> ModelConfig:
@@ -93,46 +103,48 @@ class Model:
             return self.network(ids.to(self.device))
 
     def translate(self, texts: Sequence[str] | str, prefixes: Sequence[str] | None = None, **options: Any) -> list[str]:
-        """The best translation of each text; options are those of DecodeConfig, like beam=4."""
+        """The best translation of each text; options are those of GenerationConfig, like beam=4."""
         return [found[0].text for found in self.translations(texts, prefixes, **options)]
 
     def translations(
         self, texts: Sequence[str] | str, prefixes: Sequence[str] | None = None, **options: Any
-    ) -> list[list[Text]]:
+    ) -> list[list[GenerationResult]]:
         """The `n_best` translations of each text, scores beside, alignments for align=True; empty texts stay empty."""
         network = self._as(EncoderDecoder, "translate")
         texts = [texts] if isinstance(texts, str) else list(texts)
         asked = requests(self, texts, options, prefixes)
-        together = dict[DecodeConfig, list[int]]()
+        together = dict[GenerationConfig, list[int]]()
         for number, request in enumerate(asked):
             if request.source:
                 together.setdefault(request.config, []).append(number)
-        answers: list[list[Text]] = [[Text("")] for _ in texts]
+        answers: list[list[GenerationResult]] = [[GenerationResult("")] for _ in texts]
         for config, numbers in together.items():
             sources = [asked[number].source or [] for number in numbers]
             heads = [asked[number].prompt[1:] for number in numbers]
-            begin, ends = self.marks.begin[0], self.marks.ends
+            begin, ends = self.special_tokens.begin[0], self.special_tokens.eos_ids
             found = translate(network, sources, config, begin=begin, end=ends, prefixes=heads, seeds=numbers)
             for number, head, outputs in zip(numbers, heads, found, strict=True):
                 answers[number] = [self._text(output, head) for output in outputs]
         return answers
 
-    def _text(self, output: Output, head: Sequence[int] = (), stops: Stops | None = None) -> Text:
+    def _text(
+        self, output: GenerationOutput, head: Sequence[int] = (), stops: StopStrings | None = None
+    ) -> GenerationResult:
         text = self.tokenizers[-1].decode([*head, *output.ids])
-        links = hard(output.alignment) if output.alignment is not None else None
-        return Text(text if stops is None else stops.cut(text), output.score, links, output.finished)
+        links = alignment_links(output.alignment) if output.alignment is not None else None
+        return GenerationResult(text if stops is None else stops.truncate(text), output.score, links, output.finished)
 
     def generate(
         self, prompts: Sequence[str] | str, *, seed: int = 0, stop: Sequence[str] = (), **options: Any
-    ) -> list[list[Text]]:
-        """What the model writes after each prompt, `samples` (or `n_best`) texts each; options as DecodeConfig."""
+    ) -> list[list[GenerationResult]]:
+        """What the model writes after each prompt, `samples` (or `n_best`) texts each; options as GenerationConfig."""
         network = self._as(Decoder, "generate")
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         asked = requests(self, prompts, options)
-        stops = Stops(stop, self.tokenizer) if stop else None
+        stops = StopStrings(stop, self.tokenizer) if stop else None
         seeds = [seed + number for number in range(len(asked))]
         rows, config = [request.prompt for request in asked], asked[0].config if asked else settings(self, options)
-        found = generate(network, rows, config, end=self.marks.ends, seeds=seeds, stops=stops)
+        found = generate(network, rows, config, end=self.special_tokens.eos_ids, seeds=seeds, stops=stops)
         return [[self._text(output, stops=stops) for output in outputs] for outputs in found]
 
     def stream(
@@ -148,31 +160,33 @@ class Model:
         else:
             row, config = list(prompt), settings(self, options)
             check_sizes(self, "prompt", [row], config.max_new_tokens)
-        return stream_text(network, row, config, self.tokenizer, end=self.marks.ends, seed=seed, stop=tuple(stop))
+        return stream_text(
+            network, row, config, self.tokenizer, end=self.special_tokens.eos_ids, seed=seed, stop=tuple(stop)
+        )
 
     # What a model that reads says about texts; each answer stands where its text stood
 
-    def fill(self, texts: Sequence[str] | str, top: int = 5) -> list[list[Gap]]:
+    def fill(self, texts: Sequence[str] | str, top: int = 5) -> list[list[MaskFill]]:
         """The `top` words for every mask of each text."""
         return fill(self, _several(texts), top)
 
     def classify(
-        self, texts: Sequence[str] | str, seconds: Sequence[str] | str | None = None, *, cut: bool = False
+        self, texts: Sequence[str] | str, seconds: Sequence[str] | str | None = None, *, truncate: bool = False
     ) -> list[list[Label]]:
         """All labels of each text (or of each pair), the best first; `cut` reads only the beginning of long texts."""
-        return classify(self, _several(texts), None if seconds is None else _several(seconds), cut)
+        return classify(self, _several(texts), None if seconds is None else _several(seconds), truncate)
 
-    def values(
-        self, texts: Sequence[str] | str, seconds: Sequence[str] | str | None = None, *, cut: bool = False
+    def regress(
+        self, texts: Sequence[str] | str, seconds: Sequence[str] | str | None = None, *, truncate: bool = False
     ) -> list[float]:
         """The number that a regression gives for each text (or for each pair)."""
-        return values(self, _several(texts), None if seconds is None else _several(seconds), cut)
+        return regress(self, _several(texts), None if seconds is None else _several(seconds), truncate)
 
     def tag(
-        self, texts: Sequence[str | Sequence[str]] | str, *, spaced: bool = False, cut: bool = False
+        self, texts: Sequence[str | Sequence[str]] | str, *, spaced: bool = False, truncate: bool = False
     ) -> list[Tagged]:
         """Words, tags and spans of each text; a text given as a list of words keeps them, as a `spaced` one does."""
-        return tag(self, [texts] if isinstance(texts, str) else texts, spaced, cut)
+        return tag(self, [texts] if isinstance(texts, str) else texts, spaced, truncate)
 
     def answer(
         self,
@@ -180,28 +194,28 @@ class Model:
         contexts: Sequence[str] | str,
         *,
         top: int = 1,
-        must: bool = False,
-        cut: bool = False,
+        require_answer: bool = False,
+        truncate: bool = False,
     ) -> list[list[Answer]]:
         """The `top` answers to each question, as parts of its context (or of the one context of all)."""
         asked = _several(questions)
         given = [contexts] * len(asked) if isinstance(contexts, str) else contexts
-        return answer(self, asked, given, top, must, cut)
+        return answer(self, asked, given, top, require_answer, truncate)
 
     def embed(
-        self, texts: Sequence[str] | str, *, pooling: str | None = None, normalise: bool = True, cut: bool = False
+        self, texts: Sequence[str] | str, *, pooling: str | None = None, normalize: bool = True, truncate: bool = False
     ) -> Vectors:
         """A vector for each text: (N, D)."""
-        return embed(self, _several(texts), pooling, normalise, cut)
+        return embed(self, _several(texts), pooling, normalize, truncate)
 
     def similar(self, queries: Sequence[str] | str, texts: Sequence[str], *, top: int = 5) -> list[list[Match]]:
         """The `top` texts that are most like each query, by the cosine of their vectors."""
         return nearest(self.embed(_several(queries)), self.embed(texts), top)
 
     @cached_property
-    def marks(self) -> Marks:
+    def special_tokens(self) -> SpecialTokens:
         """What begins and ends a text, and what is never written."""
-        return marks_of(self)
+        return special_tokens_of(self)
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """The ids of a prompt as the model reads it, opened by its begin token where it has one."""
@@ -211,8 +225,8 @@ class Model:
         if not isinstance(self.network, family):
             family_name = f"{'a' if self.config.family == 'decoder' else 'an'} {self.config.family}"
             what = f"{self.name or 'this model'} is {family_name}"
-            raise UserError(f"{act}: {what}; it can {' and '.join(abilities(self.config)[:-1])}")
-        return cast(Any, self.reader)
+            raise UserError(f"{act}: {what}; it can {' and '.join(supported_commands(self.config)[:-1])}")
+        return cast(Any, self.inference_network)
 
 
 def _several(texts: Sequence[str] | str) -> Sequence[str]:
@@ -233,10 +247,10 @@ def load(name: str | Path, device: str = "auto", dtype: str | None = None, compi
     small = kind in (torch.int8, INT4)
     loaded = load_model(folder, chosen, None if small else kind)
     _check_finite(loaded.network, folder)
-    use_graphs(loaded.network, compiled)
+    enable_cuda_graphs(loaded.network, compiled)
     network = loaded.network
     if small and isinstance(network, Decoder) and chosen.type == "cpu":
-        network = for_reading(network, kind)  # the full weights are not kept beside the small ones
+        network = optimize_for_inference(network, kind)  # the full weights are not kept beside the small ones
     return Model(network, loaded.tokenizers, loaded.extra, str(name), kind)
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
-from clearhead.config import DecodeConfig
+from clearhead.config import GenerationConfig
 from clearhead.config.generation import Words
 from clearhead.config.settings import Settings
 from clearhead.errors import UserError
 from clearhead.model import EncoderDecoder
-from clearhead.predict.encode_batch import WrongText, clean
+from clearhead.predict.encode_batch import InvalidText, clean
 
 if TYPE_CHECKING:
     from clearhead.predict.model import Model
@@ -27,23 +27,27 @@ Ids = Annotated[
 ]
 
 
-class Marks(Settings):
+class SpecialTokens(Settings):
     """What stands around texts, as ids: config.json of an imported model says it, else the roles of tokenizers do."""
 
     begin: Ids = ()  # before a prompt or, of a translator, before the target
-    ends: Ids = ()  # any of them ends what is written
+    eos_ids: Ids = ()  # any of them ends what is written
     source_end: bool = True  # whether a source has an end token
     banned: Words = ()  # what is never written
 
 
-def marks_of(model: Model) -> Marks:
+def special_tokens_of(model: Model) -> SpecialTokens:
     """The marks of a model; a config.json that says something else is an error."""
-    told = {name: model.extra[name] for name in Marks.model_fields if model.extra.get(name) is not None}
-    found, roles, words = Marks.build(told, where="config.json"), model.tokenizers[-1].roles, model.config.target_vocab
-    for name, ids in (("begin", found.begin), ("ends", found.ends), *(("banned", word) for word in found.banned)):
+    told = {name: model.extra[name] for name in SpecialTokens.model_fields if model.extra.get(name) is not None}
+    found, roles, words = (
+        SpecialTokens.build(told, where="config.json"),
+        model.tokenizers[-1].roles,
+        model.config.target_vocab,
+    )
+    for name, ids in (("begin", found.begin), ("ends", found.eos_ids), *(("banned", word) for word in found.banned)):
         for token in (token for token in ids if token >= words):
             raise UserError(f"config.json: {name}: token {token} is outside the vocabulary of {words} tokens; mend it")
-    begin, ends = found.begin, found.ends or ((roles["end"],) if "end" in roles else ())
+    begin, ends = found.begin, found.eos_ids or ((roles["end"],) if "end" in roles else ())
     if isinstance(model.network, EncoderDecoder):
         begin = begin[:1] or (model.tokenizers[-1].id("begin"),)
         ends = ends or (model.tokenizers[-1].id("end"),)
@@ -57,30 +61,30 @@ class Request(NamedTuple):
 
     prompt: list[int]
     source: list[int] | None  # of a translator; nothing is written about an empty one
-    config: DecodeConfig
+    config: GenerationConfig
 
 
 def requests(
     model: Model, texts: Sequence[str], options: dict[str, Any], prefixes: Sequence[str] | None = None
 ) -> list[Request]:
-    """One for each text: a prompt to go on from or, for a translator, a source; options are those of DecodeConfig."""
+    """One for each text: a prompt to go on from or, for a translator, a source; options are those of GenerationConfig."""
     if not isinstance(model.network, EncoderDecoder):
         config = settings(model, options)
         return [Request(row, None, config) for row in prompts(model, texts, config.max_new_tokens)]
-    begin, end = model.marks.begin, [model.tokenizer.id("end")] if model.marks.source_end else []
-    encoded = model.tokenizer.encode_all(clean(model, texts))
+    begin, end = model.special_tokens.begin, [model.tokenizer.id("end")] if model.special_tokens.source_end else []
+    encoded = model.tokenizer.encode_batch(clean(model, texts))
     sources = [[*ids, *end] if ids and text.strip() else [] for ids, text in zip(encoded, texts, strict=True)]
     most = model.config.max_positions
     for number, source in enumerate(sources):
         if len(source) > most:
-            raise WrongText(number, f"{len(source):,} tokens, but the model has {most:,} positions; shorten it")
+            raise InvalidText(number, f"{len(source):,} tokens, but the model has {most:,} positions; shorten it")
     heads = [""] * len(texts) if prefixes is None else prefixes
     if len(heads) != len(texts):
         raise ValueError(f"{len(texts)} texts, but {len(heads)} prefixes; give one for each, or none")
-    targets = [[*begin, *ids] for ids in model.tokenizers[-1].encode_all(clean(model, heads))]
+    targets = [[*begin, *ids] for ids in model.tokenizers[-1].encode_batch(clean(model, heads))]
     check_sizes(model, "prefix", targets)
-    asked = DecodeConfig.build({**options, "max_new_tokens": most})
-    least = max(asked.min_new_tokens, sum(map(len, asked.forced))) + 1  # with the end
+    asked = GenerationConfig.build({**options, "max_new_tokens": most})
+    least = max(asked.min_new_tokens, sum(map(len, asked.forced_ids))) + 1  # with the end
     rooms = [max(room(model, source), min(least, most - 1)) for source in sources]
     configs = {new: settings(model, {"max_new_tokens": new, **options}) for new in {*rooms}}
     return [Request(row, source, configs[new]) for row, source, new in zip(targets, sources, rooms, strict=True)]
@@ -97,8 +101,8 @@ def room(model: Model, source: Sequence[int]) -> int:
 
 def opened(model: Model, texts: Sequence[str]) -> list[list[int]]:
     """Prompts as the model reads them, opened by its begin token where it has one."""
-    begin = model.marks.begin
-    return [[*begin, *ids] for ids in model.tokenizer.encode_all(clean(model, texts))]
+    begin = model.special_tokens.begin
+    return [[*begin, *ids] for ids in model.tokenizer.encode_batch(clean(model, texts))]
 
 
 def prompts(model: Model, texts: Sequence[str], new: int) -> list[list[int]]:
@@ -123,11 +127,13 @@ def check_sizes(model: Model, what: str, rows: Sequence[Sequence[int]], new: int
             )
 
 
-def settings(model: Model, options: dict[str, Any]) -> DecodeConfig:
+def settings(model: Model, options: dict[str, Any]) -> GenerationConfig:
     """How to search: the options, and what the model never writes."""
-    own = model.marks.banned
-    given = DecodeConfig.build(options)
-    config = DecodeConfig.build(options | {"banned": tuple(dict.fromkeys([*own, *given.banned]))}) if own else given
+    own = model.special_tokens.banned
+    given = GenerationConfig.build(options)
+    config = (
+        GenerationConfig.build(options | {"banned": tuple(dict.fromkeys([*own, *given.banned_ids]))}) if own else given
+    )
     if config.beam > model.config.target_vocab:
         raise UserError(f"beam: {config.beam} is more than the {model.config.target_vocab} words there are; lower it")
     return config

@@ -11,8 +11,8 @@ from torch import Tensor
 from clearhead.data.labeled import enclose, first_tokens, frame
 from clearhead.model import Documents
 from clearhead.predict.encode_batch import (
+    InvalidText,
     Row,
-    WrongText,
     check_length,
     check_text,
     clean,
@@ -32,8 +32,8 @@ class Word(NamedTuple):
     """A word at characters `first` to before `behind`, its tag, and how probable that is."""
 
     text: str
-    first: int
-    behind: int
+    start: int
+    end: int
     tag: str
     score: float
 
@@ -42,8 +42,8 @@ class Span(NamedTuple):
     """Words that belong together, at characters `first` to before `behind`; as probable as the least of them."""
 
     text: str
-    first: int
-    behind: int
+    start: int
+    end: int
     label: str
     score: float
 
@@ -67,10 +67,10 @@ def tag(model: Model, texts: Sequence[str | Sequence[str]], spaced: bool = False
     told = [clean(model, [text[first:behind] for first, behind in places]) for text, places in split]
     found: list[tuple[Row | None, list[int | None]]] = []
     for number, (ours, tokens) in enumerate(
-        zip(told, model.tokenizer.offsets_all(list(map(" ".join, told))), strict=True)
+        zip(told, model.tokenizer.offsets_batch(list(map(" ".join, told))), strict=True)
     ):
         if not ours:
-            raise WrongText(number, "empty; give some text")
+            raise InvalidText(number, "empty; give some text")
         check_length(model, number, len(tokens), sum(map(len, ours)), cut=cut)
         if not tokens:  # words that are there, but not for the tokenizer
             found.append((None, []))
@@ -112,10 +112,10 @@ def _split(number: int, text: str | Sequence[str], spaced: bool) -> tuple[str, l
 
 def _spans(text: str, words: list[Word], typed: bool) -> list[Span]:
     if not typed:
-        return [Span(word.text, word.first, word.behind, word.tag, word.score) for word in words]
+        return [Span(word.text, word.start, word.end, word.tag, word.score) for word in words]
     found = []
     for label, first, last in entities([word.tag for word in words]):
-        begin, behind = words[first].first, words[last].behind
+        begin, behind = words[first].start, words[last].end
         score = min(word.score for word in words[first : last + 1])
         found.append(Span(text[begin:behind], begin, behind, label, score))
     return found

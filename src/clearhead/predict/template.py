@@ -61,7 +61,7 @@ class Template:
         rendered = self.renderer.render(self.source, {"messages": written, "add_generation_prompt": True, **self.names})
         names = self.specials.findall(rendered)
         between = [text.replace(mark, "") for text in self.specials.split(rendered)]
-        pieces = self.tokenizer.encode_all(between)
+        pieces = self.tokenizer.encode_batch(between)
         found = list(pieces[0])
         for name, piece in zip(names, pieces[1:], strict=True):
             found += [self.tokenizer.vocabulary[name], *piece]

@@ -26,7 +26,7 @@ class BagOfWords:
 
     words: Sequence[str]
     weights: Tensor  # (words,) inverse document frequency: ln((1 + texts) / (1 + texts with the word)) + 1
-    ngrams: int = 1  # 2: pairs of neighbouring words count too
+    ngrams: int = 1  # 2: pairs of neighboring words count too
 
     @classmethod
     def fit(cls, texts: Iterable[str], min_count: int = 1, max_words: int = 1_000_000, ngrams: int = 1) -> BagOfWords:

@@ -36,7 +36,7 @@ def train(
     exact: bool = False,
     where: str = "",
 ) -> Tokenizer:
-    """A tokenizer of at most `size` tokens, special ones included, learnt from texts.
+    """A tokenizer of at most `size` tokens, special ones included, learned from texts.
 
     WordPiece always has every letter that stands inside a word, so it may have a few more where `size` is small.
     `where` names the text in errors. With `exact`, a text that does not support so many is an error; characters and
@@ -139,7 +139,7 @@ def from_bert(folder: Path, lowercase: bool = True) -> Tokenizer:
 
 
 def _empty(kind: Kind, unknown: str) -> Engine:
-    """An engine of a kind that has learnt nothing yet."""
+    """An engine of a kind that has learned nothing yet."""
     match kind:
         case "byte-bpe":
             engine = Engine(models.BPE())
@@ -171,7 +171,7 @@ def _byte_level(engine: Engine) -> None:
 
 def _spaces_visible(engine: Engine) -> None:
     engine.normalizer = normalizers.NFKC()
-    # A mark is a token of its own: else `dog.` and `dog,` would be two words, each to be learnt by itself.
+    # A mark is a token of its own: else `dog.` and `dog,` would be two words, each to be learned by itself.
     engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
     engine.decoder = decoders.Metaspace()
 

@@ -5,7 +5,7 @@ from html import escape
 
 from clearhead.text.stats import Stats
 
-COLOURS = ("#2a6f97", "#e07a5f", "#3d9970", "#8f6bb3", "#c9a227", "#5c677d")
+COLORS = ("#2a6f97", "#e07a5f", "#3d9970", "#8f6bb3", "#c9a227", "#5c677d")
 MEASURES: tuple[tuple[str, str, Callable[[Stats], float], str], ...] = (
     ("tokens per word", "fewer is shorter", lambda s: s.tokens_per_word, "{:.2f}"),
     ("bytes per token", "more is shorter", lambda s: s.bytes_per_token, "{:.2f}"),
@@ -20,7 +20,7 @@ def draw(found: dict[str, Stats]) -> str:
     parts = [_text(20, 32, "Tokenizers on the same text", 18, bold=True)]
     for number, name in enumerate(found):
         x = 20 + number * (WIDTH - 40) / len(found)
-        parts.append(f'<rect x="{x:.0f}" y="46" width="12" height="12" rx="2" fill="{_colour(number)}"/>')
+        parts.append(f'<rect x="{x:.0f}" y="46" width="12" height="12" rx="2" fill="{_color(number)}"/>')
         parts.append(_text(x + 18, 57, name[-int(100 / len(found)) :], 13))
     height = 70
     for place, (title, hint, measure, form) in enumerate(MEASURES):
@@ -30,7 +30,7 @@ def draw(found: dict[str, Stats]) -> str:
         for number, each in enumerate(found.values()):
             value, top = measure(each), y + 8 + BAR * number
             length = 240 * value / most
-            parts.append(f'<rect x="{x}" y="{top}" width="{length:.1f}" height="{BAR - 6}" fill="{_colour(number)}"/>')
+            parts.append(f'<rect x="{x}" y="{top}" width="{length:.1f}" height="{BAR - 6}" fill="{_color(number)}"/>')
             parts.append(_text(x + length + 6, top + 11, form.format(value), 12))
         height = max(height, y + 8 + BAR * len(found))
     parts += _lengths(found, height + 40)
@@ -60,12 +60,12 @@ def _lengths(found: dict[str, Stats], top: float) -> list[str]:
         parts.append(_text(left - 8, y + 4, f"{share:.0%}", 11, anchor="end"))
     for number, row in enumerate(shares):
         points = " ".join(f"{left + wide * k / 15:.1f},{bottom - high * v / most:.1f}" for k, v in enumerate(row))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{_colour(number)}" stroke-width="2.5"/>')
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{_color(number)}" stroke-width="2.5"/>')
     return parts
 
 
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]
+def _color(number: int) -> str:
+    return COLORS[number % len(COLORS)]
 
 
 def _text(x: float, y: float, text: str, size: int, bold: bool = False, anchor: str = "start") -> str:

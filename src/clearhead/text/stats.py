@@ -32,8 +32,8 @@ def measure(tokenizer: Tokenizer, lines: Iterable[str]) -> Stats:
     seen: Counter[int] = Counter()
     rest = iter(lines)
     while chunk := list(islice(rest, 1000)):
-        rows = tokenizer.encode_all(chunk)
-        for line, ids, back in zip(chunk, rows, tokenizer.decode_all(rows, specials=True), strict=True):
+        rows = tokenizer.encode_batch(chunk)
+        for line, ids, back in zip(chunk, rows, tokenizer.decode_batch(rows, specials=True), strict=True):
             count += 1
             words += len(line.split())
             size += len(line.encode())

@@ -43,9 +43,9 @@ class Tokenizer:
 
     def encode(self, text: str, specials: bool = False) -> list[int]:
         """The ids of a text; with `specials`, special tokens written in it count as such."""
-        return self.encode_all([text], specials)[0]
+        return self.encode_batch([text], specials)[0]
 
-    def encode_all(self, texts: Sequence[str], specials: bool = False) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str], specials: bool = False) -> list[list[int]]:
         """The ids of many texts, on all cores."""
         self.engine.encode_special_tokens = not specials
         try:
@@ -55,9 +55,9 @@ class Tokenizer:
 
     def offsets(self, text: str) -> list[tuple[int, int, int]]:
         """Every token of a text as (id, first character, character behind the last)."""
-        return self.offsets_all([text])[0]
+        return self.offsets_batch([text])[0]
 
-    def offsets_all(self, texts: Sequence[str]) -> list[list[tuple[int, int, int]]]:
+    def offsets_batch(self, texts: Sequence[str]) -> list[list[tuple[int, int, int]]]:
         """`offsets` of many texts, on all cores."""
         self.engine.encode_special_tokens = True
         try:
@@ -83,9 +83,9 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], specials: bool = False) -> str:
         """The text of ids; special tokens are left out, or shown with `specials`."""
-        return self.decode_all([list(ids)], specials)[0]
+        return self.decode_batch([list(ids)], specials)[0]
 
-    def decode_all(self, rows: Sequence[Sequence[int]], specials: bool = False) -> list[str]:
+    def decode_batch(self, rows: Sequence[Sequence[int]], specials: bool = False) -> list[str]:
         """The texts of many rows of ids."""
         size = len(self)
         for ids in rows:

@@ -1,4 +1,4 @@
-"""Words with a vector each: neighbours, analogies, files of ours and the text format that other tools read."""
+"""Words with a vector each: neighbors, analogies, files of ours and the text format that other tools read."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class WordVectors:
         """The cosine of two words, from -1 to 1."""
         return float(self.directions[self.number(first)] @ self.directions[self.number(second)])
 
-    def neighbours(self, word: str, count: int = 10) -> list[tuple[str, float]]:
+    def neighbors(self, word: str, count: int = 10) -> list[tuple[str, float]]:
         """The words with the largest cosine, the nearest first, without the word itself."""
         number = torch.tensor([[self.number(word)]])
         return self._named(self.directions[number[:, 0]], number, count)

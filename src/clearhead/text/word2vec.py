@@ -96,7 +96,7 @@ class Training:
             torch.set_num_threads(threads)
 
     def vectors(self) -> WordVectors:
-        """What has been learnt: the input vectors."""
+        """What has been learned: the input vectors."""
         return WordVectors(self.corpus.words, self.inputs.cpu().clone())
 
     def _damping(self, kept: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,7 +176,7 @@ def kept_share(share: Tensor, sample: float) -> Tensor:
 
 
 def noise_share(share: Tensor) -> Tensor:
-    """How likely a word is drawn as a negative: its count to the power of 3/4, normalised."""
+    """How likely a word is drawn as a negative: its count to the power of 3/4, normalized."""
     power = share**0.75
     return power / power.sum()
 

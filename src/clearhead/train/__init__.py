@@ -1,1 +1,1 @@
-"""Batches to weights: losses, schedules, optimisers."""
+"""Batches to weights: losses, schedules, optimizers."""

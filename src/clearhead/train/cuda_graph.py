@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.data import Batch
-from clearhead.ops.adamw import Adam, adam_works
-from clearhead.train.distributed import same_shapes, stacks_of
+from clearhead.ops.adamw import Adam, fused_adamw_supports
+from clearhead.train.distributed import same_shapes, stacks
 from clearhead.train.objective import Objective
-from clearhead.train.updater import Progress, Updater, sums_of
+from clearhead.train.updater import Progress, Updater, loss_sums
 
 log = logging.getLogger("clearhead")
 WARM = 3  # updates before a recording: kernels are compiled
@@ -29,7 +29,7 @@ Found = tuple[dict[str, Tensor], Tensor]  # sums of the losses, and the length o
 
 
 @dataclass(frozen=True)
-class Recording:
+class CapturedGraph:
     """A graph, where it reads from, and where it leaves what it found."""
 
     graph: torch.cuda.CUDAGraph
@@ -49,13 +49,13 @@ class Recording:
             self.counts[name].fill_(count)
 
 
-class Recorded:
+class GraphUpdater:
     """Stands in for an updater; whatever cannot be replayed goes the ordinary way."""
 
     def __init__(self, updater: Updater):
         self.updater = updater
         self.seen: Counter[tuple[object, ...]] = Counter()
-        self.recordings: dict[tuple[object, ...], Recording] = {}
+        self.recordings: dict[tuple[object, ...], CapturedGraph] = {}
         self.pool: Any = None  # memory that all recordings use, one after the other
         self.adam: Adam | None = None
         self.fresh = False  # whether the copies are those of the weights
@@ -71,11 +71,11 @@ class Recorded:
         self._prepare()
         recording = self._recording(batch)
         counts = self.updater.counts(batches)
-        self.updater.set_rate(step)
+        self.updater.set_lr(step)
         self.updater.seed(step)
         if recording is None:
             try:
-                found, norm = self._run(batch.to(self.updater.place.device), counts, self._places())
+                found, norm = self._run(batch.to(self.updater.dist.device), counts, self._places())
             except torch.OutOfMemoryError:
                 self._forget()
                 raise
@@ -88,12 +88,12 @@ class Recorded:
         return norm
 
     def _prepare(self) -> None:
-        """Copies of the weights for the products, once the optimiser has the state that it goes on from."""
+        """Copies of the weights for the products, once the optimizer has the state that it goes on from."""
         updater = self.updater
-        learning = (p for group in updater.optimiser.param_groups for p in group["params"])
-        if self.adam is None and adam_works(updater.place.device, updater.dtype, learning):
-            assert isinstance(updater.optimiser, torch.optim.AdamW)
-            self.adam = Adam(updater.optimiser, of_products(updater.objective), updater.dtype)
+        learning = (p for group in updater.optimizer.param_groups for p in group["params"])
+        if self.adam is None and fused_adamw_supports(updater.dist.device, updater.dtype, learning):
+            assert isinstance(updater.optimizer, torch.optim.AdamW)
+            self.adam = Adam(updater.optimizer, of_products(updater.objective), updater.dtype)
         elif self.adam is not None and not self.fresh:
             self.adam.refresh()
         self.fresh = True
@@ -101,21 +101,21 @@ class Recorded:
     def _run(self, batch: Batch, counts: Mapping[str, float | Tensor], places: Tensor | None) -> Found:
         """What is recorded: gradients and a step."""
         if self.adam is None or places is None:
-            found = sums_of(self.updater.gradients(batch, counts, None))
+            found = loss_sums(self.updater.forward_backward(batch, counts, None))
             return found, self.updater.step()
-        found = sums_of(self.updater.gradients(batch, counts, None, self.adam.copies))
-        return found, self.adam.step(self.updater.settings.clip, places)
+        found = loss_sums(self.updater.forward_backward(batch, counts, None, self.adam.copies))
+        return found, self.adam.step(self.updater.settings.grad_clip, places)
 
     def _places(self) -> Tensor | None:
         return None if self.adam is None else self.adam.places()
 
     def _forget(self) -> None:
         """Gradients of a step that found no memory."""
-        self.updater.optimiser.zero_grad(set_to_none=True)
+        self.updater.optimizer.zero_grad(set_to_none=True)
         if self.adam is not None:
             self.adam.zero_grad()
 
-    def _recording(self, batch: Batch) -> Recording | None:
+    def _recording(self, batch: Batch) -> CapturedGraph | None:
         """The recording for a batch of this shape; a shape that comes again and again gets one."""
         shape = batch.shape
         self.seen[shape] += 1
@@ -128,8 +128,8 @@ class Recorded:
                 torch.cuda.empty_cache()
         return self.recordings.get(shape)
 
-    def _record(self, batch: Batch) -> Recording:
-        device = self.updater.place.device
+    def _record(self, batch: Batch) -> CapturedGraph:
+        device = self.updater.dist.device
         there = batch.to(device)
         counts = {name: torch.ones((), device=device) for name in self.updater.objective.counts(batch)}
         if self.pool is None:
@@ -139,20 +139,22 @@ class Recorded:
         # Thread-local: meanwhile the loader's thread may pin memory, which is none of this recording's business.
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             found, norm = self._run(there, counts, places)
-        return Recording(graph, there, counts, found, norm, places)
+        return CapturedGraph(graph, there, counts, found, norm, places)
 
 
 def of_products(objective: Objective) -> dict[str, nn.Parameter]:
     """The matrices and biases of the linear layers of all blocks, by their names."""
-    parts = [part for stack in stacks_of(objective.network) for part in stack.layers.modules()]
+    parts = [part for stack in stacks(objective.network) for part in stack.layers.modules()]
     inside = {p for part in parts if isinstance(part, nn.Linear) for p in part.parameters()}
     return {name: p for name, p in objective.named_parameters() if p in inside}
 
 
-def recorded(updater: Updater) -> Updater | Recorded:
+def capture_steps(updater: Updater) -> Updater | GraphUpdater:
     """The updater, recorded where that can be done: one process, one GPU, no scaling of the loss, few shapes."""
-    place, data = updater.place, updater.objective.data
-    alone = place.device.type == "cuda" and place.processes == 1
-    plain = updater.scaler is None and updater.settings.sampling is None and updater.objective.piece is not None
+    place, data = updater.dist, updater.objective.data
+    alone = place.device.type == "cuda" and place.world_size == 1
+    plain = (
+        updater.scaler is None and updater.settings.scheduled_sampling is None and updater.objective.piece is not None
+    )
     few = same_shapes(data) or (data.packed and data.task in ("translation", "language-model"))
-    return Recorded(updater) if alone and plain and few else updater
+    return GraphUpdater(updater) if alone and plain and few else updater

@@ -18,10 +18,10 @@ from clearhead.config.data import DataConfig
 from clearhead.config.train import TrainConfig
 from clearhead.errors import UserError
 from clearhead.model import Network
-from clearhead.ops.cross_entropy import piece
+from clearhead.ops.cross_entropy import cross_entropy_chunk
 from clearhead.ops.device import choose_device
-from clearhead.ops.malloc import hold_freed_memory
-from clearhead.ops.triton.cross_entropy import kernel_piece, kernel_works
+from clearhead.ops.malloc import tune_malloc
+from clearhead.ops.triton.cross_entropy import kernel_supports, triton_cross_entropy_chunk
 from clearhead.train.objective import Objective
 from clearhead.train.training_layers import fuse
 
@@ -29,37 +29,37 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 
 
 @dataclass(frozen=True)
-class Place:
+class DistContext:
     """Which process this is, of how many, on which device."""
 
     device: torch.device
     rank: int = 0
-    processes: int = 1
+    world_size: int = 1
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process speaks and writes for all."""
         return self.rank == 0
 
     def sum(self, numbers: Tensor) -> Tensor:
         """Numbers added up over all processes, float64 on the CPU in and out."""
-        if self.processes == 1:
+        if self.world_size == 1:
             return numbers
         found = numbers.to(self.device)
         dist.all_reduce(found)
         return found.cpu()
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all processes are here: what one of them wrote, the others may read now."""
         self.any(False)
 
     def any(self, flag: bool) -> bool:
         """Whether it is so in any process; all of them learn it."""
-        return flag if self.processes == 1 else bool(self.sum(torch.tensor([float(flag)], dtype=torch.float64))[0])
+        return flag if self.world_size == 1 else bool(self.sum(torch.tensor([float(flag)], dtype=torch.float64))[0])
 
 
 @contextlib.contextmanager
-def place(device: str) -> Iterator[Place]:
+def dist_context(device: str) -> Iterator[DistContext]:
     """This process's place: alone, or as torchrun says in the environment."""
     processes, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     local = int(os.environ.get("LOCAL_RANK", 0))
@@ -67,11 +67,11 @@ def place(device: str) -> Iterator[Place]:
     if chosen.type == "cuda":  # the one that seeds, recordings and kernels of our own are for
         torch.cuda.set_device(chosen)
     if processes == 1:
-        yield Place(chosen)
+        yield DistContext(chosen)
         return
     dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     try:
-        yield Place(chosen, rank, processes)
+        yield DistContext(chosen, rank, processes)
     finally:
         dist.destroy_process_group()
 
@@ -83,21 +83,21 @@ def precision(settings: TrainConfig, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
 
 
-def cast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
+def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
     """Matrix products in half precision, sums and weights in fp32; nothing to do for fp32 and fp64."""
     if dtype in (torch.bfloat16, torch.float16):
         return torch.autocast(device.type, dtype)
     return contextlib.nullcontext()
 
 
-def speed_up(objective: Objective, settings: TrainConfig, place: Place) -> None:
+def apply_compile(objective: Objective, settings: TrainConfig, place: DistContext) -> None:
     """Hold memory, recompute activations and compile, part by part; the names of parameters stay as they are."""
-    stacks, device = stacks_of(objective.network), place.device
+    stacks, device = stacks(objective.network), place.device
     if device.type == "cpu":
-        hold_freed_memory()
+        tune_malloc()
     # Windows of a text are all of one shape. Elsewhere nearly every batch has its own: one kernel for all of them.
     varied = None if same_shapes(objective.data) else True
-    if settings.recompute:
+    if settings.activation_checkpointing:
         for layer in (layer for stack in stacks for layer in stack.layers):
             layer.forward = _recomputed(layer.forward)
     dtype = precision(settings, device)
@@ -108,7 +108,11 @@ def speed_up(objective: Objective, settings: TrainConfig, place: Place) -> None:
             fuse(objective.network)
         for part in _to_compile(objective, settings, place):
             part.compile(dynamic=varied)
-        objective.piece = kernel_piece if kernel_works(device, dtype) else torch.compile(piece, dynamic=varied)
+        objective.piece = (
+            triton_cross_entropy_chunk
+            if kernel_supports(device, dtype)
+            else torch.compile(cross_entropy_chunk, dynamic=varied)
+        )
     if device.type == "cuda" and dtype == torch.bfloat16:
         # What passes between blocks is half as large; norms and sums inside them are fp32 all the same.
         for part in (part for stack in stacks for part in (stack.embedding, *stack.layers, stack.norm)):
@@ -137,12 +141,12 @@ def _check_compiler() -> None:
         raise UserError(f"train.compile: there is no C++ compiler ({names}); install one, or use train.compile=off")
 
 
-def _to_compile(objective: Objective, settings: TrainConfig, place: Place) -> list[nn.Module]:
+def _to_compile(objective: Objective, settings: TrainConfig, place: DistContext) -> list[nn.Module]:
     """Blocks, which are alike, so that one is compiled for all, and what stands before and behind them where batches
     have one shape; or whole stacks, in which what ends a block and what begins the next are one kernel."""
-    stacks = stacks_of(objective.network)
+    stacks = stacks(objective.network)
     layers = [layer for stack in stacks for layer in stack.layers]
-    if place.processes > 1:  # each layer is a unit that processes exchange
+    if place.world_size > 1:  # each layer is a unit that processes exchange
         return layers
     if settings.compile == "whole":
         return stacks
@@ -152,7 +156,7 @@ def _to_compile(objective: Objective, settings: TrainConfig, place: Place) -> li
 
 def same_shapes(data: DataConfig) -> bool:
     """Whether all batches of a data set have one shape."""
-    return data.task == "language-model" and not data.boundaries and not data.packed
+    return data.task == "language-model" and not data.isolate_documents and not data.packed
 
 
 @contextlib.contextmanager
@@ -168,7 +172,7 @@ def uncompiled(network: Network) -> Iterator[None]:
             part._compiled_call_impl = compiled
 
 
-def stacks_of(network: Network) -> list[Any]:
+def stacks(network: Network) -> list[Any]:
     """The network's encoder and decoder, as far as it has them."""
     return [stack for name in ("encoder", "decoder") if (stack := getattr(network, name, None)) is not None]
 
@@ -178,17 +182,17 @@ def compiles(settings: TrainConfig, device: torch.device) -> bool:
     return settings.compile in ("on", "whole") or (settings.compile == "auto" and device.type == "cuda")
 
 
-def spread(objective: nn.Module, network: Network, settings: TrainConfig, place: Place) -> nn.Module:
+def wrap_parallel(objective: nn.Module, network: Network, settings: TrainConfig, place: DistContext) -> nn.Module:
     """The objective over all processes: whole in each (DDP), or sharded over them (FSDP2)."""
-    if place.processes == 1:
+    if place.world_size == 1:
         return objective
     if settings.parallel == "ddp":
         return nn.parallel.DistributedDataParallel(objective)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(place.device.type, (place.processes,))
-    for layer in (layer for stack in stacks_of(network) for layer in stack.layers):
+    mesh = init_device_mesh(place.device.type, (place.world_size,))
+    for layer in (layer for stack in stacks(network) for layer in stack.layers):
         fully_shard(layer, mesh=mesh)
     fully_shard(objective, mesh=mesh)
     return objective

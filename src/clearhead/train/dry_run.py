@@ -7,9 +7,9 @@ import torch
 
 from clearhead.config.recipe import Recipe, dump_recipe
 from clearhead.errors import UserError
-from clearhead.model.cost import parameters
+from clearhead.model.cost import count_parameters
 from clearhead.train import validate
-from clearhead.train.distributed import place
+from clearhead.train.distributed import dist_context
 from clearhead.train.run import Run, Say
 from clearhead.train.updater import Progress
 
@@ -19,7 +19,7 @@ def dry_run(recipe: Recipe, say: Say) -> list[str]:
 
     Nothing is written but the token cache.
     """
-    with place(recipe.train.device) as here:
+    with dist_context(recipe.train.device) as here:
         run = Run(recipe, Path("dry-run"), here, say, lambda event: None)
         items = run.items()
         spent, tokens = [], 0
@@ -29,10 +29,10 @@ def dry_run(recipe: Recipe, say: Say) -> list[str]:
             try:
                 float(run.updater.update(item.batches, step, Progress()))  # waits for the device
             except torch.OutOfMemoryError:
-                raise UserError("out of memory; set train.accumulation higher, or data.tokens lower") from None
+                raise UserError("out of memory; set train.grad_accum higher, or data.batch_tokens lower") from None
             spent.append(time.perf_counter() - began)
             tokens += sum(batch.tokens for batch in item.batches)
-        count = parameters(run.network)
+        count = count_parameters(run.network)
         lines = [dump_recipe(recipe)]
         lines.append(f"# parameters    {count:,}")
         lines.append(f"# memory        {_memory(here.device, count)}")

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.model import Cache, EncoderDecoder, Memory
-from clearhead.train.losses import best_words
+from clearhead.model import EncoderDecoder, EncoderOutput, KVCache
+from clearhead.train.losses import argmax_tokens
 
 
 @dataclass(frozen=True)
-class Exposure:
+class ExposureBias:
     """At each position (T,): how many rows have a word there, and how many were right, read either way."""
 
     count: Tensor
@@ -33,19 +33,19 @@ class Exposure:
         """Accuracy forced minus free over all words, a scalar."""
         return (self.forced - self.free).sum() / self.count.sum().clamp(min=1)
 
-    def __add__(self, other: Exposure) -> Exposure:
+    def __add__(self, other: ExposureBias) -> ExposureBias:
         """What two batches show together."""
-        longest = max(len(self.count), len(other.count))
+        max_length = max(len(self.count), len(other.count))
 
         def both(a: Tensor, b: Tensor) -> Tensor:
-            return F.pad(a, (0, longest - len(a))) + F.pad(b, (0, longest - len(b)))
+            return F.pad(a, (0, max_length - len(a))) + F.pad(b, (0, max_length - len(b)))
 
-        return Exposure(both(self.count, other.count), both(self.forced, other.forced), both(self.free, other.free))
+        return ExposureBias(both(self.count, other.count), both(self.forced, other.forced), both(self.free, other.free))
 
 
 def exposure_bias(
     network: EncoderDecoder, source: Tensor, source_lengths: Tensor, target: Tensor, target_lengths: Tensor, end: int
-) -> Exposure:
+) -> ExposureBias:
     """Compare reading the true target with writing greedily from its first token, without dropout.
 
     source (B, S); target (B, T + 1) begins with the token that opens a row, closes with `end`, and its lengths count
@@ -57,22 +57,22 @@ def exposure_bias(
     network.eval()
     try:
         with torch.no_grad():
-            memory = network.encode(source, source_lengths)
-            assert network.heads.words is not None
-            forced = best_words(network.decode(inputs, memory, target_lengths - 1), network.heads.words)
-            free, ended = _free(network, memory, inputs, end)
+            encoder_output = network.encode(source, source_lengths)
+            assert network.heads.lm_head is not None
+            forced = argmax_tokens(network.decode(inputs, encoder_output, target_lengths - 1), network.heads.lm_head)
+            free, ended = _free(network, encoder_output, inputs, end)
     finally:
         network.train(trains)
     right = (counts & (forced == true), counts & (free == true) & ~ended)
-    return Exposure(counts.sum(0), right[0].sum(0), right[1].sum(0))
+    return ExposureBias(counts.sum(0), right[0].sum(0), right[1].sum(0))
 
 
-def _free(network: EncoderDecoder, memory: Memory, inputs: Tensor, end: int) -> tuple[Tensor, Tensor]:
+def _free(network: EncoderDecoder, encoder_output: EncoderOutput, inputs: Tensor, end: int) -> tuple[Tensor, Tensor]:
     """Greedy words after the first of inputs (B, T), and whether each comes after an `end`: (B, T) both."""
-    cache = Cache(network.config, rows=len(inputs), capacity=inputs.shape[1])
+    cache = KVCache(network.config, rows=len(inputs), capacity=inputs.shape[1])
     word, words = inputs[:, :1], []
     for step in range(inputs.shape[1]):
-        word = network.words(network.decode(word, None if step else memory, cache=cache)).argmax(-1)  # (B, 1)
+        word = network.logits(network.decode(word, None if step else encoder_output, cache=cache)).argmax(-1)  # (B, 1)
         words.append(word)
     written = torch.cat(words, dim=1)
     ends = (written == end).cumsum(1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from clearhead.config.recipe import Recipe
 from clearhead.errors import UserError
-from clearhead.train.distributed import place
+from clearhead.train.distributed import dist_context
 from clearhead.train.run import Run, Say, Watch
 from clearhead.train.signals import Stopper
 
@@ -49,16 +49,16 @@ def train(
     """
     check_folder(out, resume, (".lock", "recipe.yaml", "checkpoints"))
     settings = recipe.train
-    with Stopper() as stopper, place(settings.device) as here:
+    with Stopper() as stopper, dist_context(settings.device) as here:
         try:
             run = Run(recipe, out, here, say, watch)
         except KeyboardInterrupt:
-            return Summary(0, settings.steps, None, True, here.first)
+            return Summary(0, settings.steps, None, True, here.is_main)
         stopper.patient = True
         try:
             if resume:
                 run.resume()
-            if run.owes_validation:
+            if run.validation_pending:
                 run.validate(lambda: bool(stopper))
             items = run.items()
             while not run.over and not here.any(bool(stopper)):
@@ -75,4 +75,4 @@ def train(
             run.finish(stopped)
         finally:
             run.close()
-    return Summary(run.step, settings.steps, run.best, stopped, here.first)
+    return Summary(run.step, settings.steps, run.best, stopped, here.is_main)

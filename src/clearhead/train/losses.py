@@ -14,8 +14,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.data import IGNORED
-from clearhead.model.heads import WordHead
-from clearhead.ops.cross_entropy import InPieces, Piece, piece, product_dtype, share, wide
+from clearhead.model.heads import LMHead
+from clearhead.ops.cross_entropy import (
+    Chunk,
+    ChunkedCrossEntropy,
+    cross_entropy_chunk,
+    matmul_dtype,
+    to_fp32,
+    torch_smoothing,
+)
 
 LIMIT = 1 << 30  # bytes of word scores that may be in memory at once; a batch that has more goes in pieces
 
@@ -25,17 +32,17 @@ class Loss(NamedTuple):
 
     total: Tensor  # what to differentiate, fp32 or float64
     count: Tensor  # type: ignore[assignment]  # int64: how many items count (a tuple has a method of this name)
-    plain: Tensor  # without smoothing and class weights: perplexity is exp(plain / count)
-    right: Tensor  # int64: how many of them were predicted right; 0 where the answer is a number
+    unsmoothed: Tensor  # without smoothing and class weights: perplexity is exp(plain / count)
+    correct: Tensor  # int64: how many of them were predicted right; 0 where the answer is a number
 
 
-def word_loss(
+def lm_loss(
     hidden: Tensor,
-    head: WordHead,
+    head: LMHead,
     labels: Tensor,
     smoothing: float = 0.0,
     limit: int = LIMIT,
-    compiled: Callable[..., Piece] | None = None,
+    compiled: Callable[..., Chunk] | None = None,
 ) -> Loss:
     """Cross entropy of the words that `head` reads off hidden (…, D), against labels (…).
 
@@ -47,22 +54,22 @@ def word_loss(
     if head.transform is not None:
         places = (answers != IGNORED).nonzero().squeeze(1)
         x, answers = head.transform(x[places]), answers[places]
-    scores, rows = head.scores, _rows(head, limit)
+    scores, rows = head.proj, _rows(head, limit)
     if not torch.is_grad_enabled():
         parts = zip(x.split(rows), answers.split(rows), strict=True)
         found = [cross_entropy(scores(part), here, smoothing) for part, here in parts]
         return Loss(*(torch.stack(column).sum() for column in zip(*found, strict=True)))
     if not len(x) or (len(x) <= rows and compiled is None):
         return cross_entropy(scores(x), answers, smoothing)
-    work = compiled or piece
+    work = compiled or cross_entropy_chunk
     if compiled is not None:  # which keeps scores as narrow as they are; parts of one size, as kernels like it
-        most = _rows(head, limit, product_dtype(x).itemsize)
+        most = _rows(head, limit, matmul_dtype(x).itemsize)
         rows = max(128, -(-len(x) // -(-len(x) // most) // 128) * 128) if len(x) > most else most
-    sums = InPieces.apply(x, scores.weight, scores.bias, answers, smoothing, rows, work)  # type: ignore[no-untyped-call]
+    sums = ChunkedCrossEntropy.apply(x, scores.weight, scores.bias, answers, smoothing, rows, work)  # type: ignore[no-untyped-call]
     return Loss(*sums)
 
 
-def best_words(hidden: Tensor, head: WordHead, limit: int = LIMIT) -> Tensor:
+def argmax_tokens(hidden: Tensor, head: LMHead, limit: int = LIMIT) -> Tensor:
     """The word with the highest score at every position, without gradient: (…, D) to (…)."""
     x = hidden.reshape(-1, hidden.shape[-1])
     with torch.no_grad():
@@ -70,16 +77,16 @@ def best_words(hidden: Tensor, head: WordHead, limit: int = LIMIT) -> Tensor:
     return torch.cat(best).reshape(hidden.shape[:-1])
 
 
-def _rows(head: WordHead, limit: int, bytes_each: int = 4) -> int:
+def _rows(head: LMHead, limit: int, bytes_each: int = 4) -> int:
     """How many positions have so many bytes of scores, at least one."""
-    return max(1, limit // (bytes_each * head.scores.out_features))
+    return max(1, limit // (bytes_each * head.proj.out_features))
 
 
 def cross_entropy(scores: Tensor, labels: Tensor, smoothing: float = 0.0) -> Loss:
     """−Σ q log softmax(scores) for scores (N, C) and labels (N,), q being the smoothed answer."""
-    scores = wide(scores)
+    scores = to_fp32(scores)
     classes = scores.shape[-1]
-    spread = share(smoothing, classes)
+    spread = torch_smoothing(smoothing, classes)
     total = F.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=spread)
     with torch.no_grad():
         counts, plain = labels != IGNORED, total.detach()
@@ -95,7 +102,7 @@ def class_loss(scores: Tensor, labels: Tensor, weights: Tensor | None = None) ->
 
     `weights` (C,) multiply the loss of each item by that of its class; the count stays that of the items.
     """
-    scores, labels = wide(scores.reshape(-1, scores.shape[-1])), labels.reshape(-1)
+    scores, labels = to_fp32(scores.reshape(-1, scores.shape[-1])), labels.reshape(-1)
     loss = cross_entropy(scores, labels)
     if weights is None:
         return loss
@@ -114,7 +121,7 @@ def span_loss(scores: Tensor, first: Tensor, last: Tensor, lengths: Tensor) -> L
     scores (B, T, 2); first and last (B,), both 0 where there is no answer; lengths (B,): padding is no place to point.
     """
     padding = torch.arange(scores.shape[1], device=scores.device) >= lengths[:, None]  # (B, T)
-    begins, ends = wide(scores).masked_fill(padding[..., None], -torch.inf).unbind(-1)
+    begins, ends = to_fp32(scores).masked_fill(padding[..., None], -torch.inf).unbind(-1)
     both = [cross_entropy(begins, first), cross_entropy(ends, last)]
     total = (both[0].total + both[1].total) / 2
     right = ((begins.argmax(1) == first) & (ends.argmax(1) == last)).sum()
@@ -124,14 +131,14 @@ def span_loss(scores: Tensor, first: Tensor, last: Tensor, lengths: Tensor) -> L
 def regression_loss(scores: Tensor, values: Tensor) -> Loss:
     """Squared error of scores (B,) or (B, 1) against values (B,), of which −100 does not count."""
     counts = values != IGNORED
-    errors = F.mse_loss(wide(scores).reshape(values.shape), values.to(wide(scores)), reduction="none")
+    errors = F.mse_loss(to_fp32(scores).reshape(values.shape), values.to(to_fp32(scores)), reduction="none")
     total = errors.masked_fill(~counts, 0).sum()
     return Loss(total, counts.sum(), total.detach(), torch.zeros_like(counts.sum()))
 
 
 def cosine_loss(a: Tensor, b: Tensor, scores: Tensor) -> Loss:
     """Squared error of the cosine of two embeddings (B, D) each, against how similar they should be (B,), 0 to 1."""
-    return regression_loss(F.cosine_similarity(wide(a), wide(b), dim=-1), scores)
+    return regression_loss(F.cosine_similarity(to_fp32(a), to_fp32(b), dim=-1), scores)
 
 
 def contrastive_loss(a: Tensor, b: Tensor, temperature: float = 0.05) -> Loss:
@@ -139,8 +146,8 @@ def contrastive_loss(a: Tensor, b: Tensor, temperature: float = 0.05) -> Loss:
 
     The other rows of the batch are the wrong answers, so this is the one loss that parts of a batch do not add up to.
     """
-    scores = F.normalize(wide(a), dim=-1) @ F.normalize(wide(b), dim=-1).T / temperature  # (B, B)
+    scores = F.normalize(to_fp32(a), dim=-1) @ F.normalize(to_fp32(b), dim=-1).T / temperature  # (B, B)
     own = torch.arange(len(scores), device=scores.device)
     there, back = cross_entropy(scores, own), cross_entropy(scores.T, own)
     total = (there.total + back.total) / 2
-    return Loss(total, there.count, total.detach(), there.right)
+    return Loss(total, there.count, total.detach(), there.correct)

@@ -13,10 +13,10 @@ from clearhead.config.train import TrainConfig
 from clearhead.data import IGNORED, Batch
 from clearhead.model import Decoder, Documents, Encoder, EncoderDecoder, Network
 from clearhead.model.heads import mean_pool
-from clearhead.ops.cross_entropy import Piece
+from clearhead.ops.cross_entropy import Chunk
 from clearhead.train import losses
 from clearhead.train.losses import Loss
-from clearhead.train.scheduled_sampling import mixed_inputs, probability
+from clearhead.train.scheduled_sampling import probability, scheduled_inputs
 
 NUMERIC = ("regression", "similarity")  # tasks whose answer is a number, so that none is simply right
 
@@ -37,12 +37,12 @@ class Objective(nn.Module):
         super().__init__()
         self.network, self.data, self.train_settings = network, data, train
         self.register_buffer("class_weights", class_weights, persistent=False)  # (C,)
-        self.piece: Callable[..., Piece] | None = None  # a compiled `losses.piece`, put on from outside
+        self.piece: Callable[..., Chunk] | None = None  # a compiled `losses.piece`, put on from outside
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """How many items of each loss a batch has; known before the pass, so that its loss can be a share of all."""
         labels = batch["labels" if "labels" in batch.tensors else "first_token"]
-        name: str = self.data.task if self.network.heads.words is None else "words"
+        name: str = self.data.task if self.network.heads.lm_head is None else "words"
         found = {name: int((labels != IGNORED).sum())}
         if "next_sentence" in batch.tensors:
             found["next_sentence"] = int((batch["next_sentence"] != IGNORED).sum())
@@ -83,10 +83,10 @@ class Objective(nn.Module):
         return {"classification": losses.class_loss(scores, batch["labels"], self.class_weights)}
 
     def _words(self, hidden: Tensor, batch: Batch) -> Loss:
-        head = self.network.heads.words
+        head = self.network.heads.lm_head
         assert head is not None
-        smoothing = self.train_settings.smoothing if self.training else 0.0
-        return losses.word_loss(hidden, head, batch["labels"], smoothing, compiled=self.piece)
+        smoothing = self.train_settings.label_smoothing if self.training else 0.0
+        return losses.lm_loss(hidden, head, batch["labels"], smoothing, compiled=self.piece)
 
     def _translation(self, batch: Batch, draws: Draws | None) -> Loss:
         network = cast(EncoderDecoder, self.network)
@@ -94,10 +94,10 @@ class Objective(nn.Module):
         lengths = batch.get("source_lengths"), batch.get("target_lengths")
         packed: Mapping[str, Documents] = batch.documents
         documents = packed.get("source"), packed.get("target")
-        sampling = self.train_settings.sampling
+        sampling = self.train_settings.scheduled_sampling
         if sampling is not None and draws is not None:
-            share = probability(sampling.decay, draws.step, sampling.pace, sampling.floor)
-            target = mixed_inputs(
+            share = probability(sampling.decay, draws.step, sampling.decay_steps, sampling.min_prob)
+            target = scheduled_inputs(
                 network,
                 batch["source"],
                 target,
@@ -107,8 +107,8 @@ class Objective(nn.Module):
                 source_documents=documents[0],
                 target_documents=documents[1],
             )
-        memory = network.encode(batch["source"], lengths[0], documents=documents[0])
-        return self._words(network.decode(target, memory, lengths[1], documents=documents[1]), batch)
+        encoder_output = network.encode(batch["source"], lengths[0], documents=documents[0])
+        return self._words(network.decode(target, encoder_output, lengths[1], documents=documents[1]), batch)
 
     def _masked(self, batch: Batch) -> dict[str, Loss]:
         hidden = self._hidden(batch)

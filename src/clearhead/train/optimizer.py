@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from clearhead.config.train import OptimiserConfig
+from clearhead.config.train import OptimizerConfig
 from clearhead.errors import UserError
 
 
-def optimiser(network: nn.Module, settings: OptimiserConfig) -> torch.optim.AdamW:
-    """The optimiser of all parameters that learn; its rate is 0 until `set_rate`.
+def build_optimizer(network: nn.Module, settings: OptimizerConfig) -> torch.optim.AdamW:
+    """The optimizer of all parameters that learn; its rate is 0 until `set_rate`.
 
     Matrices decay, embeddings among them, biases and norms do not; a tied matrix is one parameter. Without decay,
     AdamW is Adam. The fused form updates all tensors in one pass, 4 to 6 times as fast as the others on a CPU.
@@ -34,9 +34,9 @@ def optimiser(network: nn.Module, settings: OptimiserConfig) -> torch.optim.Adam
     )
 
 
-def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Make the next update one at this learning rate."""
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
         else:
@@ -72,7 +72,7 @@ def _near(pattern: str, network: nn.Module) -> str:
     return f"did you mean {' or '.join(close)}?" if close else f"the largest parts are {', '.join(parts)}"
 
 
-def clip(parameters: Iterable[nn.Parameter], norm: float | None) -> Tensor:
+def clip_grad_norm(parameters: Iterable[nn.Parameter], norm: float | None) -> Tensor:
     """Shorten all gradients together to a length of at most `norm`; returns the length they had, a scalar tensor.
 
     A length that is not finite says that the update must not be made; None shortens nothing. Gradients spread over

@@ -17,11 +17,11 @@ CHARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Loss", "nats", ("loss",)),
     ("Accuracy", "share of right answers", ("accuracy",)),
     ("BLEU and chrF", "points of 100", ("bleu", "chrf")),
-    ("Learning rate", "", ("rate",)),
+    ("Learning rate", "", ("lr",)),
     ("Gradient norm", "before clipping", ("norm",)),
     ("Speed", "tokens per second", ("tokens_per_second",)),
 )
-ELSEWHERE = ("epoch", "seconds", "perplexity", "share_of_peak")  # numbers told in words
+ELSEWHERE = ("epoch", "seconds", "perplexity", "mfu")  # numbers told in words
 SPREADING = ("loss", "norm")  # numbers that may range over decades
 SCORES = ("bleu", "chrf", "f1", "exact", "matthews", "spearman", "accuracy")  # more is better; best known first
 SHARES = ("accuracy", "f1", "exact")
@@ -33,7 +33,7 @@ TEXTS, TEXT, NOTES, LABELS = 20, 2000, 200, 80  # the most samples, characters o
 
 
 class Spot(NamedTuple):
-    """Neighbouring points of a curve drawn as one: the first and the last, their mean, least and greatest value."""
+    """Neighboring points of a curve drawn as one: the first and the last, their mean, least and greatest value."""
 
     first: float
     last: float
@@ -110,7 +110,7 @@ def _tiles(lines: Sequence[Line], training: Series, validation: Series, start: L
         told = [f"of {total:,.0f}" if total else "", f"epoch {_show(epochs[-1])}" if epochs else ""]
         yield _tile("Steps", f"{max(steps):,.0f}", told)
     if speeds := _known(training["tokens_per_second"]):
-        shares = _known(training["share_of_peak"])
+        shares = _known(training["mfu"])
         told = [f"{statistics.median(shares):.0%} of the machine’s peak" if shares else ""]
         yield _tile("Tokens per second", _show(statistics.median(speeds)), told)
     if seconds := elapsed(lines):

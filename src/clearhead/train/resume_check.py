@@ -7,7 +7,7 @@ from typing import Any
 from clearhead.config.recipe import Recipe
 from clearhead.data import Data
 
-# What may differ when a run goes on: how it is done and watched, not what is learnt.
+# What may differ when a run goes on: how it is done and watched, not what is learned.
 FREE = {
     "train": {"steps", "validate_every", "save_every", "log_every", "keep", "patience", "scored", "average"}
     | {"device", "compile", "recompute", "parallel", "accumulation"},
@@ -24,7 +24,7 @@ def comparable(recipe: Recipe) -> dict[str, Any]:
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """The settings that differ, as `train.rate: 0.1 is now 0.2`."""
+    """The settings that differ, as `train.lr: 0.1 is now 0.2`."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = dict.fromkeys([*old, *new])
         return [line for key in keys for line in differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))]

@@ -1,7 +1,7 @@
 """The log of a run: a line of JSON for every step worth telling, and the same numbers for TensorBoard if it is there.
 
     {"kind": "start", "recipe": "mini-en-de", "parameters": 4200000, "steps": 2000, …}
-    {"kind": "step", "step": 10, "loss": 6.1, "accuracy": 0.1, "rate": 1e-4, "norm": 1.2, "tokens_per_second": 9000, …}
+    {"kind": "step", "step": 10, "loss": 6.1, "accuracy": 0.1, "lr": 1e-4, "norm": 1.2, "tokens_per_second": 9000, …}
     {"kind": "validation", "step": 100, "loss": 5.2, "bleu": 3.1, "signature": {"bleu": "nrefs:1|…"}, "samples": […], …}
     {"kind": "note", "step": 120, "text": "the gradient was not finite; the step was left out"}
     {"kind": "end", "step": 2000, "reason": "finished", …}
@@ -30,7 +30,7 @@ Series = dict[str, Points]
 NUMBERS = (int, float)
 
 
-class Record:
+class RunLog:
     """Writes RUN/log.jsonl and RUN/events; neither is there before the first line."""
 
     def __init__(self, run: Path) -> None:
@@ -76,7 +76,7 @@ class Record:
             self._events.close()
         self._file = self._events = None
 
-    def __enter__(self) -> Record:
+    def __enter__(self) -> RunLog:
         return self
 
     def __exit__(

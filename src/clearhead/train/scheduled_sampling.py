@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from clearhead.model import Documents, EncoderDecoder
-from clearhead.train.losses import best_words
+from clearhead.train.losses import argmax_tokens
 
 Decay = Literal["linear", "exponential", "inverse-sigmoid"]
 
@@ -33,7 +33,7 @@ def probability(decay: Decay, step: int, pace: float, floor: float = 0.0) -> flo
     return 1 - max(true, floor)
 
 
-def mixed_inputs(
+def scheduled_inputs(
     network: EncoderDecoder,
     source: Tensor,
     target: Tensor,
@@ -51,10 +51,10 @@ def mixed_inputs(
     ever replaced. `generator` alone decides which are; on the GPU's own generator nothing waits.
     """
     with torch.no_grad():
-        memory = network.encode(source, source_lengths, documents=source_documents)
-        hidden = network.decode(target, memory, target_lengths, documents=target_documents)
-        assert network.heads.words is not None
-        predicted = best_words(hidden, network.heads.words).roll(1, dims=1)  # at t, the prediction made at t − 1
+        encoder_output = network.encode(source, source_lengths, documents=source_documents)
+        hidden = network.decode(target, encoder_output, target_lengths, documents=target_documents)
+        assert network.heads.lm_head is not None
+        predicted = argmax_tokens(hidden, network.heads.lm_head).roll(1, dims=1)  # at t, the prediction made at t − 1
     drawn = torch.rand(target.shape, generator=generator, device=generator.device) < probability
     positions = torch.arange(target.shape[1], device=target.device)
     replaced = drawn.to(target.device) & ((positions if target_documents is None else target_documents.positions) > 0)

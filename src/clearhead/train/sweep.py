@@ -21,7 +21,7 @@ from clearhead.train.validate import better
 Table = list[dict[str, Any]]
 
 
-def several(
+def sweep(
     recipe: Recipe, out: Path, rates: Sequence[float], seeds: int, resume: bool, say: Say, watch: Watch
 ) -> Table | None:
     """Train every rate with every seed from the recipe's on, each in a folder of its own below `out`.
@@ -38,7 +38,7 @@ def several(
             folder = run_folder(out, rate, seed)
             if not _done(folder):
                 say(f"rate {rate:g}, seed {seed}:")
-                changes = recipe.train.model_copy(update={"rate": rate, "seed": seed})
+                changes = recipe.train.model_copy(update={"lr": rate, "seed": seed})
                 again = resume and folder.exists()
                 if train(
                     recipe.model_copy(update={"train": changes}), folder, resume=again, say=say, watch=watch
@@ -53,7 +53,7 @@ def several(
         best = line if better(metric, line[metric], best[metric]) else best
     for line in table:
         line["best"] = line is best
-    _keep(out, best["rate"], metric, scores[best["rate"]], recipe.train.seed)
+    _keep(out, best["lr"], metric, scores[best["lr"]], recipe.train.seed)
     write_text(out / "table.json", json.dumps(table, indent=2) + "\n")
     write_text(out / "table.md", "\n".join(lines(table, metric)) + "\n")
     return table
@@ -92,7 +92,7 @@ def _best(folder: Path, metric: str) -> dict[str, float]:
         if value is not None and better(metric, value, found.get(metric)):
             found = line
     if not found:
-        raise UserError(f"{folder}: no validation gave a number for {metric}; lower train.validate_every or train.rate")
+        raise UserError(f"{folder}: no validation gave a number for {metric}; lower train.validate_every or train.lr")
     return {name: value for name, value in found.items() if number(value) is not None}
 
 
@@ -101,7 +101,7 @@ def _line(rate: float, metric: str, found: list[dict[str, float]]) -> dict[str, 
     means = {name: statistics.fmean(each[name] for each in found) for name in found[0] if all(name in e for e in found)}
     spread = statistics.stdev(values) if len(values) > 1 else 0.0
     return {
-        "rate": rate,
+        "lr": rate,
         "seeds": len(found),
         metric: means[metric],
         "spread": spread,

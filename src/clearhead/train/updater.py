@@ -1,4 +1,4 @@
-"""One update: losses of all parts of a global batch, one gradient, one step of the optimiser."""
+"""One update: losses of all parts of a global batch, one gradient, one step of the optimizer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.func import functional_call
 
 from clearhead.config.train import TrainConfig
 from clearhead.data import Batch
-from clearhead.data.random import mix
-from clearhead.train.distributed import Place, cast
+from clearhead.data.random import hash_ints
+from clearhead.train.distributed import DistContext, autocast
 from clearhead.train.losses import Loss
-from clearhead.train.lr_schedule import rate
+from clearhead.train.lr_schedule import lr_at_step
 from clearhead.train.objective import NUMERIC, Draws, Objective
-from clearhead.train.optimizer import clip, set_rate
+from clearhead.train.optimizer import clip_grad_norm, set_rate
 
 
 @dataclass
@@ -39,10 +39,10 @@ class Scaler:
             self.scale, self.steps = min(2.0**24, self.scale * 2), 0
 
 
-def sums_of(found: dict[str, Loss]) -> dict[str, Tensor]:
+def loss_sums(found: dict[str, Loss]) -> dict[str, Tensor]:
     """Of every loss (plain, count, right), float64."""
     return {
-        name: torch.stack([loss.plain.detach().double(), loss.count.double(), loss.right.double()])
+        name: torch.stack([loss.unsmoothed.detach().double(), loss.count.double(), loss.correct.double()])
         for name, loss in found.items()
     }
 
@@ -56,18 +56,18 @@ class Progress:
 
     def add(self, found: dict[str, Loss]) -> None:
         """Take in the losses of one part."""
-        self.add_sums(sums_of(found))
+        self.add_sums(loss_sums(found))
 
     def add_sums(self, found: dict[str, Tensor]) -> None:
-        """Take in sums of losses as `sums_of` makes them."""
+        """Take in sums of losses as `loss_sums` makes them."""
         for name, now in found.items():
             self.sums[name] = self.sums[name] + now if name in self.sums else now.clone()
 
-    def totals(self, place: Place) -> dict[str, list[float]]:
+    def totals(self, place: DistContext) -> dict[str, list[float]]:
         """The sums over all processes."""
         return {name: place.sum(sums.cpu()).tolist() for name, sums in self.sums.items()}
 
-    def means(self, place: Place) -> dict[str, float]:
+    def means(self, place: DistContext) -> dict[str, float]:
         """Over all processes: `loss` and `accuracy` of the task, and those of a second loss under its own name."""
         found: dict[str, float] = {}
         for name, (plain, count, right) in self.totals(place).items():
@@ -79,18 +79,18 @@ class Progress:
 
 @dataclass
 class Updater:
-    """The optimiser with everything that decides an update besides the batch."""
+    """The optimizer with everything that decides an update besides the batch."""
 
     objective: Objective  # the bare one
-    spread: nn.Module  # the same over all processes
-    optimiser: torch.optim.Optimizer
+    parallel_objective: nn.Module  # the same over all processes
+    optimizer: torch.optim.Optimizer
     settings: TrainConfig
-    place: Place
+    dist: DistContext
     dtype: torch.dtype
     scaler: Scaler | None = None
 
     def update(self, batches: tuple[Batch, ...], step: int, progress: Progress) -> Tensor:
-        """Learn from one global batch; returns the length of its gradient, which is not finite if nothing was learnt.
+        """Learn from one global batch; returns the length of its gradient, which is not finite if nothing was learned.
 
         Every loss is a share of the count over all parts and processes, so that the parts add up to the gradient of
         the whole. Random draws depend on (seed, step, part, rank) alone.
@@ -101,27 +101,27 @@ class Updater:
             seed = self.seed(step, part)
             draws = Draws(step, torch.Generator().manual_seed(seed))
             with self._last_part(part + 1 == len(batches)):
-                done.append(self.gradients(batch.to(self.place.device), counts, draws))
+                done.append(self.forward_backward(batch.to(self.dist.device), counts, draws))
         for found in done:  # only now: a part for which memory does not suffice makes all of them come again
             progress.add(found)
         progress.tokens += sum(batch.tokens for batch in batches)
-        self.set_rate(step)
+        self.set_lr(step)
         return self.step()
 
     def seed(self, step: int, part: int = 0) -> int:
         """What this process draws by in one part of a step, dropout included."""
-        seed = int(mix(self.settings.seed, step, part, self.place.rank)) >> 1
+        seed = int(hash_ints(self.settings.seed, step, part, self.dist.rank)) >> 1
         # torch.manual_seed asks every kind of device that there may be, which takes a while.
         torch.default_generator.manual_seed(seed)
-        if self.place.device.type != "cpu":
-            (torch.cuda.manual_seed if self.place.device.type == "cuda" else torch.manual_seed)(seed)
+        if self.dist.device.type != "cpu":
+            (torch.cuda.manual_seed if self.dist.device.type == "cuda" else torch.manual_seed)(seed)
         return seed
 
-    def set_rate(self, step: int) -> None:
-        """The learning rate of a step, to the optimiser."""
-        set_rate(self.optimiser, rate(self.settings, step, self.settings.steps))
+    def set_lr(self, step: int) -> None:
+        """The learning rate of a step, to the optimizer."""
+        set_rate(self.optimizer, lr_at_step(self.settings, step, self.settings.steps))
 
-    def gradients(
+    def forward_backward(
         self,
         batch: Batch,
         counts: Mapping[str, float | Tensor],
@@ -132,25 +132,29 @@ class Updater:
 
         `weights` by their names stand in for the network's own, and get the gradients.
         """
-        with cast(self.place.device, self.dtype):
-            found = functional_call(self.spread, weights, (batch, draws)) if weights else self.spread(batch, draws)
+        with autocast(self.dist.device, self.dtype):
+            found = (
+                functional_call(self.parallel_objective, weights, (batch, draws))
+                if weights
+                else self.parallel_objective(batch, draws)
+            )
         share = sum(loss.total / counts[name] for name, loss in found.items())
         assert isinstance(share, Tensor)
         # Several processes average their gradients; what is wanted is the sum.
-        (share * self.place.processes * (self.scaler.scale if self.scaler else 1.0)).backward()
+        (share * self.dist.world_size * (self.scaler.scale if self.scaler else 1.0)).backward()
         return {name: Loss(*(each.detach() for each in loss)) for name, loss in found.items()}
 
     def step(self) -> Tensor:
-        """One step of the optimiser, or none where the gradient is not finite; the length that it had."""
-        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+        """One step of the optimizer, or none where the gradient is not finite; the length that it had."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         if self.scaler:
             torch._foreach_div_([p.grad for p in parameters if p.grad is not None], self.scaler.scale)
-        norm = clip(parameters, self.settings.clip)
-        # The fused optimiser leaves everything as it is where this is 1, without asking the device first.
+        norm = clip_grad_norm(parameters, self.settings.grad_clip)
+        # The fused optimizer leaves everything as it is where this is 1, without asking the device first.
         finite = norm.isfinite()
-        self.optimiser.found_inf = (~finite).float().reshape(())  # type: ignore[attr-defined]
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.found_inf = (~finite).float().reshape(())  # type: ignore[attr-defined]
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         if self.scaler:
             self.scaler.learn(bool(finite))
         return norm
@@ -158,14 +162,14 @@ class Updater:
     def counts(self, batches: tuple[Batch, ...]) -> dict[str, float]:
         """Items of each loss in the global batch."""
         own = [self.objective.counts(batch) for batch in batches]
-        total = self.place.sum(torch.tensor([list(each.values()) for each in own], dtype=torch.float64).sum(0))
+        total = self.dist.sum(torch.tensor([list(each.values()) for each in own], dtype=torch.float64).sum(0))
         return {name: max(1.0, count) for name, count in zip(own[0], total.tolist(), strict=True)}
 
     def _last_part(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         """Processes exchange gradients after the last part only."""
-        if self.place.processes == 1:
+        if self.dist.world_size == 1:
             return contextlib.nullcontext()
-        if isinstance(self.spread, nn.parallel.DistributedDataParallel):
-            return contextlib.nullcontext() if last else self.spread.no_sync()
-        self.spread.set_requires_gradient_sync(last)  # type: ignore[operator]
+        if isinstance(self.parallel_objective, nn.parallel.DistributedDataParallel):
+            return contextlib.nullcontext() if last else self.parallel_objective.no_sync()
+        self.parallel_objective.set_requires_gradient_sync(last)  # type: ignore[operator]
         return contextlib.nullcontext()

@@ -11,18 +11,18 @@ import numpy as np
 import torch
 
 from clearhead.config.data import DataConfig
-from clearhead.config.generation import DecodeConfig
+from clearhead.config.generation import GenerationConfig
 from clearhead.config.train import TrainConfig
 from clearhead.data import Data, Dataset, Loader
 from clearhead.data.tasks import LanguageModel, Translation
 from clearhead.evaluate.bleu import bleu, chrf
-from clearhead.evaluate.labeled import LABELLED, own_records, score
+from clearhead.evaluate.labeled import LABELED, own_records, score_labeled
 from clearhead.inference import generate, translate
 from clearhead.inference.step import pad
 from clearhead.model import Decoder, EncoderDecoder, Network
 from clearhead.predict import Model
 from clearhead.text import Tokenizer
-from clearhead.train.distributed import Place, cast, uncompiled
+from clearhead.train.distributed import DistContext, autocast, uncompiled
 from clearhead.train.exposure_bias import exposure_bias
 from clearhead.train.objective import Objective
 from clearhead.train.updater import Progress
@@ -57,18 +57,18 @@ def losses(
     objective: Objective,
     dataset: Dataset,
     data: DataConfig,
-    place: Place,
+    place: DistContext,
     dtype: torch.dtype,
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, float]:
     """Mean losses over a data set, without dropout and smoothing; perplexity is of the words."""
     loader = Loader(
         dataset,
-        tokens=data.tokens,
+        tokens=data.batch_tokens,
         shuffle=False,
-        pool=data.pool,
+        pool=data.bucket_size,
         rank=place.rank,
-        processes=place.processes,
+        processes=place.world_size,
         workers=min(data.workers, 1),
     )
     progress = Progress()
@@ -78,7 +78,7 @@ def losses(
         with torch.no_grad(), uncompiled(objective.network):
             for step in loader:
                 for batch in step.batches:
-                    with cast(place.device, dtype):
+                    with autocast(place.device, dtype):
                         progress.add(objective(batch.to(place.device)))
                 if place.any(stopped()):
                     return {}
@@ -91,35 +91,35 @@ def losses(
 
 
 def scores(
-    network: Network, data: Data, settings: TrainConfig, place: Place, dtype: torch.dtype
+    network: Network, data: Data, settings: TrainConfig, place: DistContext, dtype: torch.dtype
 ) -> tuple[dict[str, Any], list[Sample]]:
     """What the model writes for some validation samples: scores with their signature, and a few samples to read."""
-    labelled = data.task.config.task in LABELLED
-    if data.valid is None or not (settings.scored or labelled):
+    labeled = data.task.config.task in LABELED
+    if data.valid is None or not (settings.eval_samples or labeled):
         return {}, []
     trains = network.training
     network.eval()
     # On a CPU, texts are read by weights that are packed in a dtype of their own.
-    halves = nullcontext() if labelled and place.device.type == "cpu" else cast(place.device, dtype)
+    halves = nullcontext() if labeled and place.device.type == "cpu" else autocast(place.device, dtype)
     try:
         with torch.no_grad(), halves, uncompiled(network):
             if isinstance(network, EncoderDecoder) and isinstance(data.task, Translation):
-                return _translations(network, data, settings.scored)
+                return _translations(network, data, settings.eval_samples)
             if isinstance(network, Decoder) and isinstance(data.task, LanguageModel):
                 return {}, _continuations(network, data)
-            if labelled:
-                return _labelled(network, data)
+            if labeled:
+                return _labeled(network, data)
     finally:
         network.train(trains)
     return {}, []
 
 
-def _labelled(network: Network, data: Data) -> tuple[dict[str, Any], list[Sample]]:
+def _labeled(network: Network, data: Data) -> tuple[dict[str, Any], list[Sample]]:
     """The scores that `clearhead evaluate` gives, over all validation data."""
     config = data.task.config
     extra = {"task": config.task, "labels": list(data.labels), "data": config.model_dump(mode="json")}
     model = Model(network, data.tokenizers, extra, "the model")
-    found = score(model, config, own_records(model, config, config.valid))
+    found = score_labeled(model, config, own_records(model, config, config.valid))
     table = {} if found.confusion is None else {"confusion": found.confusion}
     return found.numbers | table, [Sample(**each) for each in found.samples]  # type: ignore[typeddict-item]
 
@@ -133,18 +133,18 @@ def _translations(network: EncoderDecoder, data: Data, most: int) -> tuple[dict[
     for sample in chosen:
         batch = data.valid.batch(np.array([sample]), 0, 0)
         pairs.append((batch["source"][0].tolist(), batch["labels"][0].tolist()))
-    longest = max(len(reference) for _, reference in pairs)
-    limit = min(2 * longest + 10, network.config.max_positions - 1)
+    max_length = max(len(reference) for _, reference in pairs)
+    limit = min(2 * max_length + 10, network.config.max_positions - 1)
     found = translate(
         network,
         [ids for ids, _ in pairs],
-        DecodeConfig(max_new_tokens=limit),
+        GenerationConfig(max_new_tokens=limit),
         begin=target.id("begin"),
         end=target.id("end"),
     )
-    outputs = target.decode_all([answers[0].ids for answers in found])
-    references = target.decode_all([reference for _, reference in pairs])
-    sources = source.decode_all([ids for ids, _ in pairs])
+    outputs = target.decode_batch([answers[0].ids for answers in found])
+    references = target.decode_batch([reference for _, reference in pairs])
+    sources = source.decode_batch([ids for ids, _ in pairs])
     scored = {"bleu": bleu(outputs, references), "chrf": chrf(outputs, references)}
     numbers: dict[str, Any] = {name: score.value for name, score in scored.items()}
     numbers["exact"] = sum(a == b for a, b in zip(outputs, references, strict=True)) / len(outputs)
@@ -177,7 +177,7 @@ def _continuations(network: Decoder, data: Data) -> list[Sample]:
         prompts.append(ids[: max(1, min(32, len(ids) // 2))])
     room = max(1, min(100, network.config.max_positions - max(map(len, prompts)) - 1))
     end = [tokenizer.roles["end"]] if "end" in tokenizer.roles else []  # without one, it goes on to the limit
-    found = generate(network, prompts, DecodeConfig(max_new_tokens=room, temperature=0.8, top_p=0.95), end=end)
+    found = generate(network, prompts, GenerationConfig(max_new_tokens=room, temperature=0.8, top_p=0.95), end=end)
     return [
         Sample(source=tokenizer.decode(prompt), output=tokenizer.decode(answers[0].ids))
         for prompt, answers in zip(prompts, found, strict=True)

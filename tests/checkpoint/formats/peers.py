@@ -101,8 +101,8 @@ def ours(network: Any, ids: torch.Tensor, target: torch.Tensor) -> dict[str, tor
     found = {"hidden": hidden}
     if config.pooler:
         found["pooled"] = heads.pool(hidden)
-    if heads.words is not None:
-        found["words"] = network.words(hidden)
+    if heads.lm_head is not None:
+        found["words"] = network.logits(hidden)
     if heads.next_sentence is not None:
         found["next-sentence"] = heads.next_sentence(heads.pool(hidden))
     if heads.classes is not None:

@@ -19,7 +19,7 @@ from tests.checkpoint.small import tokenizer
 from tests.corpora import corpus
 
 INPUTS = int(os.environ.get("CLEARHEAD_INPUTS", "200"))
-SIZES: dict[str, Any] = {"width": 32, "heads": 4, "ff_width": 48, "vocab_size": 300, "max_positions": 48}
+SIZES: dict[str, Any] = {"dim": 32, "heads": 4, "ff_dim": 48, "vocab_size": 300, "max_positions": 48}
 BOTH = SIZES | {"family": "encoder-decoder", "encoder_layers": 2, "decoder_layers": 3, "norm_eps": 1e-4}
 DECODER = SIZES | {"family": "decoder", "decoder_layers": 2}
 LLAMA = DECODER | {"activation": "swiglu", "norm": "rms", "bias": False, "position": "rotary", "norm_eps": 1e-4}
@@ -77,7 +77,7 @@ def test_its_own_library_agrees_on_invented_names(names: Path, ctranslate2: Any)
     letters = sorted(token for token in model.tokenizer.vocabulary if len(token) == 1 and token.isalpha())
     texts = ["".join(chance.choices(letters, k=chance.randint(2, 9))) for _ in range(INPUTS)]
     length = {"min_decoding_length": 0, "max_decoding_length": 40}  # by default it leaves out texts that end at once
-    for beam, options in ((1, {}), (4, {"early_stop": "full"})):  # its rule: done when so many are finished
+    for beam, options in ((1, {}), (4, {"early_stopping": "full"})):  # its rule: done when so many are finished
         found = theirs.translate_batch([list(text) for text in texts], beam_size=beam, return_scores=True, **length)
         mine = model.translations(texts, beam=beam, max_new_tokens=40, scores=True, **options)
         assert [text for [(text, *_)] in mine] == ["".join(each.hypotheses[0]) for each in found]

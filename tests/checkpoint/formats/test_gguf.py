@@ -106,7 +106,7 @@ def written(made: Any, path: Path, kind: str, **more: Any) -> Path:
 
 
 def blocks(array: np.ndarray, kind: Any) -> np.ndarray:
-    """Quantised, or for kinds that the library only reads, random blocks with small scales."""
+    """Quantized, or for kinds that the library only reads, random blocks with small scales."""
     if kind.name not in K_QUANTS:
         return quantize(array, kind)
     block, size = gguf.GGML_QUANT_SIZES[kind]

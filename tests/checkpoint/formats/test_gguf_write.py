@@ -40,7 +40,7 @@ from tests.corpora import corpus
 @pytest.mark.parametrize("to", ["gguf", "gguf-q8_0"])
 @pytest.mark.parametrize("scaled", [{}, {"factor": 8.0}, {"factor": 3.3, "original_positions": 40}])
 def test_what_we_write_transformers_and_we_read_alike(to: str, scaled: dict[str, float], tmp_path: Path) -> None:
-    settings = {"family": "decoder", "decoder_layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "ff_width": 96}
+    settings = {"family": "decoder", "decoder_layers": 2, "dim": 64, "heads": 4, "kv_heads": 2, "ff_dim": 96}
     settings |= {"activation": "swiglu", "norm": "rms", "bias": False, "position": "rotary", "max_positions": 64}
     settings |= {"vocab_size": WORDS, "rope_theta": 500_000.0, "norm_eps": 1e-5}
     settings |= {"rope_scaling": scaled} if scaled else {}
@@ -110,12 +110,12 @@ def test_export_refuses_a_tokenizer_that_llama_cpp_would_cut_or_end_in_another_w
             export_model(load_model(tmp_path / name), tmp_path / "out", "gguf")
 
 
-def pieces(normaliser: Any, cut: Any = None) -> Tokenizer:
+def pieces(normalizer: Any, cut: Any = None) -> Tokenizer:
     """SentencePiece's kind of BPE, with its spaces written in this way."""
     bytewise = {f"<0x{n:02X}>": n + 3 for n in range(256)}
     vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | bytewise | {"▁": 259, "a": 260, "▁a": 261}
     engine = Engine(models.BPE(vocabulary, [("▁", "a")], unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    engine.normalizer, engine.pre_tokenizer = normaliser, cut
+    engine.normalizer, engine.pre_tokenizer = normalizer, cut
     engine.add_special_tokens(["<unk>", "<s>", "</s>"])
     return Tokenizer(engine)
 
@@ -123,9 +123,9 @@ def pieces(normaliser: Any, cut: Any = None) -> Tokenizer:
 SPACES = normalizers.Replace(" ", "▁")
 
 
-@pytest.mark.parametrize("normaliser", [SPACES, normalizers.Sequence([normalizers.Prepend("▁"), SPACES])])
-def test_pieces_keep_their_way_of_writing_spaces(normaliser: Any, tmp_path: Path) -> None:
-    tokens = pieces(normaliser)
+@pytest.mark.parametrize("normalizer", [SPACES, normalizers.Sequence([normalizers.Prepend("▁"), SPACES])])
+def test_pieces_keep_their_way_of_writing_spaces(normalizer: Any, tmp_path: Path) -> None:
+    tokens = pieces(normalizer)
     network = build(ModelConfig.build(preset("tiny-llama").model_dump() | {"vocab_size": 300}))
     save_model(tmp_path / "ours", network, tokens)
     export_model(load_model(tmp_path / "ours"), tmp_path / "out", "gguf")
@@ -135,7 +135,7 @@ def test_pieces_keep_their_way_of_writing_spaces(normaliser: Any, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("normaliser", "cut"),
+    ("normalizer", "cut"),
     [
         (None, pre_tokenizers.Metaspace(split=False)),
         (None, None),
@@ -144,9 +144,9 @@ def test_pieces_keep_their_way_of_writing_spaces(normaliser: Any, tmp_path: Path
         (SPACES, pre_tokenizers.Whitespace()),
     ],
 )
-def test_pieces_that_llama_cpp_would_cut_in_another_way_are_refused(normaliser: Any, cut: Any, tmp_path: Path) -> None:
+def test_pieces_that_llama_cpp_would_cut_in_another_way_are_refused(normalizer: Any, cut: Any, tmp_path: Path) -> None:
     network = build(ModelConfig.build(preset("tiny-llama").model_dump() | {"vocab_size": 300}))
-    save_model(tmp_path / "ours", network, pieces(normaliser, cut))
+    save_model(tmp_path / "ours", network, pieces(normalizer, cut))
     with pytest.raises(UserError, match="way to cut words or write spaces"):
         export_model(load_model(tmp_path / "ours"), tmp_path / "out", "gguf")
 

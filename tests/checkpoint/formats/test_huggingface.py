@@ -14,7 +14,7 @@ from clearhead.checkpoint import folder as model_folder
 from clearhead.checkpoint import load_model, save_model
 from clearhead.checkpoint.formats import export_model, import_model, read_foreign
 from clearhead.config import ModelConfig
-from clearhead.config.generation import DecodeConfig
+from clearhead.config.generation import GenerationConfig
 from clearhead.config.load import preset
 from clearhead.errors import UserError
 from clearhead.inference import generate, translate
@@ -88,7 +88,7 @@ def test_fifty_greedy_tokens_are_the_same(name: str, tmp_path: Path) -> None:
     options = {"max_new_tokens": 50, "min_new_tokens": 50, "do_sample": False, "pad_token_id": 0}
     seen = torch.ones_like(prompt)  # else they would take a 0 in the prompt for padding
     expected = theirs.generate(prompt, attention_mask=seen, **options)[0, 7:]
-    found = generate(network, prompt.tolist(), DecodeConfig(max_new_tokens=50), end=[])
+    found = generate(network, prompt.tolist(), GenerationConfig(max_new_tokens=50), end=[])
     assert found[0][0].ids == expected.tolist()
 
 
@@ -100,7 +100,7 @@ def test_fifty_greedy_words_of_a_translator_are_the_same(name: str, tmp_path: Pa
     expected = theirs.generate(
         source, max_new_tokens=50, do_sample=False, num_beams=1, eos_token_id=-1, bad_words_ids=[[padding]]
     )[0, 1:]
-    config = DecodeConfig(max_new_tokens=50, banned=((padding,),))
+    config = GenerationConfig(max_new_tokens=50, banned_ids=((padding,),))
     found = translate(network, source.tolist(), config, begin=padding, end=[])
     assert found[0][0].ids == expected.tolist()
 
@@ -168,7 +168,7 @@ REFUSED = {
     "attention_bias": (True, "biases beside attention"),
     "hidden_act": ("relu", "this activation"),
     "rope_parameters": ({"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}, "scaling of kind 'yarn'"),
-    "quantization_config": ({"bits": 4}, "quantised weights"),
+    "quantization_config": ({"bits": 4}, "quantized weights"),
     "auto_map": ({"AutoModel": "code.py"}, "code of its own"),
     "model_type": ("mamba", "known: bert"),
     "hidden_size": ("64", "is not a whole number"),

@@ -19,11 +19,11 @@ xllamacpp = pytest.importorskip("xllamacpp", reason="xllamacpp (llama.cpp) is no
 pytest.importorskip("gguf", reason="gguf is not installed")
 
 STORY = "the cat sat on the mat and saw 1234 birds; die Katze saß auf der Matte — 猫坐在垫子上, don't you know?\n" * 2
-PLAIN = {"family": "decoder", "decoder_layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "ff_width": 96}
+PLAIN = {"family": "decoder", "decoder_layers": 2, "dim": 64, "heads": 4, "kv_heads": 2, "ff_dim": 96}
 PLAIN |= {"activation": "swiglu", "norm": "rms", "bias": False, "position": "rotary", "max_positions": 256}
 MODELS: dict[str, dict[str, Any]] = {
     "tied": PLAIN | {"tie": "output"},
-    "wide heads": PLAIN | {"head_width": 32, "rope_theta": 500.0, "norm_eps": 1e-3},
+    "wide heads": PLAIN | {"head_dim": 32, "rope_theta": 500.0, "norm_eps": 1e-3},
     "Llama 3": PLAIN | {"rope_scaling": {"factor": 8.0, "original_positions": 64}},
 }
 
@@ -52,12 +52,12 @@ def test_a_model_that_learned_a_story_tells_it_there(name: str, tmp_path: Path) 
     tokens = train([STORY], "byte-bpe", 280)
     network = build(ModelConfig.build(MODELS[name] | {"vocab_size": len(tokens) + 8}))  # rows that no token has
     ids = torch.tensor([[tokens.id("begin"), *tokens.encode(STORY), tokens.id("end")]])
-    optimiser = torch.optim.AdamW(network.parameters(), 3e-3)
+    optimizer = torch.optim.AdamW(network.parameters(), 3e-3)
     for _ in range(60):
         loss = cross_entropy(network(ids[:, :-1])[0], ids[0, 1:])
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     save_model(tmp_path / "ours", network.eval(), tokens)
     assert_same_text(tmp_path / "ours", STORY[:20], 60, tmp_path)
 

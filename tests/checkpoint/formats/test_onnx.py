@@ -17,7 +17,7 @@ from tests.checkpoint.small import tokenizer
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 pytest.importorskip("onnx", reason="onnx is not installed")
 
-SIZES: dict[str, Any] = {"width": 32, "heads": 4, "ff_width": 48, "vocab_size": 300, "max_positions": 24}
+SIZES: dict[str, Any] = {"dim": 32, "heads": 4, "ff_dim": 48, "vocab_size": 300, "max_positions": 24}
 DECODER = SIZES | {"family": "decoder", "decoder_layers": 3}
 ENCODER = SIZES | {"family": "encoder", "encoder_layers": 2, "embedding_norm": True, "position": "learned"}
 BOTH = SIZES | {"family": "encoder-decoder", "encoder_layers": 2, "decoder_layers": 3}
@@ -25,7 +25,7 @@ LLAMA = DECODER | {"activation": "swiglu", "norm": "rms", "bias": False, "positi
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt": DECODER | {"position": "learned", "activation": "gelu_tanh", "tie": "output"},
     "gpt-post": DECODER | {"norm_position": "post", "activation": "silu", "output_bias": True},
-    "llama": LLAMA | {"kv_heads": 2, "head_width": 10, "rope_scaling": {"factor": 8.0, "original_positions": 12}},
+    "llama": LLAMA | {"kv_heads": 2, "head_dim": 10, "rope_scaling": {"factor": 8.0, "original_positions": 12}},
     "mistral": LLAMA | {"kv_heads": 1, "attention": ["window", "full"], "window": 4},
     "translator": BOTH | {"norm_position": "post", "tie": "all", "scale_embedding": True},
     "translator-pre": BOTH | {"sinusoid": "halves", "norm": "batch"},
@@ -35,7 +35,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "norm_position": "post",
         "segments": 2,
         "pooler": True,
-        "outputs": ["words", "next-sentence"],
+        "outputs": ["lm", "next-sentence"],
         "activation": "gelu",
     },
     "classes": ENCODER | {"pooler": True, "outputs": ["classes"], "labels": 3, "attention": "window", "window": 5},
@@ -94,7 +94,7 @@ def of_encoder(network: Any, ids: torch.Tensor, lengths: torch.Tensor, segments:
     pooled = heads.pool(hidden, lengths)
     found = {"hidden": hidden} | ({"pooled": pooled} if network.config.pooler else {})
     reads = {
-        "words": lambda: network.words(hidden),
+        "words": lambda: network.logits(hidden),
         "next-sentence": lambda: heads.next_sentence(pooled),
         "classes": lambda: heads.classes(pooled),
         "tags": lambda: heads.tags(hidden),
@@ -108,7 +108,7 @@ def test_sparse_patterns_are_refused_by_name(tmp_path: Path) -> None:
         exported(DECODER | {"attention": "strided", "stride": 4}, tmp_path)
 
 
-@pytest.mark.parametrize("settings", [{"outputs": ["classes"], "labels": 3}, {"outputs": ["words"], "pooler": True}])
+@pytest.mark.parametrize("settings", [{"outputs": ["classes"], "labels": 3}, {"outputs": ["lm"], "pooler": True}])
 def test_the_mean_of_tokens_is_refused_by_name(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="ONNX has no place for pooling: mean"):
         exported(ENCODER | settings | {"pooling": "mean"}, tmp_path)

@@ -27,16 +27,16 @@ Made = tuple[str, dict[str, Any]]
 
 @st.composite
 def llama(draw: Any) -> Made:
-    heads, head_width = draw(HEADS), draw(st.sampled_from([2, 4, 6, 16]))
+    heads, head_dim = draw(HEADS), draw(st.sampled_from([2, 4, 6, 16]))
     rope = {"rope_type": "default", "rope_theta": draw(st.sampled_from([2.0, 100.0, 1e4, 5e5]))}
     if draw(st.booleans()):
         low = draw(st.sampled_from([0.5, 1.0, 2.0]))
         rope |= {"rope_type": "llama3", "factor": draw(st.sampled_from([1.0, 2.0, 32.0])), "low_freq_factor": low}
         rope |= {"high_freq_factor": low * draw(st.sampled_from([1.5, 4.0]))}
         rope |= {"original_max_position_embeddings": draw(st.sampled_from([4, 20, 64]))}
-    found = {"num_attention_heads": heads, "head_dim": head_width, "rope_parameters": rope, "rms_norm_eps": draw(EPS)}
+    found = {"num_attention_heads": heads, "head_dim": head_dim, "rope_parameters": rope, "rms_norm_eps": draw(EPS)}
     found |= {"num_key_value_heads": draw(st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0]))}
-    found |= {"hidden_size": heads * draw(st.sampled_from([head_width, 5, 12])), "intermediate_size": draw(INNER)}
+    found |= {"hidden_size": heads * draw(st.sampled_from([head_dim, 5, 12])), "intermediate_size": draw(INNER)}
     found |= {"num_hidden_layers": draw(LAYERS), "tie_word_embeddings": draw(st.booleans())}
     found |= {"max_position_embeddings": draw(st.sampled_from([8, 40])), "bos_token_id": None, "eos_token_id": None}
     if draw(st.booleans()):

@@ -116,18 +116,18 @@ def test_a_bert_of_ours_with_any_head_or_none_goes_to_transformers(outputs: list
     [
         ({"tie": "none"}, "an output matrix of its own"),
         ({"segments": 0}, "segments is 1 or more there, 0 here"),
-        ({"outputs": ["words", "span"]}, "no class there has outputs: words, span together"),
+        ({"outputs": ["lm", "span"]}, "no class there has outputs: words, span together"),
         ({"pooling": "mean"}, "pooling is that of the first token there, mean here"),
     ],
 )
 def test_a_bert_that_they_lack_is_refused_by_name(settings: dict[str, Any], named: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=named):
-        exported(preset("bert-tiny").model_dump() | {"vocab_size": 300, "outputs": ["words"]} | settings, tmp_path)
+        exported(preset("bert-tiny").model_dump() | {"vocab_size": 300, "outputs": ["lm"]} | settings, tmp_path)
 
 
 def test_a_translator_with_one_vocabulary_in_two_matrices_is_a_marian(tmp_path: Path) -> None:
     settings = preset("tiny-translator").model_dump() | {"vocab_size": 300, "tie": "output", "sinusoid": "halves"}
-    network = exported(settings | {"width": 32, "head_width": 8, "ff_width": 48}, tmp_path)
+    network = exported(settings | {"dim": 32, "head_dim": 8, "ff_dim": 48}, tmp_path)
     assert_same(network, transformers.MarianMTModel.from_pretrained(tmp_path / "hf").eval())
 
 

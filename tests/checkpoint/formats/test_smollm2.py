@@ -21,7 +21,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from tests.checkpoint.formats.test_gguf import as_transformers_reads
 
 PROMPTS = [
-    *("The capital of France is", "Water boils at", "My favourite colour", "def add(a, b):", "Once upon a time"),
+    *("The capital of France is", "Water boils at", "My favorite color", "def add(a, b):", "Once upon a time"),
     *("The three laws of motion", "In 1969,", "A recipe for bread:", "The opposite of hot is", "Shakespeare wrote"),
     *("The sun is a", "To be or not to be,", "1, 2, 3, 4,", "Dear Sir or Madam,", "The quick brown fox"),
     *("Photosynthesis is", "The largest planet", "Q: What is 2+2?\nA:", "Roses are red,", "She opened the door and"),

@@ -23,10 +23,10 @@ INPUTS = int(os.environ.get("CLEARHEAD_INPUTS", "100"))
 LEAST = 0.995  # the share that must be identical
 DATA = {"format": "embedded", "level": 1, "languages": ["en", "de"]}
 RECIPE: dict[str, Any] = {
-    "model": {"preset": "tiny-translator", "width": 64, "encoder_layers": 1, "decoder_layers": 1, "ff_width": 128}
+    "model": {"preset": "tiny-translator", "dim": 64, "encoder_layers": 1, "decoder_layers": 1, "ff_dim": 128}
     | {"norm_position": "post", "sinusoid": "halves", "tie": "all", "dropout": 0.0, "max_positions": 64},
-    "tokenizer": {"kind": "word", "size": 600},
-    "data": {"task": "translation", "train": DATA | {"count": 3000, "split": "train"}, "longest": 32, "tokens": 1000}
+    "tokenizer": {"kind": "word", "vocab_size": 600},
+    "data": {"task": "translation", "train": DATA | {"count": 3000, "split": "train"}, "max_length": 32, "tokens": 1000}
     | {"workers": 0},
     "train": {"steps": 300, "rate": 4e-3, "warmup": 50, "validate_every": 1000, "save_every": 1000, "device": "cpu"},
 }
@@ -71,7 +71,9 @@ def test_ctranslate2_gives_the_same_translations(
 ) -> None:
     ctranslate2 = pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
     model = ours[0]
-    expected = model.translate(sentences, beam=4, max_new_tokens=40, early_stop="full")  # its rule: four are finished
+    expected = model.translate(
+        sentences, beam=4, max_new_tokens=40, early_stopping="full"
+    )  # its rule: four are finished
     export_model(load_model(find_model(run)), tmp_path / "out", "ctranslate2")
     theirs = ctranslate2.Translator(str(tmp_path / "out"), intra_threads=1)
     tokens = [[model.tokenizer.token(number) for number in model.tokenizer.encode(text)] for text in sentences]

@@ -39,7 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     frame = TemplateProcessing(single="<begin> $A", special_tokens=[("<begin>", tokens.id("begin"))])
     tokens.engine.post_processor = frame
     tokens.save(folder / "hf-llama3.2")
-    sentences(folder / "hf-sentences", {"pooling_mode_mean_tokens": True}, normalised=True)
+    sentences(folder / "hf-sentences", {"pooling_mode_mean_tokens": True}, normalized=True)
     saved("llama2", folder / "hf-sharded", max_shard_size="60KB")
     for kind in ("F16", "Q4_0"):
         (folder / f"gguf-{kind}").mkdir()
@@ -53,19 +53,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def written_ctranslate2(folder: Path) -> None:
     """A translator of one layer in CTranslate2's second layout."""
-    width, inner, chance = 16, 24, np.random.default_rng(0)
-    shapes: dict[str, tuple[int, ...]] = {"decoder/projection/weight": (6, width), "decoder/projection/bias": (6,)}
+    dim, inner, chance = 16, 24, np.random.default_rng(0)
+    shapes: dict[str, tuple[int, ...]] = {"decoder/projection/weight": (6, dim), "decoder/projection/bias": (6,)}
     for stack in ("encoder", "decoder"):
-        shapes |= {f"{stack}/embeddings/weight": (6, width)}
-        parts = {"self_attention": [(3 * width, width), (width, width)], "ffn": [(inner, width), (width, inner)]}
+        shapes |= {f"{stack}/embeddings/weight": (6, dim)}
+        parts = {"self_attention": [(3 * dim, dim), (dim, dim)], "ffn": [(inner, dim), (dim, inner)]}
         if stack == "decoder":
-            parts["attention"] = [(width, width), (2 * width, width), (width, width)]
+            parts["attention"] = [(dim, dim), (2 * dim, dim), (dim, dim)]
         for part, matrices in parts.items():
             for number, shape in enumerate(matrices):
                 shapes[f"{stack}/layer_0/{part}/linear_{number}/weight"] = shape
                 shapes[f"{stack}/layer_0/{part}/linear_{number}/bias"] = shape[:1]
         for norm in ("layer_norm", *(f"layer_0/{part}/layer_norm" for part in parts)):
-            shapes |= {f"{stack}/{norm}/gamma": (width,), f"{stack}/{norm}/beta": (width,)}
+            shapes |= {f"{stack}/{norm}/gamma": (dim,), f"{stack}/{norm}/beta": (dim,)}
     data = struct.pack("<I", 2) + text("TransformerBase") + struct.pack("<II", 2, len(shapes))
     for name, shape in shapes.items():
         array = chance.standard_normal(shape).astype("<f4")

@@ -12,9 +12,9 @@ from clearhead.errors import UserError
 
 CLASSES = {  # the outputs that each class has
     "BertModel": (),
-    "BertForMaskedLM": ("words",),
+    "BertForMaskedLM": ("lm",),
     "BertForNextSentencePrediction": ("next-sentence",),
-    "BertForPreTraining": ("words", "next-sentence"),
+    "BertForPreTraining": ("lm", "next-sentence"),
     "BertForSequenceClassification": ("classes",),
     "BertForTokenClassification": ("tags",),
     "BertForQuestionAnswering": ("span",),
@@ -44,13 +44,13 @@ def table(config: ModelConfig) -> Table:
         **under("encoder.embedding", f"{prefix}embeddings", EMBEDDING),
         **under("encoder.layers.*", f"{prefix}encoder.layer.*", LAYER),
         "heads.pooler.linear.*": f"{prefix}pooler.dense.*",
-        "heads.words.transform.linear.*": "cls.predictions.transform.dense.*",
-        "heads.words.transform.norm.*": "cls.predictions.transform.LayerNorm.*",
-        "heads.words.scores.weight": "cls.predictions.decoder.weight",
-        "heads.words.scores.bias": "cls.predictions.bias",
+        "heads.lm_head.transform.linear.*": "cls.predictions.transform.dense.*",
+        "heads.lm_head.transform.norm.*": "cls.predictions.transform.LayerNorm.*",
+        "heads.lm_head.proj.weight": "cls.predictions.decoder.weight",
+        "heads.lm_head.proj.bias": "cls.predictions.bias",
         "heads.next_sentence.*": "cls.seq_relationship.*",
-        "heads.classes.scores.*": "classifier.*",
-        "heads.tags.scores.*": "classifier.*",
+        "heads.classes.proj.*": "classifier.*",
+        "heads.tags.proj.*": "classifier.*",
         "heads.span.*": "qa_outputs.*",
     }
 
@@ -75,7 +75,7 @@ def ours(fields: Fields, names: Set[str]) -> ModelConfig:
         outputs.append(kind[0])
         given = fields.data.get("id2label")
         labels = len(given) if isinstance(given, dict) else fields.whole("num_labels", 2)
-    if "words" in outputs:
+    if "lm" in outputs:
         fields.must("an output matrix of its own", "tie_word_embeddings", True)
     fields.ignore("tie_word_embeddings")
     pooler = any(re.match(r"(bert\.)?pooler\.", each) for each in names)
@@ -84,9 +84,9 @@ def ours(fields: Fields, names: Set[str]) -> ModelConfig:
     settings: dict[str, Any] = {
         "family": "encoder",
         "encoder_layers": fields.whole("num_hidden_layers"),
-        "width": fields.whole("hidden_size"),
+        "dim": fields.whole("hidden_size"),
         "heads": fields.whole("num_attention_heads"),
-        "ff_width": fields.whole("intermediate_size"),
+        "ff_dim": fields.whole("intermediate_size"),
         "activation": spelt(fields, "hidden_act", "gelu"),
         "norm_position": "post",
         "norm_eps": fields.number("layer_norm_eps", 1e-12),
@@ -97,9 +97,9 @@ def ours(fields: Fields, names: Set[str]) -> ModelConfig:
         "vocab_size": fields.whole("vocab_size"),
         "segments": fields.whole("type_vocab_size", 2),
         "embedding_norm": True,
-        "tie": "output" if "words" in outputs else "none",
+        "tie": "output" if "lm" in outputs else "none",
         "outputs": outputs,
-        "output_bias": "words" in outputs,
+        "output_bias": "lm" in outputs,
         "pooler": pooler,
         "labels": labels,
         "init": "truncated",
@@ -107,7 +107,7 @@ def ours(fields: Fields, names: Set[str]) -> ModelConfig:
     return ModelConfig.build(settings, where=str(fields.where))
 
 
-_OUTPUTS = {"cls.predictions.": "words", "cls.seq_relationship.": "next-sentence", "qa_outputs.": "span"}
+_OUTPUTS = {"cls.predictions.": "lm", "cls.seq_relationship.": "next-sentence", "qa_outputs.": "span"}
 
 
 def theirs(config: ModelConfig) -> dict[str, Any]:
@@ -117,16 +117,16 @@ def theirs(config: ModelConfig) -> dict[str, Any]:
         raise UserError(f"no class there has outputs: {', '.join(config.outputs)} together")
     if not config.segments:
         raise UserError("segments is 1 or more there, 0 here")
-    if config.pooling != "class" and config.pooler:
+    if config.pooling != "cls" and config.pooler:
         raise UserError(f"pooling is that of the first token there, {config.pooling} here")
     labels = {str(number): f"LABEL_{number}" for number in range(config.labels)}
     return {
         "architectures": names,
         "model_type": "bert",
         "num_hidden_layers": config.encoder_layers,
-        "hidden_size": config.width,
+        "hidden_size": config.dim,
         "num_attention_heads": config.heads,
-        "intermediate_size": config.ff_width,
+        "intermediate_size": config.ff_dim,
         "hidden_act": ACTIVATIONS.get(config.activation, "gelu"),
         "layer_norm_eps": config.norm_eps,
         "hidden_dropout_prob": config.dropout,
@@ -134,7 +134,7 @@ def theirs(config: ModelConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_positions,
         "vocab_size": config.vocab_size,
         "type_vocab_size": config.segments,
-        "tie_word_embeddings": config.tie != "none" or "words" not in config.outputs,
+        "tie_word_embeddings": config.tie != "none" or "lm" not in config.outputs,
     } | ({"id2label": labels, "label2id": {name: int(number) for number, name in labels.items()}} if labels else {})
 
 

@@ -44,7 +44,7 @@ TABLE: Table = {
     "*.embedding.positions.weight": "*/position_encodings/encodings",
     **under("*.layers.*", "*/layer_*", LAYER, "/"),
     **under("*.norm", "*", NORM, "/"),
-    "heads.words.scores.*": "decoder/projection/*",
+    "heads.lm_head.proj.*": "decoder/projection/*",
 }
 
 
@@ -60,7 +60,7 @@ def read(folder: Path) -> Imported:
         name, found = _variables(reader)
     tokens = [_tokens(folder / file) for file in FILES]
     config = _config(path, name, found, tokens)
-    found |= {f"{stack}/position_encodings/encodings": sinusoids(POSITIONS, config.width) for stack in STACKS}
+    found |= {f"{stack}/position_encodings/encodings": sinusoids(POSITIONS, config.dim) for stack in STACKS}
     weights = to_ours(TABLE, shapes_of(config, found, path), found, path)
     tokenizers = tuple(_tokenizer(each, folder / file) for each, file in zip(tokens, FILES, strict=True))
     return Imported(config, weights, tokenizers, {"source_end": False}, f"CTranslate2, {name}")
@@ -72,9 +72,9 @@ def _tokens(path: Path) -> list[str]:
     return tokens if UNKNOWN in tokens else [*tokens, UNKNOWN]
 
 
-def sinusoids(positions: int, width: int) -> Tensor:
+def sinusoids(positions: int, dim: int) -> Tensor:
     """CTranslate2's: sines, then cosines; the exponent over width/2 − 1; positions from 1. (positions, width)"""
-    half = width // 2
+    half = dim // 2
     steps = torch.exp(torch.arange(half, dtype=torch.float32) * (-math.log(10_000.0) / max(1, half - 1)))
     angles = torch.arange(1, positions + 1, dtype=torch.float32)[:, None] * steps
     return torch.cat([angles.sin(), angles.cos()], dim=1)
@@ -99,7 +99,7 @@ def _variables(reader: Reader) -> tuple[str, dict[str, Tensor]]:
         shape = reader.numbers(f"{rank}I")
         size, items = reader.numbers("BI")
         if size != 4 or key.endswith("weight_scale"):
-            raise UserError(f"{reader.path}: {key:.60}: quantised weights cannot be represented here; fp32 can")
+            raise UserError(f"{reader.path}: {key:.60}: quantized weights cannot be represented here; fp32 can")
         if key in found or not items or math.prod(shape) != items:
             raise reader.wrong(f"{key:.60} stands twice, is empty, or is not of its own shape")
         found[key] = torch.from_numpy(reader.array("<f4", items).copy()).reshape(shape)
@@ -127,9 +127,9 @@ def _config(path: Path, name: str, found: dict[str, Tensor], tokens: list[list[s
         "family": "encoder-decoder",
         "encoder_layers": layers["encoder"],
         "decoder_layers": layers["decoder"],
-        "width": source[1],
+        "dim": source[1],
         "heads": HEADS[name],
-        "ff_width": shape("encoder/layer_0/ffn/linear_0/weight")[0],
+        "ff_dim": shape("encoder/layer_0/ffn/linear_0/weight")[0],
         "activation": "relu",
         "norm_position": "pre",
         "norm_eps": 1e-5,

@@ -14,7 +14,7 @@ from clearhead.checkpoint.formats.tables import Table, to_theirs
 from clearhead.checkpoint.formats.tokens import begin_ids, end_ids, every_token
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
-from clearhead.model.positions import sinusoids
+from clearhead.model.positions import sinusoidal_positions
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH", "swiglu": "SWISH"}
 GATED: Table = {
@@ -54,13 +54,13 @@ def _check(config: ModelConfig) -> None:
         f"norm: {config.norm}": config.norm == "batch",
         "bias: false, with layer norms": not config.bias and config.norm == "layer",
         f"attention: {', '.join(config.attention)}": config.attention != ("full",),
-        f"outputs: {', '.join(config.outputs)}": config.outputs != ("words",),
+        f"outputs: {', '.join(config.outputs)}": config.outputs != ("lm",),
         "embedding_norm: true": config.embedding_norm,
         "rope_scaling (it computes Llama 3's rule differently)": config.rope_scaling is not None,
         "position: rotary, in a translator": translator and config.position == "rotary",
         f"kv_heads: {config.kv_heads} of {config.heads}, in a translator": translator
         and config.kv_heads != config.heads,
-        f"head_width: {config.head_width}, not width / heads": config.heads * config.head_width != config.width,
+        f"head_dim: {config.head_dim}, not width / heads": config.heads * config.head_dim != config.dim,
     }
     if found := [what for what, so in problems.items() if so]:
         raise UserError(f"export: CTranslate2 has no place for {'; '.join(found)}")
@@ -92,9 +92,9 @@ def _positions(config: ModelConfig) -> dict[str, Tensor]:
     """Sinusoids as a table, for theirs are others; zeros where there are no positions."""
     if config.position in ("learned", "rotary"):
         return {}
-    table = torch.zeros(config.max_positions, config.width)
+    table = torch.zeros(config.max_positions, config.dim)
     if config.position == "sinusoidal":
-        table = sinusoids(torch.arange(config.max_positions), config.width, config.sinusoid)
+        table = sinusoidal_positions(torch.arange(config.max_positions), config.dim, config.sinusoid)
     stacks = ("encoder", "decoder") if config.family == "encoder-decoder" else ("decoder",)
     return {f"{stack}.embedding.positions.weight": table for stack in stacks}
 
@@ -107,7 +107,7 @@ def _without(loaded: Loaded, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
     banned = [row[0] for row in rows]
     if not banned:
         return {}
-    name = "heads.words.scores.bias"
+    name = "heads.lm_head.proj.bias"
     bias = tensors[name].clone() if name in tensors else torch.zeros(loaded.config.target_vocab)
     bias[banned] = NEVER
     return {name: bias}

@@ -1,6 +1,6 @@
-"""GGUF, the files of llama.cpp: Llama-type models, in (quantised or not) and out (F16, Q8_0).
+"""GGUF, the files of llama.cpp: Llama-type models, in (quantized or not) and out (F16, Q8_0).
 
-The header is read here, with limits; what the quantised blocks mean is the `gguf` library's knowledge.
+The header is read here, with limits; what the quantized blocks mean is the `gguf` library's knowledge.
 """
 
 import logging
@@ -23,7 +23,7 @@ from clearhead.checkpoint.formats.tables import Entry, Table, interleaved, shape
 from clearhead.checkpoint.formats.vocabularies import WHOLE, bytes_with_merges, pieces_with_scores
 from clearhead.config import ModelConfig, RopeScaling
 from clearhead.errors import UserError
-from clearhead.model.positions import frequencies, stretched
+from clearhead.model.positions import rope_frequencies, scale_rope_frequencies
 from clearhead.text import Tokenizer
 
 log = logging.getLogger("clearhead")
@@ -53,7 +53,7 @@ def table(config: ModelConfig) -> Table:
         "decoder.embedding.tokens.weight": "token_embd.weight",
         **under("decoder.layers.*", "blk.*", layer),
         "decoder.norm.weight": "output_norm.weight",
-        "heads.words.scores.weight": "output.weight",
+        "heads.lm_head.proj.weight": "output.weight",
     }
 
 
@@ -80,15 +80,15 @@ def read(path: Path) -> Imported:
         fields = Fields(settings, path)
         if (kind := fields.text("general.architecture")) != "llama":
             raise UserError(f"{path}: general.architecture: {kind!r:.40} cannot be represented here; llama can")
-        found = {name: _dequantised(reader, name, stored) for name, stored in tensors.items()}
+        found = {name: _dequantized(reader, name, stored) for name, stored in tensors.items()}
     factors = found.pop("rope_freqs.weight", None)
     config = _config(fields, found, factors)
     if unknown := [key for key in fields.unknown() if key.startswith("llama.")]:
         log.warning("%s: %s: not known here, left aside", path, ", ".join(unknown))
     weights = to_ours(table(config), shapes_of(config, found, path), found, path)
     tokenizer = _tokenizer(fields, config.target_vocab)
-    licence = str(settings.get("general.license", ""))[:200]
-    return Imported(config, weights, (tokenizer,), _extra(fields, tokenizer), "GGUF, Llama", licence)
+    license = str(settings.get("general.license", ""))[:200]
+    return Imported(config, weights, (tokenizer,), _extra(fields, tokenizer), "GGUF, Llama", license)
 
 
 def header(reader: Reader) -> tuple[dict[str, Any], dict[str, Stored]]:
@@ -163,7 +163,7 @@ def _info(reader: Reader, sizes: Mapping[Any, tuple[int, int]]) -> tuple[str, St
     return name, Stored(kind, shape, offset, math.prod(shape) // block * stride)
 
 
-def _dequantised(reader: Reader, name: str, stored: Stored) -> Tensor:
+def _dequantized(reader: Reader, name: str, stored: Stored) -> Tensor:
     """A tensor in fp32."""
     quants = library("gguf.quants")
     kind = library("gguf").GGMLQuantizationType(stored.kind)
@@ -187,18 +187,18 @@ def _config(fields: Fields, found: Mapping[str, Tensor], factors: Tensor | None)
     for key in ("attention.scale", "attention.clamp_kqv", "embedding_scale", "residual_scale", "logit_scale"):
         fields.must("a scale or a limit of its own", f"llama.{key}", 0.0)
     words = fields.data.get("tokenizer.ggml.tokens")
-    heads, width = fields.whole("llama.attention.head_count"), fields.whole("llama.embedding_length")
-    head_width = fields.whole("llama.attention.key_length", width // max(1, heads))
-    fields.must("rotation of a part of each head", "llama.rope.dimension_count", head_width)
-    fields.must("values narrower than keys", "llama.attention.value_length", head_width)
+    heads, dim = fields.whole("llama.attention.head_count"), fields.whole("llama.embedding_length")
+    head_dim = fields.whole("llama.attention.key_length", dim // max(1, heads))
+    fields.must("rotation of a part of each head", "llama.rope.dimension_count", head_dim)
+    fields.must("values narrower than keys", "llama.attention.value_length", head_dim)
     settings: dict[str, Any] = {
         **KIND,
         "decoder_layers": fields.whole("llama.block_count"),
-        "width": width,
+        "dim": dim,
         "heads": heads,
         "kv_heads": fields.whole("llama.attention.head_count_kv", heads),
-        "head_width": head_width,
-        "ff_width": fields.whole("llama.feed_forward_length"),
+        "head_dim": head_dim,
+        "ff_dim": fields.whole("llama.feed_forward_length"),
         "norm_eps": fields.number("llama.attention.layer_norm_rms_epsilon"),
         "max_positions": fields.whole("llama.context_length"),
         "rope_theta": fields.number("llama.rope.freq_base", 10_000.0),
@@ -217,8 +217,10 @@ def _scaled(config: ModelConfig, factors: Tensor, fields: Fields) -> ModelConfig
     said = {key: fields.number(f"{RULE}.{key}", value) for key, value in said.items()}
     whole = {key: int(value) for key, value in said.items() if value.is_integer()}
     rule = RopeScaling.build(said | whole, where=f"{fields.where}: rope_freqs")
-    turns = frequencies(config, torch.device("cpu"))
-    if factors.shape != turns.shape or not torch.allclose(turns / stretched(turns, rule), factors, rtol=1e-3):
+    turns = rope_frequencies(config, torch.device("cpu"))
+    if factors.shape != turns.shape or not torch.allclose(
+        turns / scale_rope_frequencies(turns, rule), factors, rtol=1e-3
+    ):
         raise UserError(f"{fields.where}: rope_freqs: a stretch other than Llama 3's cannot be represented here")
     return config.model_copy(update={"rope_scaling": rule})
 

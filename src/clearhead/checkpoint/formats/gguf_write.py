@@ -19,7 +19,7 @@ from clearhead.checkpoint.formats.vocabularies import WHOLE, WORDS, cut_of
 from clearhead.checkpoint.tensors import tensors_of
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
-from clearhead.model.positions import frequencies
+from clearhead.model.positions import rope_frequencies
 from clearhead.text import Tokenizer
 
 UNUSED, BYTE = 5, 6  # kinds of token
@@ -51,7 +51,7 @@ def _write(loaded: Loaded, draft: Path, kind: str) -> None:
     if config.rope_scaling is not None:
         plain = config.model_copy(update={"rope_scaling": None})
         cpu = torch.device("cpu")
-        tensors["rope_freqs.weight"] = frequencies(plain, cpu) / frequencies(config, cpu)
+        tensors["rope_freqs.weight"] = rope_frequencies(plain, cpu) / rope_frequencies(config, cpu)
     for name, tensor in tensors.items():
         _tensor(writer, name, tensor.float().contiguous().numpy(), kind)
     try:
@@ -72,13 +72,13 @@ def _check(config: ModelConfig) -> None:
 def _settings(writer: Any, config: ModelConfig) -> None:
     writer.add_block_count(config.decoder_layers)
     writer.add_context_length(config.max_positions)
-    writer.add_embedding_length(config.width)
-    writer.add_feed_forward_length(config.ff_width)
+    writer.add_embedding_length(config.dim)
+    writer.add_feed_forward_length(config.ff_dim)
     writer.add_head_count(config.heads)
     writer.add_head_count_kv(config.kv_heads)
-    writer.add_key_length(config.head_width)
-    writer.add_value_length(config.head_width)
-    writer.add_rope_dimension_count(config.head_width)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(config.rope_theta)
     writer.add_layer_norm_rms_eps(config.norm_eps)
     writer.add_vocab_size(config.target_vocab)

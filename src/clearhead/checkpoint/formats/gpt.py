@@ -20,7 +20,7 @@ LAYER: Table = {
 }
 COMMON: Table = {
     **under("decoder.layers.*", "transformer.h.*", LAYER),
-    "heads.words.scores.weight": "lm_head.weight",
+    "heads.lm_head.proj.weight": "lm_head.weight",
 }
 GPT1_TABLE: Table = {
     "decoder.embedding.tokens.weight": "transformer.tokens_embed.weight",
@@ -34,7 +34,7 @@ GPT2_TABLE: Table = {
     **COMMON,
 }
 SUMMARY = [f"summary_{key}" for key in ("activation", "first_dropout", "proj_to_labels", "type", "use_proj")]
-NAMES = {"n_layer": "decoder_layers", "n_embd": "width", "n_head": "heads", "n_positions": "max_positions"}
+NAMES = {"n_layer": "decoder_layers", "n_embd": "dim", "n_head": "heads", "n_positions": "max_positions"}
 
 
 def _ours(fields: Fields, **differs: Any) -> ModelConfig:
@@ -66,7 +66,7 @@ def gpt1_ours(fields: Fields, names: Set[str]) -> ModelConfig:
 
 def gpt2_ours(fields: Fields, names: Set[str]) -> ModelConfig:
     """The norm in front, a norm behind the last layer."""
-    inner = {"ff_width": fields.whole("n_inner")} if fields.has("n_inner") else {}
+    inner = {"ff_dim": fields.whole("n_inner")} if fields.has("n_inner") else {}
     fields.ignore("n_inner")
     return _ours(fields, norm_position="pre", activation=spelt(fields, "activation_function", "gelu_new"), **inner)
 
@@ -93,7 +93,7 @@ def gpt2_theirs(config: ModelConfig) -> dict[str, Any]:
     """The same in their words."""
     activation = ACTIVATIONS.get(config.activation, "gelu_new")
     about: dict[str, Any] = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
-    return about | {"activation_function": activation, "n_inner": config.ff_width} | _theirs(config)
+    return about | {"activation_function": activation, "n_inner": config.ff_dim} | _theirs(config)
 
 
 def renames(config: ModelConfig) -> Renames:

@@ -59,7 +59,7 @@ def read(folder: Path) -> Imported:
     adapter = adapter_of(fields)
     if (folder / ADAPTER).is_file():
         raise UserError(f"{folder / ADAPTER}: weights beside the weights cannot be represented here; merge them first")
-    fields.must("quantised weights", "quantization_config")
+    fields.must("quantized weights", "quantization_config")
     fields.must("code of its own", "auto_map")
     fields.ignore(*ABOUT)
     found = _tensors(folder)
@@ -143,8 +143,8 @@ def write(loaded: Loaded, draft: Path) -> None:
     theirs = adapter.theirs(config) | {"dtype": str(next(iter(tensors.values())).dtype).removeprefix("torch.")}
     ids = hugging_face_files(loaded, draft)
     write_pooling(loaded, draft)
-    if adapter is MARIAN and "heads.words.scores.bias" not in tensors:
-        tensors["heads.words.scores.bias"] = tensors["encoder.embedding.tokens.weight"].new_zeros(config.target_vocab)
+    if adapter is MARIAN and "heads.lm_head.proj.bias" not in tensors:
+        tensors["heads.lm_head.proj.bias"] = tensors["encoder.embedding.tokens.weight"].new_zeros(config.target_vocab)
     if config.labels and loaded.extra.get("labels"):
         names = [str(name) for name in loaded.extra["labels"]]
         theirs |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
@@ -165,7 +165,7 @@ def _nearest(config: ModelConfig) -> Adapter:
 
 def differences(adapter: Adapter, config: ModelConfig) -> list[str]:
     """What our config would come back as: every setting that it would lose."""
-    free = FREE | (MARIANS if adapter is MARIAN else set()) | (set() if "words" in config.outputs else WORDS)
+    free = FREE | (MARIANS if adapter is MARIAN else set()) | (set() if "lm" in config.outputs else WORDS)
     entries = {name: look_up(name, adapter.table(config)) for name in tensors_of(build(config, "meta"))}
     try:
         names = {entry.name for entry in entries.values() if entry is not None}

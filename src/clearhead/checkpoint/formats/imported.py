@@ -17,7 +17,7 @@ class Imported(NamedTuple):
 
     `extra` may hold `begin` (ids before every text), `ends` (ids that end one), `source_end` (False: sources have no
     end token), `banned` (rows of ids that are never written), `pad`, `chat_template`, `task`, `labels`, `pooling`,
-    `normalised`, `longest`.
+    `normalized`, `longest`.
     """
 
     config: ModelConfig
@@ -25,12 +25,12 @@ class Imported(NamedTuple):
     tokenizers: tuple[Tokenizer, ...]
     extra: dict[str, Any]
     kind: str  # what it was, for the card
-    licence: str = ""
+    license: str = ""
 
     def save(self, folder: Path, source: str, dtype: torch.dtype | None = None) -> None:
         """Write it as a model folder."""
         network = with_weights(self.config, self.weights, source)
         card = model_card(
-            folder.name, f"{self.kind}, imported from {source}.", (), "# trained elsewhere", (), self.licence
+            folder.name, f"{self.kind}, imported from {source}.", (), "# trained elsewhere", (), self.license
         )
         save_model(folder, network, self.tokenizers, self.extra | {"imported": self.kind}, card, dtype)

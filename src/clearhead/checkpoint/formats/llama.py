@@ -27,14 +27,14 @@ TABLE: Table = {
         },
     ),
     "decoder.norm.weight": "model.norm.weight",
-    "heads.words.scores.weight": "lm_head.weight",
+    "heads.lm_head.proj.weight": "lm_head.weight",
 }
 KIND = {"family": "decoder", "activation": "swiglu", "norm": "rms", "bias": False, "position": "rotary"}
 NAMES = {
     "num_hidden_layers": "decoder_layers",
-    "hidden_size": "width",
+    "hidden_size": "dim",
     "num_attention_heads": "heads",
-    "intermediate_size": "ff_width",
+    "intermediate_size": "ff_dim",
     "max_position_embeddings": "max_positions",
     "vocab_size": "vocab_size",
 }
@@ -64,7 +64,7 @@ def ours(fields: Fields, names: Set[str]) -> ModelConfig:
     }
     settings |= rotation(fields)
     if fields.has("head_dim"):
-        settings["head_width"] = fields.whole("head_dim")
+        settings["head_dim"] = fields.whole("head_dim")
     if fields.data.get("model_type") != "mistral":
         fields.must("a window in a Llama", "sliding_window")
     elif fields.data.get("sliding_window", MISTRAL) is not None:
@@ -102,7 +102,7 @@ def theirs(config: ModelConfig) -> dict[str, Any]:
         "architectures": [kind[0]],
         "model_type": kind[1],
         "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_width,
+        "head_dim": config.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": config.norm_eps,
         "attention_dropout": config.attention_dropout,

@@ -35,16 +35,16 @@ def read(path: Path) -> Imported:
 
 
 def _config(reader: Reader) -> ModelConfig:
-    width, ff_width, layers, heads, kv_heads, words, positions = reader.numbers("7i")
-    if width == LATER:
-        raise UserError(f"{reader.path}: llama2.c's layout of version {ff_width} cannot be represented here; 0 can")
+    dim, ff_dim, layers, heads, kv_heads, words, positions = reader.numbers("7i")
+    if dim == LATER:
+        raise UserError(f"{reader.path}: llama2.c's layout of version {ff_dim} cannot be represented here; 0 can")
     settings = {
         **KIND,
         "decoder_layers": layers,
-        "width": width,
+        "dim": dim,
         "heads": heads,
         "kv_heads": kv_heads,
-        "ff_width": ff_width,
+        "ff_dim": ff_dim,
         "norm_eps": 1e-5,
         "max_positions": positions,
         "vocab_size": abs(words),
@@ -55,26 +55,26 @@ def _config(reader: Reader) -> ModelConfig:
 
 def _tensors(reader: Reader, config: ModelConfig) -> dict[str, Tensor]:
     """Every tensor under the name that GGUF has for it."""
-    layers, width, inner = config.decoder_layers, config.width, config.kv_heads * config.head_width
+    layers, dim, inner = config.decoder_layers, config.dim, config.kv_heads * config.head_dim
     every = {  # in the order of the file; the shape of one layer
-        "attn_norm": (width,),
-        "attn_q": (width, width),
-        "attn_k": (inner, width),
-        "attn_v": (inner, width),
-        "attn_output": (width, width),
-        "ffn_norm": (width,),
-        "ffn_gate": (config.ff_width, width),
-        "ffn_down": (width, config.ff_width),
-        "ffn_up": (config.ff_width, width),
+        "attn_norm": (dim,),
+        "attn_q": (dim, dim),
+        "attn_k": (inner, dim),
+        "attn_v": (inner, dim),
+        "attn_output": (dim, dim),
+        "ffn_norm": (dim,),
+        "ffn_gate": (config.ff_dim, dim),
+        "ffn_down": (dim, config.ff_dim),
+        "ffn_up": (config.ff_dim, dim),
     }
-    found = {"token_embd.weight": _take(reader, config.target_vocab, width)}
+    found = {"token_embd.weight": _take(reader, config.target_vocab, dim)}
     for name, shape in every.items():
         block = _take(reader, layers, *shape)
         found |= {f"blk.{number}.{name}.weight": block[number] for number in range(layers)}
-    found["output_norm.weight"] = _take(reader, width)
-    _take(reader, 2, config.max_positions, config.head_width // 2)  # cosines and sines, which we compute
+    found["output_norm.weight"] = _take(reader, dim)
+    _take(reader, 2, config.max_positions, config.head_dim // 2)  # cosines and sines, which we compute
     if config.tie == "none":
-        found["output.weight"] = _take(reader, config.target_vocab, width)
+        found["output.weight"] = _take(reader, config.target_vocab, dim)
     if reader.at != reader.size:
         raise reader.wrong(f"{reader.size - reader.at:,} bytes are left over")
     return found

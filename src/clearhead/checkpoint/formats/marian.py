@@ -12,7 +12,7 @@ from clearhead.checkpoint.formats.fields import Fields
 from clearhead.checkpoint.formats.tables import ROW, Entry, Table, under
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
-from clearhead.model.positions import sinusoids
+from clearhead.model.positions import sinusoidal_positions
 
 ATTENTION: Table = {
     "query.*": "q_proj.*",
@@ -28,8 +28,8 @@ TABLE: Table = {
     "*.layers.*.feed_forward.up.*": "model.*.layers.*.fc1.*",
     "*.layers.*.feed_forward.down.*": "model.*.layers.*.fc2.*",
     "*.layers.*.feed_forward_norm.*": "model.*.layers.*.final_layer_norm.*",
-    "heads.words.scores.weight": "lm_head.weight",
-    "heads.words.scores.bias": Entry("final_logits_bias", ROW),
+    "heads.lm_head.proj.weight": "lm_head.weight",
+    "heads.lm_head.proj.bias": Entry("final_logits_bias", ROW),
 }
 SHARED: Table = {f"{stack}.embedding.tokens.weight": "model.shared.weight" for stack in ("encoder", "decoder")}
 APART: Table = {"*.embedding.tokens.weight": "model.*.embed_tokens.weight"}
@@ -65,9 +65,9 @@ def ours(fields: Fields, names: Set[str]) -> ModelConfig:
         "family": "encoder-decoder",
         "encoder_layers": fields.whole("encoder_layers"),
         "decoder_layers": fields.whole("decoder_layers"),
-        "width": fields.whole("d_model"),
+        "dim": fields.whole("d_model"),
         "heads": fields.whole("encoder_attention_heads"),
-        "ff_width": fields.whole("encoder_ffn_dim"),
+        "ff_dim": fields.whole("encoder_ffn_dim"),
         "activation": spelt(fields, "activation_function", "gelu"),
         "norm_position": "post",
         "norm_eps": 1e-5,  # the default of torch.nn.LayerNorm; their config does not say
@@ -85,7 +85,7 @@ def ours(fields: Fields, names: Set[str]) -> ModelConfig:
 
 def theirs(config: ModelConfig) -> dict[str, Any]:
     """The same in their words."""
-    both = {"attention_heads": config.heads, "ffn_dim": config.ff_width}
+    both = {"attention_heads": config.heads, "ffn_dim": config.ff_dim}
     return {f"{stack}_{key}": value for key, value in both.items() for stack in ("encoder", "decoder")} | {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
@@ -95,7 +95,7 @@ def theirs(config: ModelConfig) -> dict[str, Any]:
         "share_encoder_decoder_embeddings": config.tie == "all",
         "encoder_layers": config.encoder_layers,
         "decoder_layers": config.decoder_layers,
-        "d_model": config.width,
+        "d_model": config.dim,
         "activation_function": ACTIVATIONS.get(config.activation, "gelu"),
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,
@@ -114,7 +114,9 @@ def check_positions(config: ModelConfig, found: Mapping[str, Tensor], where: obj
     for name, tensor in found.items():
         if not re.fullmatch(POSITIONS, name):
             continue
-        expected = sinusoids(torch.arange(tensor.shape[0] if tensor.dim() else 0), config.width, config.sinusoid)
+        expected = sinusoidal_positions(
+            torch.arange(tensor.shape[0] if tensor.dim() else 0), config.dim, config.sinusoid
+        )
         if tensor.shape != expected.shape or not torch.allclose(tensor.float(), expected, atol=ROUNDING):
             raise UserError(f"{where}: {name}: positions other than sinusoids cannot be represented here")
 

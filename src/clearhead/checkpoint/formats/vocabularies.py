@@ -69,7 +69,7 @@ def pieces_with_scores(
     tokens: Sequence[str], scores: Sequence[float], unknown: int, control: Sequence[int], added: Sequence[int],
     space_in_front: bool, where: object,
 ) -> Tokenizer:  # fmt: skip
-    """SentencePiece's BPE: of all neighbours, those that make the piece of the best score are joined first."""
+    """SentencePiece's BPE: of all neighbors, those that make the piece of the best score are joined first."""
     vocabulary = _numbered(tokens, where)
     if long := next((piece for piece in tokens if len(piece) > LONGEST), None):
         raise UserError(

@@ -22,7 +22,7 @@ WEIGHTS = 1 << 20  # of the rows that are computed at once, with dropout: they s
 CHANCES = 1 << 16  # a random number of 64 bits decides about four weights
 
 
-def products_refuse(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | None:
+def matmul_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | None:
     """Why attention cannot, or should not, be computed by products; None if it should."""
     if not q.is_cpu or q.dtype != torch.float32:
         return "it is for fp32 on a CPU"
@@ -35,7 +35,7 @@ def products_refuse(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | N
             return "it is compiled for one shape, without dropout"
     elif torch._C._are_functorch_transforms_active():
         return "it is not for torch.func"
-    if mask.documents is not None or mask.pattern.kind != "full" or mask.start is not None or mask.paths is not None:
+    if mask.documents is not None or mask.pattern.kind != "full" or mask.start is not None or mask.tree is not None:
         return "it is for rows as they are"
     if q.shape[2] != k.shape[2] if mask.causal else mask.lengths is not None:  # causal: no real query sees padding
         return "some keys are hidden"
@@ -43,13 +43,13 @@ def products_refuse(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | N
         return "heads share keys"
     # Where something is dropped, always, or what is computed again for the gradient would be dropped otherwise.
     if not dropout and not (q.requires_grad and torch.is_grad_enabled()):
-        return "nothing is learnt"
+        return "nothing is learned"
     queries, keys = q.shape[:3].numel(), k.shape[2]
     fast = keys >= WORTH if dropout else FEWEST <= keys <= MOST and queries * keys <= KEPT
     return None if fast and queries >= ENOUGH else "torch's kernel is as fast"
 
 
-def by_products(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
+def matmul_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
     """softmax(q kᵀ / √E) v: q (B, H, T, E), k and v (B, H, S, E) to (B, H, T, E); weights dropped with this chance."""
     if dropout:
         chances = min(CHANCES - 1, round(dropout * CHANCES))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from clearhead.ops.attention import flex, packed_cpu, sparse, varlen
-from clearhead.ops.attention.cpu_training import by_products, products_refuse
+from clearhead.ops.attention.cpu_training import matmul_attention, matmul_refuses
 from clearhead.ops.attention.reference import attention
 from clearhead.ops.attention.sdpa import sdpa
 from clearhead.ops.masks import Mask
@@ -24,7 +24,7 @@ from clearhead.ops.masks import Mask
 log = logging.getLogger("clearhead")
 
 
-def weights_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
+def attention_with_weights(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
     """The reference for any mask and for grouped heads: output (B, H, T, E) and weights (B, H, T, S)."""
     return _reference(q, k, v, mask, 0.0)
 
@@ -44,14 +44,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, ba
         if reason is None:
             return BACKENDS[wanted].run(q, k, v, mask, dropout)
         _say_once(f"attention backend {wanted} cannot be used here ({reason}); falling back")
-    chosen = BACKENDS[choose(q, k, mask, dropout)]
+    chosen = BACKENDS[choose_backend(q, k, mask, dropout)]
     return chosen.run(q, k, v, mask, dropout)
 
 
-def choose(q: Tensor, k: Tensor, mask: Mask, dropout: float = 0.0) -> str:
+def choose_backend(q: Tensor, k: Tensor, mask: Mask, dropout: float = 0.0) -> str:
     """The name of the backend that `attend` would take; the log tells, at level INFO, why not an earlier one."""
     if mask.documents is None and mask.pattern.kind == "full":  # the common case does not ask everybody
-        return "sdpa" if products_refuse(q, k, mask, dropout) else "products"
+        return "sdpa" if matmul_refuses(q, k, mask, dropout) else "products"
     reasons = []
     for name, way in BACKENDS.items():
         reason = "it is for comparison" if name == "reference" else way.refuses(q, k, mask, dropout)
@@ -64,7 +64,7 @@ def choose(q: Tensor, k: Tensor, mask: Mask, dropout: float = 0.0) -> str:
 
 
 @contextmanager
-def backend(name: str | None) -> Iterator[None]:
+def attention_backend(name: str | None) -> Iterator[None]:
     """Every attention inside the `with` uses this backend (one thread at a time: for tests, benchmarks and the lab)."""
     global _forced
     before, _forced = _forced, name
@@ -100,8 +100,8 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor
         if isinstance(mask.start, int) and q.shape[2] == 1 and mask.start == k.shape[2] - 1:  # the last sees everything
             return sdpa(q, k, v, None, dropout)
     allowed = mask.dense(q.shape[2], k.shape[2], q.device)
-    itself = mask.paths is not None and mask.pattern.kind != "summary"  # every query sees at least its own key
-    return sdpa(q, k, v, allowed, dropout, all_see=itself)
+    itself = mask.tree is not None and mask.pattern.kind != "summary"  # every query sees at least its own key
+    return sdpa(q, k, v, allowed, dropout, no_empty_rows=itself)
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
@@ -111,14 +111,14 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tens
     rows = replace(mask, documents=None, lengths=None if ours is theirs and mask.causal else theirs.lengths)
     q, k, v = ours.pad(q), theirs.pad(k), theirs.pad(v)
     rows = rows.simplified(k.shape[2])
-    return ours.unpad(BACKENDS[choose(q, k, rows, dropout)].run(q, k, v, rows, dropout))
+    return ours.unpad(BACKENDS[choose_backend(q, k, rows, dropout)].run(q, k, v, rows, dropout))
 
 
 def _by_runs(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
     def rows(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         if packed_cpu.is_short(q, k, mask, dropout):
             return packed_cpu.short(q, k, v)
-        return BACKENDS[choose(q, k, mask, dropout)].run(q, k, v, mask, dropout)
+        return BACKENDS[choose_backend(q, k, mask, dropout)].run(q, k, v, mask, dropout)
 
     return packed_cpu.by_runs(q, k, v, mask, rows)
 
@@ -131,7 +131,7 @@ def _sparse_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | N
         return "the mask is not sparse"
     if mask.documents is not None:
         return "the row is packed"
-    if mask.start is not None or mask.paths is not None or q.shape[2] != k.shape[2]:
+    if mask.start is not None or mask.tree is not None or q.shape[2] != k.shape[2]:
         return "queries and keys are not the same positions"
     return None
 
@@ -150,6 +150,6 @@ BACKENDS = {
     "padded": Backend(_padded, lambda q, k, mask, dropout: None if mask.documents else "the row is not packed"),
     "flex": Backend(flex.flex, flex.flex_refuses),
     "sparse": Backend(sparse.attend_sparse, _sparse_refuses),
-    "products": Backend(by_products, products_refuse),
+    "products": Backend(matmul_attention, matmul_refuses),
     "sdpa": Backend(_sdpa, lambda *_: None),
 }

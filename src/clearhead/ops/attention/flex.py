@@ -13,17 +13,17 @@ from clearhead.ops.masks import Mask, Pattern
 
 def flex_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | None:
     """Why FlexAttention cannot be used; None if it can."""
-    width, pattern = q.shape[-1], mask.pattern
+    dim, pattern = q.shape[-1], mask.pattern
     reasons = {
         "it needs a CUDA device": q.device.type != "cuda",
         "it is here for windows and summaries": pattern.kind not in ("window", "summary"),
         "the row is packed": mask.documents is not None,
         "queries and keys are not the same positions": mask.start is not None
-        or mask.paths is not None
+        or mask.tree is not None
         or q.shape[2] != k.shape[2],
-        "padding has to be hidden": mask.needs_lengths,
+        "padding has to be hidden": mask.needs_padding_mask,
         "it has no dropout": dropout > 0,
-        "its head width is a power of two from 16 to 256": not 16 <= width <= 256 or width & (width - 1) != 0,
+        "its head width is a power of two from 16 to 256": not 16 <= dim <= 256 or dim & (dim - 1) != 0,
         "it has no float64": q.dtype == torch.float64,
         "the row ends before its first summary": pattern.kind == "summary" and summaries(q.shape[2], pattern) == 0,
     }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.ops.attention.sdpa import few_queries
+from clearhead.ops.attention.sdpa import small_q_attention
 from clearhead.ops.masks import Mask
 
 WORTH = 8  # tokens that a run has to have on average: each costs some calls
@@ -28,7 +28,7 @@ def runs_refuse(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | None:
     if torch.compiler.is_compiling():
         return "runs differ from row to row, which would be compiled again"
     if len(mask.runs) * WORTH > q.shape[2]:
-        return "neighbours differ in length"
+        return "neighbors differ in length"
     return None
 
 
@@ -58,7 +58,7 @@ def short(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention of q (D, H, T, E) to all of k and v (D, H, S, E)."""
     keys = k.shape[2]
     if not VECTOR // 2 <= keys < VECTOR:
-        return few_queries(q, k, v, None).view(q.shape)
+        return small_q_attention(q, k, v, None).view(q.shape)
     k, v = (F.pad(x, (0, 0, 0, VECTOR - keys)).flatten(0, 1) for x in (k, v))  # (D · H, 16, E)
     hidden = q.new_zeros(VECTOR)
     hidden[keys:] = -math.inf

@@ -30,14 +30,14 @@ def window(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) ->
     tokens, size = q.shape[2], mask.pattern.size
     step = max(64, size // 2)
     reach = -(-(size - 1) // step)  # blocks to each side that hold a visible key
-    ahead = 0 if mask.causal else reach
+    num_draft_tokens = 0 if mask.causal else reach
     # For gradients, splitting and joining, not slicing: the gradient of n slices is n tensors of full length.
     queries, keys, values = (x.split(step, dim=2) for x in (q, k, v))
-    tables: dict[tuple[int, int, int], Tensor] = {}  # most blocks see their neighbourhood the same way
+    tables: dict[tuple[int, int, int], Tensor] = {}  # most blocks see their neighborhood the same way
 
     def blocks() -> Iterator[Tensor]:
         for n, piece in enumerate(queries):
-            first, last = max(0, n - reach), min(len(keys), n + ahead + 1)
+            first, last = max(0, n - reach), min(len(keys), n + num_draft_tokens + 1)
             begin, end = first * step, min(last * step, tokens)
             if torch.is_grad_enabled():
                 near = torch.cat(keys[first:last], dim=2), torch.cat(values[first:last], dim=2)
@@ -45,13 +45,13 @@ def window(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) ->
                 near = k[:, :, begin:end], v[:, :, begin:end]
             i = torch.arange(n * step, n * step + piece.shape[2], device=q.device)[None]
             j = torch.arange(begin, end, device=q.device)
-            if mask.needs_lengths:
+            if mask.needs_padding_mask:
                 yield sdpa(piece, *near, mask.between(i, j), dropout)
                 continue
             case = (n - first, piece.shape[2], end - begin)
             if case not in tables:
                 tables[case] = _to_add(Mask(mask.causal, mask.pattern).between(i, j), q)
-            yield sdpa(piece, *near, tables[case], dropout, all_see=True)
+            yield sdpa(piece, *near, tables[case], dropout, no_empty_rows=True)
 
     return _join(blocks(), q)
 
@@ -89,7 +89,7 @@ def summary(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, c
         k, v = gather_summaries(k, pattern), gather_summaries(v, pattern)
     else:  # the row ends before its first summary: the mask hides every key, and zeros come out
         j, gathered = places, tokens
-    if not mask.needs_lengths:
+    if not mask.needs_padding_mask:
         mask = replace(mask, lengths=None)
 
     def chunks() -> Iterator[Tensor]:
@@ -98,7 +98,7 @@ def summary(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, c
             seen = max(1, summaries(last, pattern)) if mask.causal else gathered
             allowed = mask.between(places[None, first:last], j[:seen])
             all_see = first >= pattern.size and mask.lengths is None  # whoever has a whole block behind
-            yield sdpa(queries, k[:, :, :seen], v[:, :, :seen], allowed, dropout, all_see=all_see)
+            yield sdpa(queries, k[:, :, :seen], v[:, :, :seen], allowed, dropout, no_empty_rows=all_see)
 
     return _join(chunks(), q)
 

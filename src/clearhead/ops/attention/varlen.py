@@ -61,5 +61,5 @@ def varlen(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0) ->
         else:
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # (N, H, E)
-    out: Any = varlen_attn(q, k, v, ours.starts, theirs.starts, ours.longest, theirs.longest, **options)
+    out: Any = varlen_attn(q, k, v, ours.starts, theirs.starts, ours.max_length, theirs.max_length, **options)
     return out.transpose(0, 1)[None]

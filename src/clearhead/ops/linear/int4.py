@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from clearhead.ops.linear.quantized import QuantisedLinear
+from clearhead.ops.linear.quantized import QuantizedLinear
 
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]
 GROUP = 32  # weights of half a byte that share a scale and a lowest value
@@ -15,7 +15,7 @@ BLOCK = 64  # outputs that the kernel for half bytes keeps together
 MANY = 64  # rows from which on it pays to spread half bytes out to bf16
 
 
-class HalfByteLinear(nn.Module):
+class Int4Linear(nn.Module):
     """y = x Wᵀ + b with W in 4 bits, a scale and a lowest value for each group; the product is in bf16.
 
     Few rows go through a kernel that spreads numbers out as it reads them; for many it is done once, for all of them.
@@ -26,11 +26,11 @@ class HalfByteLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
-        small = QuantisedLinear(linear, bits=4, group=GROUP)
-        assert small.lowest is not None
+        small = QuantizedLinear(linear, bits=4, group=GROUP)
+        assert small.group_min is not None
         self.outputs, self.inputs = linear.weight.shape
         values = torch.stack([small.weight & 15, small.weight >> 4], dim=-1).flatten(1)  # (N, K), 0 to 15
-        both = torch.stack([small.scale, small.lowest + 8 * small.scale], dim=-1).transpose(0, 1)
+        both = torch.stack([small.scale, small.group_min + 8 * small.scale], dim=-1).transpose(0, 1)
         self.register_buffer("packed", torch._convert_weight_to_int4pack_for_cpu(values.to(torch.int32), 1))
         self.register_buffer("both", both.to(torch.bfloat16).contiguous())  # (K/group, N, 2): scale, and middle
         self.bias = linear.bias

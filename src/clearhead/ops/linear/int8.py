@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.ops.linear.quantized import quantise_rows
+from clearhead.ops.linear.quantized import quantize_rows
 
 SMALLEST = 6.1e-5  # a step between two numbers that the kernel does not go below
 
 
-class ByteLinear(nn.Module):
+class Int8Linear(nn.Module):
     """y = x Wᵀ + b with W in 8 bits, a scale for each output; the rows of x are rounded to 8 bits too, each by itself.
 
     The kernel (FBGEMM) rounds by the range of all that it is given. One row is given as it is. Several are rounded
@@ -28,7 +28,7 @@ class ByteLinear(nn.Module):
     def __init__(self, linear: nn.Linear):
         super().__init__()
         self.outputs, self.inputs = linear.weight.shape
-        numbers, scale = quantise_rows(linear.weight.detach().float())  # (N, K), (N, 1)
+        numbers, scale = quantize_rows(linear.weight.detach().float())  # (N, K), (N, 1)
         self.packed, self.bias = _pack(numbers, scale[:, 0]), linear.bias
         self.product = torch.ops.quantized.linear_dynamic.default  # a look-up costs
         self.register_buffer("sums", numbers.sum(dim=1) * scale[:, 0])  # (N,) what 1 everywhere would give
@@ -61,13 +61,15 @@ def _rounded(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _pack(numbers: Tensor, scale: Tensor) -> Any:
     """The kernel's own object, which holds the weights in its order."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch means to drop quantised tensors; without them `has_bytes` is False
+        warnings.simplefilter(
+            "ignore"
+        )  # torch means to drop quantized tensors; without them `has_int8_kernel` is False
         zeros = torch.zeros(len(scale), dtype=torch.long)
         weight = torch._make_per_channel_quantized_tensor(numbers.contiguous(), scale.double(), zeros, 0)
         return torch.ops.quantized.linear_prepack(weight, None)
 
 
-class ByteEmbedding(nn.Module):
+class Int8Embedding(nn.Module):
     """A table of 8-bit rows, a scale for each."""
 
     weight: Tensor
@@ -76,7 +78,7 @@ class ByteEmbedding(nn.Module):
     def __init__(self, table: nn.Embedding):
         super().__init__()
         self.num_embeddings = table.num_embeddings
-        numbers, scale = quantise_rows(table.weight.detach().float())
+        numbers, scale = quantize_rows(table.weight.detach().float())
         self.register_buffer("weight", numbers)
         self.register_buffer("scale", scale)
 
@@ -86,7 +88,7 @@ class ByteEmbedding(nn.Module):
 
 
 @cache
-def has_bytes() -> bool:
+def has_int8_kernel() -> bool:
     """Whether the kernel is here and exact: without VNNI it adds pairs in 16 bits, which overflow."""
     if "fbgemm" not in torch.backends.quantized.supported_engines or not hasattr(torch.ops.quantized, "linear_dynamic"):
         return False

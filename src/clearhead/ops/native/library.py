@@ -26,7 +26,7 @@ VERSION = 1  # of what native.c does, as it stands there
 LITTLE = 4096  # numbers for which a second thread is not worth waking
 
 
-class Raw(NamedTuple):
+class GemmOutput(NamedTuple):
     """What a product has given, if its rows still have to be multiplied with their scales and to get the bias."""
 
     numbers: Tensor  # (M, D)
@@ -34,14 +34,14 @@ class Raw(NamedTuple):
     bias: Tensor | None = None  # (D,)
 
 
-class Small(NamedTuple):
+class QuantizedRows(NamedTuple):
     """Rows rounded to bytes, each by its own largest value; 128 stands for 0."""
 
     numbers: Tensor  # (M, D) uint8
     scales: Tensor  # (M,) what a step of one is worth
 
 
-class Norm(NamedTuple):
+class NormParams(NamedTuple):
     """A layer norm."""
 
     weight: Tensor  # (D,)
@@ -60,7 +60,7 @@ class _Look(ctypes.Structure):
         *(("asked", c_void_p), ("apart", c_int64), ("place", c_int64), ("scales", c_void_p), ("bias", c_void_p)),
         *(("keys", c_void_p), ("values", c_void_p), ("row", c_int64), ("head", c_int64), ("key", c_int64)),
         *((name, c_void_p) for name in ("allowed", "lengths", "out", "bytes", "sizes")),
-        *((name, c_int64) for name in ("rows", "heads", "queries", "count", "width", "halves")),
+        *((name, c_int64) for name in ("rows", "heads", "queries", "count", "dim", "halves")),
     ]
 
 
@@ -70,7 +70,7 @@ class _Between(ctypes.Structure):
     _fields_: ClassVar = [
         *((name, c_void_p) for name in ("x", "scales", "bias", "residual", "weight", "shift")),
         *((name, c_void_p) for name in ("sum", "normed", "bytes", "sizes")),
-        *((name, c_int64) for name in ("rows", "width", "relu")),
+        *((name, c_int64) for name in ("rows", "dim", "relu")),
         ("eps", c_float),
     ]
 
@@ -105,19 +105,19 @@ def library() -> Any | None:
     return None
 
 
-def fits(*widths: int) -> bool:
+def supports(*widths: int) -> bool:
     """Whether rows of numbers of these widths can be computed here."""
-    return library() is not None and not any(width % WIDE for width in widths)
+    return library() is not None and not any(dim % WIDE for dim in widths)
 
 
-def look(
-    asked: Raw,
+def attend(
+    asked: GemmOutput,
     k: Tensor,
     v: Tensor,
     allowed: Tensor | None = None,
     lengths: Tensor | None = None,
     place: int | None = None,
-    small: Small | None = None,
+    small: QuantizedRows | None = None,
 ) -> Tensor:
     """Attention over k and v (B, H, S, E), in fp32 or bf16, the heads joined: (B · T, H · E), and the same in bytes.
 
@@ -125,10 +125,10 @@ def look(
     are put in place first, from that slot on. `allowed` (B, T, up to S) says which keys a query sees, or `lengths` (B,)
     how many, or all are seen; each must see one.
     """
-    (rows, heads, keys, width), held, x = k.shape, k.stride(), asked.numbers
+    (rows, heads, keys, dim), held, x = k.shape, k.stride(), asked.numbers
     lines, outputs = x.shape
     queries, seen = lines // rows, keys if allowed is None else allowed.shape[2]
-    assert (lines, outputs) == (rows * queries, heads * width * (1 if place is None else 3)), "q, or q, k and v"
+    assert (lines, outputs) == (rows * queries, heads * dim * (1 if place is None else 3)), "q, or q, k and v"
     assert (held, k.dtype) == (v.stride(), v.dtype), "keys and values must be laid out alike"
     assert held[3] == 1, "a head's numbers must lie together"
     assert k.dtype is torch.float32 or k.dtype is torch.bfloat16
@@ -136,26 +136,26 @@ def look(
     assert lengths is None or _is_plain(lengths, torch.int64, (rows,))
     assert place is None or place + queries <= keys, "there must be room"
     assert _is_plain(x, torch.float32, x.shape)
-    out = torch.empty(lines, heads * width)
+    out = torch.empty(lines, heads * dim)
     numbers, sizes = small or NOTHING
     wanted = _Look(
         *(x.data_ptr(), outputs, -1 if place is None else place, _to(asked.scales), _to(asked.bias)),
         *(k.data_ptr(), v.data_ptr(), *held[:3], _to(allowed), _to(lengths), out.data_ptr(), _to(numbers), _to(sizes)),
-        *(rows, heads, queries, seen, width, k.dtype is torch.bfloat16),
+        *(rows, heads, queries, seen, dim, k.dtype is torch.bfloat16),
     )
     _call("clearhead_look", wanted, k.numel())
     return out
 
 
-def between(
-    raw: Raw,
+def residual_norm_quantize(
+    raw: GemmOutput,
     residual: Tensor | None = None,
     relu: bool = False,
-    norm: Norm | None = None,
+    norm: NormParams | None = None,
     *,
     sum: Tensor | None = None,
     normed: Tensor | None = None,
-    small: Small | None = None,
+    small: QuantizedRows | None = None,
 ) -> None:
     """From one product to the next: what it gave (M, D), plus the residual, behind a relu if there is one.
 
@@ -165,35 +165,35 @@ def between(
     x = raw.numbers
     assert _is_plain(x, torch.float32, x.shape)
     assert residual is None or _is_plain(residual, torch.float32, x.shape)
-    rows, width = x.shape
+    rows, dim = x.shape
     weight, bias, eps = norm or NO_NORM
     numbers, sizes = small or NOTHING
     wanted = _Between(
         *(x.data_ptr(), _to(raw.scales), _to(raw.bias), _to(residual), _to(weight), _to(bias)),
-        *(_to(sum), _to(normed), _to(numbers), _to(sizes), rows, width, relu, eps),
+        *(_to(sum), _to(normed), _to(numbers), _to(sizes), rows, dim, relu, eps),
     )
-    _call("clearhead_between", wanted, rows * width)
+    _call("clearhead_between", wanted, rows * dim)
 
 
-def rounded(rows: int, width: int) -> Small:
+def empty_quantized_rows(rows: int, dim: int) -> QuantizedRows:
     """Room for rows of bytes."""
-    return Small(torch.empty(rows, width, dtype=torch.uint8), torch.empty(rows))
+    return QuantizedRows(torch.empty(rows, dim, dtype=torch.uint8), torch.empty(rows))
 
 
-def in_bytes(raw: Raw, relu: bool = False, norm: Norm | None = None) -> Small:
+def quantize(raw: GemmOutput, relu: bool = False, norm: NormParams | None = None) -> QuantizedRows:
     """What a product gave, behind a relu or a norm if there is one, in bytes alone."""
-    small = rounded(*raw.numbers.shape)
-    between(raw, None, relu, norm, small=small)
+    small = empty_quantized_rows(*raw.numbers.shape)
+    residual_norm_quantize(raw, None, relu, norm, small=small)
     return small
 
 
-def whole(raw: Raw) -> Tensor:
+def dequantize(raw: GemmOutput) -> Tensor:
     """What a product gave, in fp32, in its own place."""
-    between(raw, sum=raw.numbers)
+    residual_norm_quantize(raw, sum=raw.numbers)
     return raw.numbers
 
 
-def best(scores: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def top_continuations(scores: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """The highest of totals (B, K) plus scores (B, K, V), highest first, their beams and words: (B, count) each."""
     rows, beams, words = scores.shape
     assert 0 < count <= beams * words

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.ops.cross_entropy import IGNORED, Piece, share
+from clearhead.ops.cross_entropy import IGNORED, Chunk, torch_smoothing
 
 try:
     import triton
@@ -20,18 +20,20 @@ except ImportError:  # there is none for this platform; `piece` does the same
 BLOCK, WARPS = 8192, 16  # words of a row that a program looks at together, as an H200 likes it
 
 
-def kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
+def kernel_supports(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this machine can use it."""
     return triton is not None and device.type == "cuda" and dtype != torch.float64
 
 
-def kernel_piece(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float) -> Piece:
+def triton_cross_entropy_chunk(
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float
+) -> Chunk:
     """As `piece`: what cross entropy is made of, and its gradient; x (N, D), weight (V, D), labels (N,)."""
     scores = F.linear(x, weight, bias)  # (N, V)
     words, rows = scores.shape[-1], torch.empty(4, len(x), device=x.device)
-    spread = share(smoothing, words)
+    spread = torch_smoothing(smoothing, words)
     _to_gradient[(len(x),)](scores, labels, *rows, words, spread, IGNORED, smoothing > 0, BLOCK, num_warps=WARPS)
-    return Piece(rows, scores)
+    return Chunk(rows, scores)
 
 
 if triton is not None:

@@ -18,7 +18,7 @@ from torch import Tensor
 try:
     import triton
     from triton import language as tl
-except ImportError:  # there is none for this platform; `look_back` does the same
+except ImportError:  # there is none for this platform; `cached_attention` does the same
     triton = None
 
 log = logging.getLogger("clearhead")
@@ -31,7 +31,7 @@ LEAST = 16  # rows and columns of a matrix that tensor cores take
 
 
 @cache
-def kernels_run(device: torch.device) -> bool:
+def triton_works(device: torch.device) -> bool:
     """Whether Triton's kernels run on a device: the first one made needs a C compiler, which not every machine has."""
     if triton is None or device.type != "cuda":
         return False
@@ -45,38 +45,38 @@ def kernels_run(device: torch.device) -> bool:
     return True
 
 
-def kernel_works(heads: Tensor, keys: Tensor) -> bool:
-    """Whether it is for heads (B, H + 2G, E) and keys (B, G, C, E) like these; `kernels_run` says on which devices."""
-    width, group = heads.shape[-1], heads.shape[-2] // keys.shape[1] - 2
-    fits = LEAST <= width <= 256 and width & (width - 1) == 0 and group <= LEAST and keys.is_contiguous()
+def kernel_supports(heads: Tensor, keys: Tensor) -> bool:
+    """Whether it is for heads (B, H + 2G, E) and keys (B, G, C, E) like these; `triton_works` says on which devices."""
+    dim, group = heads.shape[-1], heads.shape[-2] // keys.shape[1] - 2
+    fits = LEAST <= dim <= 256 and dim & (dim - 1) == 0 and group <= LEAST and keys.is_contiguous()
     exact = heads.dtype == keys.dtype and keys.dtype in (torch.bfloat16, torch.float16, torch.float32)
     return fits and exact
 
 
 def cut(keys: Tensor) -> tuple[int, int]:
     """The slots of keys (B, G, C, E) that a program sees at once, and the shares into which the past is cut."""
-    rows, groups, slots, width = keys.shape
-    block = max(LEAST, min(BLOCK, TILE // (width * keys.element_size())))
+    rows, groups, slots, dim = keys.shape
+    block = max(LEAST, min(BLOCK, TILE // (dim * keys.element_size())))
     if rows * groups >= ENOUGH:
         return block, 1
     block = min(block, FINE)
     return block, min(-(-PROGRAMS // (rows * groups)), -(-slots // block))
 
 
-def kernel_look_back(
+def triton_decode_attention(
     heads: Tensor, rotation: tuple[Tensor, Tensor] | None, keys: Tensor, values: Tensor, lengths: Tensor
 ) -> Tensor:
     """Queries, keys and values before rotation, heads (B, H + 2G, E), to what the queries find (B, H, E).
 
     The new key and value are put behind the lengths (B,) that keys and values (B, G, C, E) have so far.
     """
-    rows, groups, slots, width = keys.shape
+    rows, groups, slots, dim = keys.shape
     queries, (block, shares) = heads.shape[1] - 2 * groups, cut(keys)
-    found = heads.new_empty(rows, queries, width)
-    parts = found if shares == 1 else heads.new_empty(rows, queries, shares, width, dtype=torch.float32)
+    found = heads.new_empty(rows, queries, dim)
+    parts = found if shares == 1 else heads.new_empty(rows, queries, shares, dim, dtype=torch.float32)
     masses = heads.new_empty(rows, queries, shares, dtype=torch.float32)
     heads = heads.contiguous()
-    scale = 1 / (math.sqrt(width) * math.log(2))  # powers of two are cheaper than those of e
+    scale = 1 / (math.sqrt(dim) * math.log(2))  # powers of two are cheaper than those of e
     _look_back[(rows, groups, shares)](
         heads,
         *((heads, heads) if rotation is None else rotation),  # what is not read must be a tensor too
@@ -91,7 +91,7 @@ def kernel_look_back(
         queries // groups,
         LEAST,
         groups,
-        width,
+        dim,
         block,
         shares,
         num_warps=WARPS,
@@ -99,7 +99,7 @@ def kernel_look_back(
     )
     if shares > 1:
         padded = 1 << (shares - 1).bit_length()
-        _add_up[(rows * queries, width // LEAST)](parts, masses, found, width, LEAST, shares, padded, num_warps=WARPS)
+        _add_up[(rows * queries, dim // LEAST)](parts, masses, found, dim, LEAST, shares, padded, num_warps=WARPS)
     return found
 
 
@@ -121,23 +121,23 @@ if triton is not None:
         group: tl.constexpr,
         padded: tl.constexpr,
         groups: tl.constexpr,
-        width: tl.constexpr,
+        dim: tl.constexpr,
         block: tl.constexpr,
         shares: tl.constexpr,
     ):
         """A program for a share of what the queries of a group look at; the first one sees to the new token too."""
         row, one, share = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-        half: tl.constexpr = width // 2
+        half: tl.constexpr = dim // 2
         length = tl.load(lengths + row).to(tl.int32)
-        columns, queries = tl.arange(0, width), tl.arange(0, padded)
+        columns, queries = tl.arange(0, dim), tl.arange(0, padded)
         real = queries[:, None] < group
-        q_at = heads + (row * (group + 2) * groups + one * group + queries[:, None]) * width  # (padded, 1)
-        k_at = heads + (row * (group + 2) * groups + group * groups + one) * width
+        q_at = heads + (row * (group + 2) * groups + one * group + queries[:, None]) * dim  # (padded, 1)
+        k_at = heads + (row * (group + 2) * groups + group * groups + one) * dim
         q = tl.load(q_at + columns[None, :], mask=real, other=0.0).to(tl.float32)  # (padded, E)
         k = tl.load(k_at + columns).to(tl.float32)
-        v = tl.load(k_at + groups * width + columns)
+        v = tl.load(k_at + groups * dim + columns)
         if rotated:
-            across = (columns + half) % width
+            across = (columns + half) % dim
             cos = tl.load(cosines + row * half + columns % half)
             sin = tl.load(sines + row * half + columns % half)
             sin = tl.where(columns < half, -sin, sin)
@@ -146,23 +146,23 @@ if triton is not None:
             q = q * cos[None, :] + q_across * sin[None, :]
             k = k * cos + k_across * sin
         q, k = q.to(keys.dtype.element_ty), k.to(keys.dtype.element_ty)
-        keys += (row * groups + one) * slots * width
-        values += (row * groups + one) * slots * width
+        keys += (row * groups + one) * slots * dim
+        values += (row * groups + one) * slots * dim
         first = share == 0
         if first:
-            tl.store(keys + length * width + columns, k)
-            tl.store(values + length * width + columns, v)
+            tl.store(keys + length * dim + columns, k)
+            tl.store(values + length * dim + columns, v)
 
         # What softmax has seen so far: the new token, which nobody reads back, or a highest score that weighs nothing.
         best = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale  # (padded,)
         total = tl.where(first, tl.full([padded], 1.0, tl.float32), 0.0)
-        found = tl.where(first, v.to(tl.float32)[None, :], tl.zeros([padded, width], tl.float32))
+        found = tl.where(first, v.to(tl.float32)[None, :], tl.zeros([padded, dim], tl.float32))
         span = tl.cdiv(tl.cdiv(length, shares), block) * block
         end = tl.minimum(length, (share + 1) * span)
         for start in range(share * span, end, block):
             places = start + tl.arange(0, block)
             there = places < end
-            at = places[:, None] * width + columns[None, :]  # (block, E)
+            at = places[:, None] * dim + columns[None, :]  # (block, E)
             past = tl.load(keys + at, mask=there[:, None], other=0.0)
             scores = tl.dot(q, tl.trans(past), input_precision="ieee") * scale
             scores = tl.where(there[None, :], scores, -float("inf"))
@@ -175,7 +175,7 @@ if triton is not None:
             best = higher
         found = found / tl.where(total > 0, total, 1.0)[:, None]  # a share may be empty: zeros that weigh nothing
         to = ((row * groups + one) * group + queries) * shares + share
-        tl.store(parts + to[:, None] * width + columns[None, :], found.to(parts.dtype.element_ty), mask=real)
+        tl.store(parts + to[:, None] * dim + columns[None, :], found.to(parts.dtype.element_ty), mask=real)
         tl.store(masses + to, best + tl.log2(total), mask=queries < group)
 
     @triton.jit
@@ -183,7 +183,7 @@ if triton is not None:
         parts,
         masses,
         founds,
-        width: tl.constexpr,
+        dim: tl.constexpr,
         columns: tl.constexpr,
         shares: tl.constexpr,
         padded: tl.constexpr,
@@ -193,7 +193,7 @@ if triton is not None:
         share, column = tl.arange(0, padded), first + tl.arange(0, columns)
         mass = tl.load(masses + query * shares + share, mask=share < shares, other=-float("inf"))
         weights = tl.exp2(mass - tl.max(mass, 0))
-        at = (query * shares + share[:, None]) * width + column[None, :]
+        at = (query * shares + share[:, None]) * dim + column[None, :]
         part = tl.load(parts + at, mask=share[:, None] < shares, other=0.0)
         found = tl.sum(part * weights[:, None], 0) / tl.sum(weights, 0)
-        tl.store(founds + query * width + column, found.to(founds.dtype.element_ty))
+        tl.store(founds + query * dim + column, found.to(founds.dtype.element_ty))
