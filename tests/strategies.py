@@ -1,4 +1,4 @@
-"""Random small models of every family, for property tests."""
+"""Hypothesis strategies: random small models of every family, for property tests."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ VOCABULARY = 23
 def configs(
     draw: st.DrawFn, families: tuple[str, ...] = ("encoder-decoder", "encoder", "decoder"), norms: tuple[str, ...] = ()
 ) -> ModelConfig:
-    """A valid config of one of the families, and the seed of torch with it, so that an example repeats by itself."""
+    """Draw a valid config of one of the families, and seed torch, so that an example is reproducible."""
     torch.manual_seed(draw(st.integers(0, 2**16)))
     family = draw(st.sampled_from(families))
     kv_heads, group = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2, 3]))
@@ -68,13 +68,13 @@ def configs(
 
 
 def network_of(config: ModelConfig, dtype: torch.dtype = torch.float64) -> Network:
-    """A network in float64, where equal means equal: random everywhere, so that no bias is 0 and no norm 1 by luck."""
+    """Build a network with noise on every weight, so that no bias is 0 and no norm weight 1; float64 by default."""
     network = build(config).to(dtype).eval()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     norms = [module for module in network.modules() if isinstance(module, BatchNorm)]
-    if norms:  # statistics of a batch, as after training: with others, evaluation would normalize nothing
+    if norms:  # running statistics of a real batch, as after training
         for module in norms:
             module.momentum = 1.0
         with torch.no_grad():
@@ -83,16 +83,16 @@ def network_of(config: ModelConfig, dtype: torch.dtype = torch.float64) -> Netwo
 
 
 def tokens(*shape: int) -> Tensor:
-    """Random ids."""
+    """Return random ids."""
     return torch.randint(VOCABULARY, shape)
 
 
 def logits(network: Network, ids: Tensor, **options: Any) -> Tensor:
-    """Word scores of any family; a translator gets the same fixed source for every row."""
+    """Return the logits of a network of any family; an encoder-decoder gets the same fixed source in every row."""
     if network.config.family != "encoder-decoder":
         out = network(ids, **options)
     else:
         source = torch.arange(5)[None].expand(len(ids), -1)
         out = network(source, ids, **{"target_" + name: value for name, value in options.items()})
-    assert network.training or out.abs().max() < 1e6, "numbers so large hide every error"
+    assert network.training or out.abs().max() < 1e6, "logits this large hide every error"
     return out

@@ -1,6 +1,6 @@
-"""Peers of other libraries with our network beside them: the same weights, and gradients that can be compared.
+"""Parity with other libraries: copy their weights into our network, and compare outputs and gradients.
 
-The tables of names are those that import and export use; torch.nn, which is no format, has its own here.
+Names are mapped by the tables of import and export; the table for torch.nn, which is no format, is here.
 """
 
 from typing import Any
@@ -44,7 +44,7 @@ TORCH: Table = {
 
 
 class TorchTranslator(nn.Module):
-    """torch.nn.Transformer between learned embeddings and an output layer; post-norm without the closing norms."""
+    """torch.nn.Transformer between learned embeddings and an output layer; post-norm without the final norms."""
 
     def __init__(
         self, dim: int, heads: int, layers: int, vocabulary: int, positions: int, activation: str, pre_norm: bool
@@ -52,15 +52,15 @@ class TorchTranslator(nn.Module):
         super().__init__()
         settings: dict[str, Any] = {"dim_feedforward": 3 * dim, "dropout": 0.0, "batch_first": True}
         settings |= {"activation": activation, "norm_first": pre_norm}
-        # nn.Transformer by itself puts a norm behind both stacks always; post-norm layers end with one already.
-        closing = [nn.LayerNorm(dim) if pre_norm else None for _ in range(2)]
+        # nn.Transformer always adds final norms; post-norm layers already end with one.
+        final_norms = [nn.LayerNorm(dim) if pre_norm else None for _ in range(2)]
         encoder_layer = nn.TransformerEncoderLayer(dim, heads, **settings)
         decoder_layer = nn.TransformerDecoderLayer(dim, heads, **settings)
         self.transformer = nn.Transformer(
             dim,
             heads,
-            custom_encoder=nn.TransformerEncoder(encoder_layer, layers, closing[0], enable_nested_tensor=False),
-            custom_decoder=nn.TransformerDecoder(decoder_layer, layers, closing[1]),
+            custom_encoder=nn.TransformerEncoder(encoder_layer, layers, final_norms[0], enable_nested_tensor=False),
+            custom_decoder=nn.TransformerDecoder(decoder_layer, layers, final_norms[1]),
             batch_first=True,
         )
         self.tokens = nn.ModuleDict({stack: nn.Embedding(vocabulary, dim) for stack in ("encoder", "decoder")})
@@ -68,7 +68,7 @@ class TorchTranslator(nn.Module):
         self.output = nn.Linear(dim, vocabulary)
 
     def forward(self, source: Tensor, target: Tensor, source_padding: Tensor, target_padding: Tensor) -> Tensor:
-        """Ids (B, S) and (B, T), padding True where a token is none, to scores (B, T, V)."""
+        """Ids (B, S) and (B, T), and masks that are True at padding, to logits (B, T, V)."""
         hidden = self.transformer(
             self._embed("encoder", source),
             self._embed("decoder", target),
@@ -84,7 +84,7 @@ class TorchTranslator(nn.Module):
 
 
 def from_torch(peer: TorchTranslator) -> tuple[ModelConfig, Table]:
-    """torch.nn.Transformer, post-norm or pre-norm."""
+    """Return the config and table for torch.nn.Transformer."""
     layer, tokens = peer.transformer.decoder.layers[0], peer.tokens["decoder"]
     config = ModelConfig(
         family="encoder-decoder",
@@ -110,7 +110,7 @@ def from_torch(peer: TorchTranslator) -> tuple[ModelConfig, Table]:
 
 
 def from_hugging_face(peer: Any) -> tuple[ModelConfig, Table]:
-    """BERT, GPT, GPT-2, Llama, Mistral or Marian, as import reads it."""
+    """Return the config and table for a transformers model, as import reads it."""
     fields = Fields(peer.config.to_dict(), "peer")
     adapter = adapter_of(fields)
     config = adapter.ours(fields, peer.state_dict().keys())
@@ -120,30 +120,30 @@ def from_hugging_face(peer: Any) -> tuple[ModelConfig, Table]:
 # Using a table
 
 
-def seen_as_ours(network: nn.Module, peer: nn.Module, table: Table, gradients: bool = False) -> dict[str, Tensor]:
-    """The peer's weights, or their gradients, by our names; that none is missing on either side is checked."""
+def to_our_names(network: nn.Module, peer: nn.Module, table: Table, gradients: bool = False) -> dict[str, Tensor]:
+    """Return the peer's weights, or their gradients, by our names; assert that none is missing on either side."""
     theirs = dict(peer.state_dict(keep_vars=True))
     if hasattr(peer, "config"):
         fields = Fields(peer.config.to_dict(), "peer")
         adapter = adapter_of(fields)
         theirs = renamed(adapter, adapter.ours(fields, theirs.keys()), theirs)
-    # As many numbers on both sides: no part of a fused tensor is left out, and what is tied there is tied here.
-    assert _numbers(tensors_of(network).values()) == _numbers(theirs.values())
-    found = {name: tensor.grad if gradients else tensor for name, tensor in theirs.items()}
-    return to_ours(table, network, found, "peer")
+    # Equal counts: no part of a fused tensor is missing, and the same tensors are tied.
+    assert _count(tensors_of(network).values()) == _count(theirs.values())
+    selected = {name: tensor.grad if gradients else tensor for name, tensor in theirs.items()}
+    return to_ours(table, network, selected, "peer")
 
 
 def copy(network: nn.Module, peer: nn.Module, table: Table) -> None:
-    """Give our network the peer's weights."""
+    """Copy the peer's weights into our network."""
     ours = tensors_of(network)
     with torch.no_grad():
-        for name, tensor in seen_as_ours(network, peer, table).items():
+        for name, tensor in to_our_names(network, peer, table).items():
             assert ours[name].shape == tensor.shape, name
             ours[name].copy_(tensor)
 
 
-def _numbers(tensors: Any) -> int:
-    """How many numbers there are, tied tensors counted once."""
+def _count(tensors: Any) -> int:
+    """Return the number of elements, tied tensors counted once."""
     return sum({id(tensor): tensor.numel() for tensor in tensors}.values())
 
 
@@ -151,30 +151,30 @@ def _numbers(tensors: Any) -> int:
 
 
 def disturb(peer: nn.Module, scale: float) -> None:
-    """Add noise to every weight, so that no norm is 1, no bias 0 and no row of padding empty."""
+    """Add noise to every weight, so that no norm weight is 1, no bias 0 and no padding embedding zero."""
     with torch.no_grad():
         for parameter in peer.parameters():
             if parameter.requires_grad:  # Marian's sinusoids are frozen parameters
                 parameter.add_(torch.randn_like(parameter), alpha=scale)
     for module in peer.modules():
         if isinstance(module, nn.Embedding):
-            module.padding_idx = None  # it stops the gradient of looking padding up; we make no such exception
+            module.padding_idx = None  # it would stop the gradient of the padding embedding, which ours has
 
 
 def assert_same(network: nn.Module, peer: nn.Module, table: Table, ours: Tensor, theirs: Tensor) -> None:
-    """Outputs agree within 1e-5; gradients of a random function of them within 1e-4 of the largest in each tensor."""
-    assert theirs.std() > 0.1, "outputs so small that anything would agree"
+    """Assert that outputs agree within 1e-5, and gradients within 1e-4 of the largest in each tensor."""
+    assert theirs.std() > 0.1, "outputs this small would always agree"
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
     weights = torch.randn_like(theirs)
     for output in (ours, theirs):
         ((output * weights).sum() / output.numel()).backward()
-    ours_by_name, expected_by_name = tensors_of(network), seen_as_ours(network, peer, table, gradients=True)
+    ours_by_name, expected_by_name = tensors_of(network), to_our_names(network, peer, table, gradients=True)
     for name, expected in expected_by_name.items():
         scale = expected.abs().max().item()
-        if name.endswith("key.bias"):  # adds the same to all scores of a query, so that the softmax hides it
+        if name.endswith("key.bias"):  # shifts all scores of a query equally, so the softmax ignores it
             scale = expected_by_name[name.replace("bias", "weight")].abs().max().item()
-            assert expected.abs().max() < 1e-4 * scale, f"the gradient of {name} should vanish"
-        assert scale > 1e-6, f"the gradient of {name} is too small to tell"
+            assert expected.abs().max() < 1e-4 * scale, f"the gradient of {name} should be zero"
+        assert scale > 1e-6, f"the gradient of {name} is too small to compare"
         torch.testing.assert_close(
             ours_by_name[name].grad, expected, atol=1e-4 * scale, rtol=0, msg=lambda m, n=name: f"{n}: {m}"
         )

@@ -1,4 +1,4 @@
-"""What models cost: published parameter counts, and FLOPs as torch itself counts them."""
+"""Cost of models: published parameter counts, and FLOPs as torch counts them."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.config import preset, preset_names
 from clearhead.model import KVCache, Mask, Pattern, attention_backend, build
-from clearhead.model.cost import count_parameters, flops_per_token, keys_seen, model_cost
+from clearhead.model.cost import count_parameters, flops_per_token, model_cost, visible_keys
 
 PUBLISHED = {
     "transformer-base": 63_082_496,
@@ -40,7 +40,7 @@ def test_every_preset_is_published_or_tiny() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny-translator", "tiny-encoder", "tiny-gpt", "tiny-llama"])
-def test_flops_are_those_that_torch_counts(name: str) -> None:
+def test_flops_equal_torchs_count(name: str) -> None:
     network, tokens = build(preset(name)).eval(), 16
     ids = torch.zeros(1, tokens, dtype=torch.long)
     with FlopCounterMode(display=False) as counter, attention_backend("reference"):
@@ -50,30 +50,30 @@ def test_flops_are_those_that_torch_counts(name: str) -> None:
 
 @pytest.mark.parametrize("pattern", [Pattern(), Pattern("window", 5), Pattern("column", 4), Pattern("block", 4),
                                      Pattern("summary", 4, 2)])  # fmt: skip
-def test_keys_seen_are_those_of_the_last_row_of_the_mask(pattern: Pattern) -> None:
+def test_visible_keys_equal_the_last_row_of_the_mask(pattern: Pattern) -> None:
     for context in range(1, 20):
         dense = Mask(True, pattern).dense(context, context, torch.device("cpu"))
-        assert keys_seen(pattern, context) == int(dense.expand(1, 1, context, context)[0, 0, -1].sum())
+        assert visible_keys(pattern, context) == int(dense.expand(1, 1, context, context)[0, 0, -1].sum())
 
 
-def test_cache_bytes_are_those_of_a_cache() -> None:
+def test_cache_bytes_equal_those_of_a_cache() -> None:
     config = preset("tiny-llama")
     cache = KVCache(config, rows=1, capacity=100)
     build(config).bfloat16()(torch.zeros(1, 100, dtype=torch.long), cache=cache)
-    held = sum(layer.keys[:, :, :100].nbytes + layer.values[:, :, :100].nbytes for layer in cache.layers)
-    assert model_cost(config, context=100, dtype=torch.bfloat16).cache_bytes == held
+    expected = sum(layer.keys[:, :, :100].nbytes + layer.values[:, :, :100].nbytes for layer in cache.layers)
+    assert model_cost(config, context=100, dtype=torch.bfloat16).cache_bytes == expected
     network = build(config)
     assert model_cost(config).weight_bytes == 4 * count_parameters(network)
 
 
-def test_a_translator_caches_its_source_too_and_no_context_is_longer_than_the_positions() -> None:
+def test_the_cache_of_a_translator_includes_its_source_and_context_is_clamped_to_max_positions() -> None:
     cost = model_cost(preset("tiny-translator"), context=10_000, dtype=torch.bfloat16)  # max_positions is 256
-    # keys and values, of target and source, in two layers
+    # keys and values, target and source, two layers
     assert cost.cache_bytes == 2 * 2 * 2 * 128 * 256 * torch.bfloat16.itemsize
     assert cost.training_bytes == 16 * cost.parameters
 
 
-def test_flops_leave_out_what_a_pattern_hides_and_what_runs_once_a_row() -> None:
+def test_flops_exclude_masked_keys_and_heads_that_run_once_a_row() -> None:
     def flops(*changes: str) -> int:
         return model_cost(preset("tiny-gpt", changes), context=16).flops_per_token
 

@@ -1,4 +1,4 @@
-"""The same weights give what Hugging Face gives: BERT, GPT, GPT-2, Llama, Mistral, Marian; forwards and backwards."""
+"""Parity with transformers for the same weights: BERT, GPT, GPT-2, Llama, Mistral, Marian; forward and backward."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ MODES = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"]
 GPT = {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 20, "bos_token_id": None, "eos_token_id": None}
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 LLAMA = {"hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
-# Of the eight frequencies of a head of 16, one stays, two are stretched in part and five in full.
+# Of the eight frequencies of head_dim 16, one is kept, two are interpolated and five divided by the factor.
 LLAMA3_SCALING = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -33,14 +33,14 @@ LLAMA3_SCALING = {
 
 
 def peer_of(model: Any, **settings: Any) -> Any:
-    """A tiny model of Hugging Face with random weights."""
+    """Return a tiny transformers model with random weights."""
     peer = model(model.config_class(vocab_size=97, attn_implementation="eager", **settings))
     disturb(peer, 0.12)
     return peer
 
 
-def ours_beside(peer: Any, training: bool) -> tuple[Any, Table]:
-    """Our network with the peer's weights, both in the same mode; and the table between them."""
+def ours_and_table(peer: Any, training: bool) -> tuple[Any, Table]:
+    """Return our network with the peer's weights, both in the same mode, and the table of names."""
     config, table = from_hugging_face(peer)
     network = build(config)
     copy(network, peer, table)
@@ -48,31 +48,31 @@ def ours_beside(peer: Any, training: bool) -> tuple[Any, Table]:
     return network.train(training), table
 
 
-def assert_decoder_same(peer: Any, training: bool, tokens: int = 17) -> None:
-    """Scores and gradients agree for a batch with padding."""
-    network, table = ours_beside(peer, training)
+def assert_decoder_parity(peer: Any, training: bool, tokens: int = 17) -> None:
+    """Assert that logits and gradients agree for a batch with padding."""
+    network, table = ours_and_table(peer, training)
     ids, lengths = torch.randint(97, (3, tokens)), torch.tensor([tokens, tokens // 2, 1])
-    real = torch.arange(tokens) < lengths[:, None]
+    padding_mask = torch.arange(tokens) < lengths[:, None]
     ours = network(ids, lengths)
-    theirs = peer(input_ids=ids, attention_mask=real.long()).logits
-    assert_same(network, peer, table, ours[real], theirs[real])
+    theirs = peer(input_ids=ids, attention_mask=padding_mask.long()).logits
+    assert_same(network, peer, table, ours[padding_mask], theirs[padding_mask])
 
 
-def distance_without(peer: Any, tokens: int, **changed: Any) -> float:
-    """How far Llama's scores move when our config is changed: what the peer's own setting is worth here."""
+def logits_difference(peer: Any, tokens: int, **changed: Any) -> float:
+    """Return the largest change of the logits when our config is changed, to show that a setting matters here."""
     config, table = from_hugging_face(peer)
     ids = torch.randint(97, (2, tokens))
-    scores: list[Tensor] = []
+    logits: list[Tensor] = []
     for settings in ({}, changed):
         network: Network = build(ModelConfig(**(config.model_dump() | settings)))
         copy(network, peer, table)
         with torch.no_grad():
-            scores.append(network(ids))
-    return (scores[0] - scores[1]).abs().max().item()
+            logits.append(network(ids))
+    return (logits[0] - logits[1]).abs().max().item()
 
 
 @MODES
-def test_bert_gives_the_same_words_and_next_sentence(training: bool) -> None:
+def test_bert_has_the_same_logits_and_next_sentence(training: bool) -> None:
     peer = peer_of(
         transformers.BertForPreTraining,
         hidden_size=48,
@@ -83,40 +83,40 @@ def test_bert_gives_the_same_words_and_next_sentence(training: bool) -> None:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    network, table = ours_beside(peer, training)
+    network, table = ours_and_table(peer, training)
     ids, segments, lengths = torch.randint(97, (3, 17)), torch.randint(2, (3, 17)), torch.tensor([17, 8, 1])
-    real = torch.arange(17) < lengths[:, None]
+    padding_mask = torch.arange(17) < lengths[:, None]
     hidden = network.encode(ids, lengths, segments=segments)
-    words, next_sentence = network.logits(hidden), network.heads.next_sentence(network.heads.pool(hidden, lengths))
-    theirs = peer(input_ids=ids, attention_mask=real.long(), token_type_ids=segments)
+    logits, next_sentence = network.logits(hidden), network.heads.next_sentence(network.heads.pool(hidden, lengths))
+    theirs = peer(input_ids=ids, attention_mask=padding_mask.long(), token_type_ids=segments)
     assert theirs.seq_relationship_logits.std() > 0.1
     assert_same(
         network,
         peer,
         table,
-        torch.cat([words[real].flatten(), next_sentence.flatten()]),
-        torch.cat([theirs.prediction_logits[real].flatten(), theirs.seq_relationship_logits.flatten()]),
+        torch.cat([logits[padding_mask].flatten(), next_sentence.flatten()]),
+        torch.cat([theirs.prediction_logits[padding_mask].flatten(), theirs.seq_relationship_logits.flatten()]),
     )
 
 
 @MODES
-def test_gpt1_gives_the_same_logits(training: bool) -> None:
+def test_gpt1_has_the_same_logits(training: bool) -> None:
     peer = peer_of(transformers.OpenAIGPTLMHeadModel, **GPT, **NO_DROPOUT)
-    assert_decoder_same(peer, training)
+    assert_decoder_parity(peer, training)
 
 
 @MODES
-@pytest.mark.parametrize("inner", [None, 80], ids=["four-times", "own-feed-forward-width"])
-def test_gpt2_gives_the_same_logits(inner: int | None, training: bool) -> None:
+@pytest.mark.parametrize("inner", [None, 80], ids=["four-times", "own-ff-dim"])
+def test_gpt2_has_the_same_logits(inner: int | None, training: bool) -> None:
     peer = peer_of(transformers.GPT2LMHeadModel, **GPT, **NO_DROPOUT, n_inner=inner)
-    assert_decoder_same(peer, training)
+    assert_decoder_parity(peer, training)
 
 
 @MODES
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain-rope", "llama3-rope"])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_llama_gives_the_same_logits(kv_heads: int, tied: bool, scaled: bool, training: bool) -> None:
+def test_llama_has_the_same_logits(kv_heads: int, tied: bool, scaled: bool, training: bool) -> None:
     rope = LLAMA3_SCALING if scaled else {"rope_type": "default", "rope_theta": 500.0}
     peer = peer_of(
         transformers.LlamaForCausalLM,
@@ -126,28 +126,28 @@ def test_llama_gives_the_same_logits(kv_heads: int, tied: bool, scaled: bool, tr
         rope_parameters=rope,
         max_position_embeddings=64,
     )
-    assert_decoder_same(peer, training)
+    assert_decoder_parity(peer, training)
     if scaled:
-        assert distance_without(peer, 17, rope_scaling=None) > 0.01
+        assert logits_difference(peer, 17, rope_scaling=None) > 0.01
 
 
 @MODES
-def test_llama_with_heads_wider_than_their_share_gives_the_same_logits(training: bool) -> None:
+def test_llama_with_its_own_head_dim_has_the_same_logits(training: bool) -> None:
     peer = peer_of(transformers.LlamaForCausalLM, **LLAMA, num_key_value_heads=2, head_dim=24)
-    assert_decoder_same(peer, training)
+    assert_decoder_parity(peer, training)
 
 
 @MODES
 @pytest.mark.parametrize(("window", "tokens"), [(4, 17), (70, 200)], ids=["one-block", "several-blocks"])
-def test_mistral_with_a_window_gives_the_same_logits(window: int, tokens: int, training: bool) -> None:
+def test_mistral_with_a_window_has_the_same_logits(window: int, tokens: int, training: bool) -> None:
     peer = peer_of(transformers.MistralForCausalLM, **LLAMA, num_key_value_heads=2, sliding_window=window)
-    assert_decoder_same(peer, training, tokens)
-    assert distance_without(peer, tokens, attention="full", window=None) > 0.01
+    assert_decoder_parity(peer, training, tokens)
+    assert logits_difference(peer, tokens, attention="full", window=None) > 0.01
 
 
 @MODES
 @pytest.mark.parametrize("shared", [True, False], ids=["one-vocabulary", "two-vocabularies"])
-def test_marian_gives_the_same_logits(shared: bool, training: bool) -> None:
+def test_marian_has_the_same_logits(shared: bool, training: bool) -> None:
     padding = 96
     peer = peer_of(
         transformers.MarianMTModel,
@@ -168,20 +168,20 @@ def test_marian_gives_the_same_logits(shared: bool, training: bool) -> None:
         decoder_start_token_id=padding if shared else 82,
         tie_word_embeddings=True,
     )
-    with torch.no_grad():  # a buffer there, a bias here; with a gradient it can be compared as one
+    with torch.no_grad():  # a buffer there, a bias here; it needs a gradient to be compared
         peer.final_logits_bias.normal_().requires_grad_()
-    network, table = ours_beside(peer, training)
+    network, table = ours_and_table(peer, training)
     source, target = torch.randint(97, (4, 13)), torch.randint(83, (4, 11))
-    target[:, 0] = peer.config.decoder_start_token_id  # which is padding, at a position that counts
+    target[:, 0] = peer.config.decoder_start_token_id  # the padding id, at a position that is not padding
     source_lengths, target_lengths = torch.tensor([13, 5, 1, 9]), torch.tensor([4, 11, 7, 1])
-    source_real = torch.arange(13) < source_lengths[:, None]
-    real = torch.arange(11) < target_lengths[:, None]
-    source[~source_real] = peer.config.pad_token_id
+    source_mask = torch.arange(13) < source_lengths[:, None]
+    target_mask = torch.arange(11) < target_lengths[:, None]
+    source[~source_mask] = peer.config.pad_token_id
     ours = network(source, target, source_lengths, target_lengths)
     theirs = peer(
         input_ids=source,
-        attention_mask=source_real.long(),
+        attention_mask=source_mask.long(),
         decoder_input_ids=target,
-        decoder_attention_mask=real.long(),
+        decoder_attention_mask=target_mask.long(),
     ).logits
-    assert_same(network, peer, table, ours[real], theirs[real])
+    assert_same(network, peer, table, ours[target_mask], theirs[target_mask])

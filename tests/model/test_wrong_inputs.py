@@ -1,4 +1,4 @@
-"""Wrong inputs to a network: a sentence that says what was expected, never a number that looks right."""
+"""Wrong inputs to a network raise an error that says what was expected."""
 
 from pathlib import Path
 
@@ -21,15 +21,15 @@ def translator() -> EncoderDecoder:
 @pytest.mark.parametrize(
     "lengths", [torch.tensor([6]), torch.tensor([[6], [6]]), torch.tensor(6), [6, 6], torch.ones(2, 6)], ids=repr
 )
-def test_lengths_are_one_number_a_row(lengths: object) -> None:
+def test_lengths_need_one_number_a_row(lengths: object) -> None:
     for name in ("tiny-gpt", "tiny-encoder"):
         with pytest.raises(ValueError, match="lengths: expected a tensor with one number for each of 2 rows"):
             build(preset(name))(IDS, lengths)
 
 
-def test_ids_are_rows_of_tokens_of_the_vocabulary() -> None:
+def test_ids_must_be_a_batch_within_the_vocabulary() -> None:
     network = build(preset("tiny-gpt"))
-    with pytest.raises(ValueError, match=r"expected \(rows, tokens\), got \(6,\); one row is ids\[None\]"):
+    with pytest.raises(ValueError, match=r"expected shape \(batch, tokens\), got \(6,\); for one row use ids\[None\]"):
         network(IDS[0])
     for wrong in (4000, -1):
         with pytest.raises(ValueError, match="outside the vocabulary of 4000 tokens"):
@@ -44,13 +44,13 @@ def test_segments_of_a_model_without_them_are_refused() -> None:
 
 def test_documents_must_fit_the_row() -> None:
     network = build(preset("tiny-gpt"))
-    with pytest.raises(ValueError, match=r"the documents have 5 tokens together, ids are \(1, 6\)"):
+    with pytest.raises(ValueError, match=r"lengths add up to 5 tokens, but ids are \(1, 6\)"):
         network(IDS[:1], documents=Documents.of([2, 3]))
     with pytest.raises(ValueError, match="neither padding nor a cache"):
         network(IDS[:1], torch.tensor([6]), documents=Documents.of([6]))
 
 
-def test_a_cache_fits_its_model_and_its_rows() -> None:
+def test_a_cache_must_fit_its_model_and_its_batch() -> None:
     network = build(preset("tiny-gpt"))
     with pytest.raises(ValueError, match="the cache has 3 rows, ids have 2"):
         network(IDS, cache=KVCache(network.config, rows=3, capacity=9))
@@ -62,14 +62,14 @@ def test_a_cache_takes_dtype_and_device_from_the_model() -> None:
     network = build(preset("tiny-llama")).bfloat16().eval()
     cache = KVCache(network.config, rows=2, capacity=6)
     with torch.no_grad():
-        whole = network(IDS)
+        uncached = network(IDS)
         network(IDS[:, :5], cache=cache)
         last = network(IDS[:, 5:], cache=cache)
     assert last.dtype == torch.bfloat16
-    assert (last - whole[:, 5:]).float().norm() < 0.02 * whole[:, 5:].float().norm()
+    assert (last - uncached[:, 5:]).float().norm() < 0.02 * uncached[:, 5:].float().norm()
 
 
-def test_a_length_beyond_the_step_counts_as_the_whole_step() -> None:
+def test_a_length_beyond_the_step_is_clamped_to_the_step() -> None:
     network, ids = build(preset("tiny-gpt")).eval(), torch.randint(4000, (1, 4))
     caches = [KVCache(network.config, rows=1, capacity=9) for _ in range(2)]
     with torch.no_grad():
@@ -79,27 +79,27 @@ def test_a_length_beyond_the_step_counts_as_the_whole_step() -> None:
     assert torch.equal(outputs[0], outputs[1])
 
 
-def test_an_empty_cache_of_no_rows_is_still_a_cache() -> None:
+def test_a_cache_may_have_no_rows() -> None:
     network = build(preset("tiny-gpt"))
     cache = KVCache(network.config, rows=0, capacity=9)
     assert network(IDS[:0], cache=cache).shape == (0, 6, 4000)
     assert cache.max_length == 6
 
 
-def test_source_and_target_belong_together(translator: EncoderDecoder) -> None:
+def test_source_and_target_must_match(translator: EncoderDecoder) -> None:
     encoder_output = translator.encode(IDS)
     with pytest.raises(ValueError, match="2 rows of source, but 1 of target"):
         translator(IDS, IDS[:1])
-    with pytest.raises(ValueError, match="needs the encoded source"):
+    with pytest.raises(ValueError, match=r"pass encode\(source\)"):
         translator.decode(IDS, None)
-    with pytest.raises(ValueError, match="pack source and target both"):
+    with pytest.raises(ValueError, match="pack both or neither"):
         translator.decode(IDS[:1], encoder_output, documents=Documents.of([6]))
     packed = translator.encode(IDS[:1], documents=Documents.of([2, 4]))
-    with pytest.raises(ValueError, match="2 source documents, but 1 of the target"):
+    with pytest.raises(ValueError, match="2 in the source, but 1 in the target"):
         translator.decode(IDS[:1], packed, documents=Documents.of([6]))
 
 
-def test_a_cache_serves_one_source(translator: EncoderDecoder) -> None:
+def test_a_cache_belongs_to_one_source(translator: EncoderDecoder) -> None:
     cache, encoder_output = KVCache(translator.config, rows=2, capacity=9), translator.encode(IDS)
     translator.decode(IDS[:, :1], encoder_output, cache=cache)
     translator.decode(IDS[:, 1:2], encoder_output, cache=cache)
@@ -108,15 +108,15 @@ def test_a_cache_serves_one_source(translator: EncoderDecoder) -> None:
         translator.decode(IDS[:, :1], translator.encode(IDS), cache=cache)
 
 
-def test_a_preset_may_be_a_path_and_one_change_a_string(tmp_path: Path) -> None:
+def test_preset_takes_a_path_and_a_single_override(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("preset: tiny-gpt\n")
     assert preset(tmp_path / "mine", "heads=2").heads == 2
 
 
-def test_padding_past_the_last_learned_position_is_no_error() -> None:
+def test_padding_may_exceed_the_learned_positions() -> None:
     network, ids = build(preset("tiny-gpt", ["max_positions=8"])).eval(), torch.randint(4000, (1, 11))
     cache = KVCache(network.config, rows=1, capacity=8)
     with torch.no_grad():
         network(ids[:, :6], cache=cache)
-        late = network(ids[:, 6:], torch.tensor([2]), cache=cache)  # two real tokens, three of padding
+        late = network(ids[:, 6:], torch.tensor([2]), cache=cache)  # two tokens, three of padding
         torch.testing.assert_close(late[:, :2], network(ids[:, :8])[:, 6:], rtol=1e-4, atol=1e-5)

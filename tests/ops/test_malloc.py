@@ -1,4 +1,4 @@
-"""Freed memory on a CPU: it is held where glibc is, and left alone elsewhere and where the user has decided."""
+"""malloc settings: applied for glibc on a CPU, not elsewhere and not over the user's own."""
 
 import ctypes
 import subprocess
@@ -12,17 +12,17 @@ import torch
 from clearhead.config import preset
 from clearhead.config.data import DataConfig
 from clearhead.config.train import TrainConfig
-from clearhead.inference import optimize as reading
+from clearhead.inference import optimize
 from clearhead.model import build
-from clearhead.ops.malloc import OWN, tune_malloc
-from clearhead.train import distributed as parallel
+from clearhead.ops.malloc import USER_SETTINGS, tune_malloc
+from clearhead.train import distributed
 from clearhead.train.objective import Objective
 from tests.train.tiny import recipe, run
 
 FAULTS = """
 import resource, sys
 from clearhead.ops.malloc import tune_malloc
-if sys.argv[1] == "held":
+if sys.argv[1] == "tuned":
     assert tune_malloc()
 def step():
     blocks = [bytearray(8 << 20) for _ in range(5)]
@@ -41,34 +41,34 @@ def _has_glibc() -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _undecided(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in OWN:
+def _without_user_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in USER_SETTINGS:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.skipif(not _has_glibc(), reason="there is no glibc here")
-def test_what_is_freed_is_used_again_and_no_more_is_needed() -> None:
+@pytest.mark.skipif(not _has_glibc(), reason="needs glibc")
+def test_freed_memory_is_reused_and_peak_memory_does_not_grow() -> None:
     faults = {}
-    for way in ("held", "as ever"):
-        done = subprocess.run([sys.executable, "-c", FAULTS, way], capture_output=True, text=True, check=True)
-        faults[way], more = map(int, done.stdout.split())
-        assert more < 10_000, "kilobytes"
-    assert faults["held"] < 1000 < faults["as ever"]
+    for mode in ("tuned", "default"):
+        done = subprocess.run([sys.executable, "-c", FAULTS, mode], capture_output=True, text=True, check=True)
+        faults[mode], growth = map(int, done.stdout.split())
+        assert growth < 10_000, "kilobytes"
+    assert faults["tuned"] < 1000 < faults["default"]
 
 
-def test_it_says_whether_it_was_done() -> None:
+def test_it_returns_whether_it_was_applied() -> None:
     assert tune_malloc() == _has_glibc()
     assert tune_malloc() == _has_glibc()
     assert torch.ones(1 << 22).sum() == 1 << 22
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_what_the_user_has_decided_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", USER_SETTINGS)
+def test_settings_of_the_user_are_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "65536")
     assert not tune_malloc()
 
 
-def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_without_glibc_are_not_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
     assert not tune_malloc()
     monkeypatch.setattr(sys, "platform", "win32")
@@ -76,27 +76,27 @@ def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not tune_malloc()
 
 
-def test_training_on_a_cpu_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_on_a_cpu_tunes_malloc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
-    monkeypatch.setattr(parallel, "tune_malloc", lambda: called.append(True))
+    monkeypatch.setattr(distributed, "tune_malloc", lambda: called.append(True))
     run(tmp_path, recipe("gpt", steps=1))
     assert called == [True]
 
 
-def test_reading_on_a_cpu_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inference_on_a_cpu_tunes_malloc(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
-    monkeypatch.setattr(reading, "tune_malloc", lambda: called.append(True))
-    reading.optimize_for_inference(build(preset("tiny-gpt")).eval())
+    monkeypatch.setattr(optimize, "tune_malloc", lambda: called.append(True))
+    optimize.optimize_for_inference(build(preset("tiny-gpt")).eval())
     assert called == [True]
-    reading.optimize_for_inference(build(preset("tiny-gpt"), "meta").eval())
+    optimize.optimize_for_inference(build(preset("tiny-gpt"), "meta").eval())
     assert called == [True]
 
 
-def test_other_devices_want_neither_that_nor_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "tune_malloc", lambda: pytest.fail("on another device"))
-    monkeypatch.setattr(parallel, "_check_compiler", lambda: pytest.fail("on another device"))
+def test_other_devices_need_neither_malloc_settings_nor_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "tune_malloc", lambda: pytest.fail("called for another device"))
+    monkeypatch.setattr(distributed, "_check_compiler", lambda: pytest.fail("called for another device"))
     settings, data = TrainConfig(steps=1, compile="on"), DataConfig(task="language-model")
     objective = Objective(build(preset("tiny-gpt")), data, settings)
-    parallel.apply_compile(objective, settings, parallel.DistContext(torch.device("meta")))
+    distributed.apply_compile(objective, settings, distributed.DistContext(torch.device("meta")))
     with pytest.raises(pytest.fail.Exception):
-        parallel.apply_compile(objective, settings, parallel.DistContext(torch.device("cpu")))
+        distributed.apply_compile(objective, settings, distributed.DistContext(torch.device("cpu")))

@@ -1,4 +1,4 @@
-"""Masks against their definitions, written out once more as plain loops over positions."""
+"""Masks equal their definitions, written as plain loops over positions."""
 
 from collections.abc import Callable
 
@@ -27,15 +27,15 @@ RULES: dict[str, tuple[Pattern, Rule]] = {
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("causal", [True, False])
-def test_each_pattern_is_its_definition(name: str, causal: bool) -> None:
+def test_each_pattern_equals_its_definition(name: str, causal: bool) -> None:
     pattern, rule = RULES[name]
-    found = Mask(causal, pattern).dense(11, 11, CPU)
+    dense = Mask(causal, pattern).dense(11, 11, CPU)
     expected = table(lambda i, j: rule(i, j) and (j <= i or not causal), 11, 11)
-    assert found.expand(1, 1, 11, 11)[0, 0].tolist() == expected.tolist()
+    assert dense.expand(1, 1, 11, 11)[0, 0].tolist() == expected.tolist()
 
 
-def test_strided_and_fixed_are_those_of_sparse_transformers() -> None:
-    """Child et al. 2019, section 4.2: two index sets each, here on alternate layers."""
+def test_strided_and_fixed_equal_those_of_sparse_transformers() -> None:
+    """Child et al. 2019, section 4.2: two index sets each, here in alternating layers."""
     stride = 4
     config = preset("tiny-gpt", ["decoder_layers=4", "attention=strided", "stride=4"])
     local, column, again, _ = patterns(config, 4)
@@ -57,13 +57,13 @@ def _indices(pattern: Pattern, tokens: int) -> list[list[int]]:
 
 
 def test_two_steps_of_strided_or_fixed_attention_reach_every_earlier_position() -> None:
-    """A query looks at a position that has looked at the rest; the residual lets a layer be passed over."""
+    """Directly or through an intermediate position; the residual connection lets a position skip a layer."""
     for lower, upper in (
         (Pattern("column", 4), Pattern("window", 5)),
         (Pattern("block", 4), Pattern("summary", 4, 1)),
     ):
-        below, above = (Mask(True, pattern).dense(16, 16, CPU)[0, 0].float() for pattern in (lower, upper))
-        reached = above @ below + below > 0
+        first, second = (Mask(True, pattern).dense(16, 16, CPU)[0, 0].float() for pattern in (lower, upper))
+        reached = second @ first + first > 0
         assert torch.equal(reached, torch.ones(16, 16).tril() > 0)
 
 
@@ -72,20 +72,20 @@ def test_gpt3_alternates_dense_and_banded_layers() -> None:
     assert kinds == ["full", "window"] * 48
 
 
-def test_a_mixture_takes_the_halves_of_strided_in_turn() -> None:
+def test_strided_alternates_its_patterns_among_other_layers() -> None:
     config = preset("tiny-gpt", ["decoder_layers=6", "attention=[full, strided]", "stride=4"])
     assert [pattern.kind for pattern in patterns(config, 6)] == ["full", "window", "full", "column", "full", "window"]
 
 
-def test_documents_never_see_each_other() -> None:
+def test_documents_never_attend_to_each_other() -> None:
     documents = Documents.of([2, 3])
-    found = Mask(True, documents=(documents, documents)).dense(5, 5, CPU)[0, 0].int().tolist()
-    assert found == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 1]]
+    dense = Mask(True, documents=(documents, documents)).dense(5, 5, CPU)[0, 0].int().tolist()
+    assert dense == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 1]]
     assert documents.positions.tolist() == [0, 1, 0, 1, 2]
     assert documents.starts.tolist() == [0, 2, 5]
 
 
-def test_documents_survive_padding_and_back() -> None:
+def test_unpad_inverts_pad() -> None:
     documents, packed = Documents.of([3, 1, 4]), torch.randn(1, 2, 8, 5)
     rows = documents.pad(packed)
     assert rows.shape == (3, 2, 4, 5)
@@ -99,7 +99,7 @@ def test_an_empty_document_is_refused() -> None:
             Documents.of(lengths)
 
 
-def test_lengths_and_starts_count_in_each_row() -> None:
+def test_lengths_and_starts_apply_to_each_row() -> None:
     padded = Mask(lengths=torch.tensor([1, 3])).dense(2, 3, CPU)
     assert padded[:, 0, 0].tolist() == [[True, False, False], [True, True, True]]
     cached = Mask(causal=True, start=torch.tensor([0, 2])).dense(1, 3, CPU)

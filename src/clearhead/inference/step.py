@@ -67,7 +67,7 @@ class Step:
 
     def select(self, rows: Tensor) -> None:
         """Row n becomes what row rows[n] was."""
-        self.cache.select(rows)
+        self.cache.select(rows, tighten=self.device.type == "cpu")
 
     def join(self, other: Step, capacity: int) -> None:
         """The rows of another step of this network come behind our own; a row may then have `capacity` tokens."""

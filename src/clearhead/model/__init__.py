@@ -1,21 +1,38 @@
-"""Ids to hidden states to logits: one Transformer core for every family."""
+"""The model core: token ids → hidden states → logits, for encoder-decoders, encoders and decoders.
 
-from clearhead.model.cache import KVCache, TreeCache
+Read in this order: `network`, `stack`, `embedding`, `positions`, `layer`, `norms`, `attention`, `feedforward`, `heads`;
+then `cache`, `init_weights` and `cost`. Masks are in `ops.masks`, attention itself in `ops.attention`.
+"""
+
+from clearhead.model.attention import Attention
+from clearhead.model.cache import KVCache, LayerKVCache, TreeCache
+from clearhead.model.feedforward import FeedForward
+from clearhead.model.heads import Heads, LMHead
+from clearhead.model.layer import Layer
 from clearhead.model.network import Decoder, Encoder, EncoderDecoder, EncoderOutput, Network, build
-from clearhead.ops.attention.dispatch import attend, attention_backend
-from clearhead.ops.masks import Documents, Mask, Pattern
+from clearhead.model.stack import Stack
+from clearhead.ops.attention import attend, attention_backend
+from clearhead.ops.masks import Documents, Mask, Pattern, TreeMask
 
 __all__ = [
+    "Attention",
     "Decoder",
     "Documents",
     "Encoder",
     "EncoderDecoder",
     "EncoderOutput",
+    "FeedForward",
+    "Heads",
     "KVCache",
+    "LMHead",
+    "Layer",
+    "LayerKVCache",
     "Mask",
     "Network",
     "Pattern",
+    "Stack",
     "TreeCache",
+    "TreeMask",
     "attend",
     "attention_backend",
     "build",

@@ -1,7 +1,4 @@
-"""What a model costs, without building it for real: parameters, memory, floating-point operations.
-
-Everything is read off the network on torch's meta device, which has shapes and no numbers.
-"""
+"""Parameters, memory and FLOPs of a config, counted on torch's meta device without allocating weights."""
 
 from dataclasses import dataclass
 
@@ -12,12 +9,12 @@ from clearhead.config import ModelConfig
 from clearhead.model.network import Network, build
 from clearhead.ops.masks import Pattern, patterns
 
-ADAM_BYTES = 16  # fp32 for each parameter: weight, gradient, and Adam's two moments
+ADAM_BYTES = 16  # per parameter, in fp32: weight, gradient, and Adam's two moments
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a model at a context length. Memory is in bytes; training memory leaves out activations."""
+    """Cost of a model at a context length. Memory is in bytes; training memory leaves out activations."""
 
     parameters: int
     weight_bytes: int
@@ -27,66 +24,64 @@ class Cost:
 
 
 def model_cost(config: ModelConfig, context: int | None = None, dtype: torch.dtype = torch.float32) -> Cost:
-    """The cost of a config, with weights and cache in `dtype`; the context is `max_positions` unless given."""
+    """Return the cost of a config, with weights and KV cache in `dtype`; `context` defaults to `max_positions`."""
     network = build(config, "meta")
     count = count_parameters(network)
     context = min(context or config.max_positions, config.max_positions)
-    size = dtype.itemsize
     cache = cache_bytes(config, context, dtype)
     if config.family == "encoder-decoder":
-        cache *= 2  # the keys and values of a source as long as the target
-    return Cost(count, count * size, count * ADAM_BYTES, cache, flops_per_token(network, context))
+        cache *= 2  # cross-attention caches a source of the same length
+    return Cost(count, count * dtype.itemsize, count * ADAM_BYTES, cache, flops_per_token(network, context))
 
 
 def cache_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype = torch.float32) -> int:
-    """Memory of the keys and values of so many tokens, in all layers of a decoder."""
+    """Return the bytes of the self-attention KV cache for `tokens` tokens, over all decoder layers."""
     return 2 * config.decoder_layers * config.kv_heads * config.head_dim * tokens * dtype.itemsize
 
 
 def count_parameters(network: nn.Module) -> int:
-    """The number of parameters; what is shared counts once."""
+    """Return the number of parameters; tied ones count once."""
     return sum(parameter.numel() for parameter in network.parameters())
 
 
 def parameters_by_part(network: Network) -> dict[str, int]:
-    """The parameters by what they are for, each counted once: what is tied belongs to the first that uses it."""
+    """Return the number of parameters of each part; tied ones count for the part that comes first."""
     kinds = {".embedding.": "embedding", "heads.": "heads", ".cross_": "cross-attention", ".attention": "attention"}
     kinds[".feed_forward"] = "feed-forward"
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, parameter in network.named_parameters():
-        kind = next((kind for mark, kind in kinds.items() if mark in name), "closing norm")
+        kind = next((kind for infix, kind in kinds.items() if infix in name), "final norm")
         stack = name.split(".")[0] if kind != "heads" else ""
         key = f"{stack} {kind}".strip()
-        found[key] = found.get(key, 0) + parameter.numel()
-    return found
+        counts[key] = counts.get(key, 0) + parameter.numel()
+    return counts
 
 
 def flops_per_token(network: Network, context: int) -> int:
-    """Floating-point operations of one forward pass for a token at the end of the context; a multiply-add is two.
+    """Return the FLOPs of one forward pass for the last token of a context; a multiply-add counts as two.
 
-    Matrix products alone: the linear layers, the word scores, and attention over the keys that the pattern lets a
-    query see. Of an encoder-decoder: one source token and one target token, both contexts full.
+    Matmuls only: linear layers, logits, and attention over the keys that the pattern allows. For an encoder-decoder:
+    one source token and one target token, each at the end of a full context.
     """
     config = network.config
-    # One vector a row goes through the pooler and what reads it; over a context that is next to nothing.
-    per_row = ("heads.pooler", "heads.next_sentence", "heads.classes")
-    matrices = sum(
+    per_row = ("heads.pooler", "heads.next_sentence", "heads.classes")  # run once a row, not once a token
+    weights = sum(
         module.weight.numel()
         for name, module in network.named_modules()
         if isinstance(module, nn.Linear) and not name.startswith(per_row)
     )
-    seen = sum(
-        keys_seen(pattern, context)
+    keys = sum(
+        visible_keys(pattern, context)
         for layers in (config.encoder_layers, config.decoder_layers)
         for pattern in patterns(config, layers)
     )
     if config.family == "encoder-decoder":
-        seen += config.decoder_layers * context  # cross-attention
-    return 2 * matrices + 4 * config.heads * config.head_dim * seen
+        keys += config.decoder_layers * context  # cross-attention
+    return 2 * weights + 4 * config.heads * config.head_dim * keys
 
 
-def keys_seen(pattern: Pattern, context: int) -> int:
-    """How many keys the last of `context` tokens sees."""
+def visible_keys(pattern: Pattern, context: int) -> int:
+    """Return how many keys the last of `context` tokens attends to."""
     position = context - 1
     match pattern.kind:
         case "window":
@@ -96,6 +91,6 @@ def keys_seen(pattern: Pattern, context: int) -> int:
         case "block":
             return position % pattern.size + 1
         case "summary":
-            full, rest = divmod(context, pattern.size)
-            return full * pattern.summary + max(0, rest - (pattern.size - pattern.summary))
+            blocks, rest = divmod(context, pattern.size)
+            return blocks * pattern.summary + max(0, rest - (pattern.size - pattern.summary))
     return context

@@ -1,4 +1,4 @@
-"""The feed-forward sublayer: each token by itself through a wider layer and back.   D width · F feed-forward width"""
+"""The position-wise feed-forward sublayer.   B batch · T tokens · D model dim · F feed-forward dim"""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": gelu_tanh,
     "silu": F.silu,
-    "swiglu": F.silu,  # times a second projection, the gate's partner
+    "swiglu": F.silu,  # applied to the gate projection
 }
 
 
@@ -33,5 +33,5 @@ class FeedForward(nn.Module):
         if self.gate is not None:
             hidden = self.activation(self.gate(x)) * self.up(x)  # (B, T, F)
         else:
-            hidden = self.activation(self.up(x))
+            hidden = self.activation(self.up(x))  # (B, T, F)
         return self.down(hidden)

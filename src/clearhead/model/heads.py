@@ -1,6 +1,6 @@
-"""What is read off the hidden states: words, next sentence, classes, tags, answer spans.
+"""Output heads on the hidden states: logits, next sentence, classes, tags, answer spans.
 
-B rows · T tokens · D width · V words
+B batch · T tokens · D model dim · V vocabulary
 """
 
 import torch
@@ -13,7 +13,7 @@ from clearhead.ops.masks import Documents
 
 
 class LMHead(nn.Module):
-    """A score for every word: (B, T, D) to (B, T, V). Section 3.4 shares its matrix with the embedding."""
+    """Logits over the vocabulary: (B, T, D) to (B, T, V). Its matrix may be tied to the embedding (section 3.4)."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -25,13 +25,13 @@ class LMHead(nn.Module):
 
 
 class MLMTransform(nn.Module):
-    """The layer that BERT puts before the scores: linear, activation, norm."""
+    """BERT's layer before the logits: linear, activation, norm."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.linear = nn.Linear(config.dim, config.dim, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
-        # A head reads single positions, so it never normalizes over a batch.
+        # Called on selected positions only, so batch statistics would not be those of the batch.
         self.norm = build_norm(config.model_copy(update={"norm": "layer"}) if config.norm == "batch" else config)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class MLMTransform(nn.Module):
 
 
 class LabelHead(nn.Module):
-    """A score for every label, from a pooled (B, D) or from every token (B, T, D), behind dropout."""
+    """Dropout and a linear layer to label logits, from pooled (B, D) or per-token (B, T, D) hidden states."""
 
     def __init__(self, config: ModelConfig, labels: int):
         super().__init__()
@@ -51,7 +51,7 @@ class LabelHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """BERT's summary of a row: tanh of a layer over its first token, or over the mean of all."""
+    """BERT's pooler: linear and tanh on a pooled hidden state (B, D)."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -62,31 +62,31 @@ class Pooler(nn.Module):
 
 
 class Heads(nn.Module):
-    """The heads that `config.outputs` names; one that is not there is None."""
+    """The heads listed in `config.outputs`; the others are None."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.first = config.family == "encoder"  # an encoder sums a row up in its first token, a decoder in its last
-        self.mean = config.pooling == "mean"
+        self.pools_first = config.family == "encoder"  # an encoder pools its first token, a decoder its last
+        self.pools_mean = config.pooling == "mean"
         outputs = config.outputs
         self.pooler = Pooler(config) if config.pooler else None
         self.lm_head = LMHead(config) if "lm" in outputs else None
         self.next_sentence = nn.Linear(config.dim, 2) if "next-sentence" in outputs else None
         self.classes = LabelHead(config, config.labels) if "classes" in outputs else None
         self.tags = LabelHead(config, config.labels) if "tags" in outputs else None
-        self.span = nn.Linear(config.dim, 2) if "span" in outputs else None  # scores of being first and last
+        self.span = nn.Linear(config.dim, 2) if "span" in outputs else None  # logits of the answer's start and end
 
     def pool(self, hidden: Tensor, lengths: Tensor | None = None, documents: Documents | None = None) -> Tensor:
-        """One vector for each row (or document) of hidden (B, T, D): (B, D), what next_sentence and classes read."""
-        x = (mean_pool if self.mean else self.summary)(hidden, lengths, documents)
+        """Pool each row (or document) of hidden (B, T, D) into one vector (B, D), for next_sentence and classes."""
+        x = (mean_pool if self.pools_mean else self.summary)(hidden, lengths, documents)
         return x if self.pooler is None else self.pooler(x)
 
     def summary(self, hidden: Tensor, lengths: Tensor | None = None, documents: Documents | None = None) -> Tensor:
-        """The token of each row that has seen the whole of it, as it is: (B, T, D) to (B, D)."""
+        """Return the first (encoder) or last (decoder) token of each row or document: (B, T, D) to (B, D)."""
         if documents is not None:
             starts = documents.starts.long()
-            return hidden[0, starts[:-1] if self.first else starts[1:] - 1]
-        if self.first:
+            return hidden[0, starts[:-1] if self.pools_first else starts[1:] - 1]
+        if self.pools_first:
             return hidden[:, 0]
         if lengths is None:
             return hidden[:, -1]
@@ -94,12 +94,12 @@ class Heads(nn.Module):
 
 
 def mean_pool(hidden: Tensor, lengths: Tensor | None = None, documents: Documents | None = None) -> Tensor:
-    """The mean of each row's (or document's) real tokens: (B, T, D) to (B, D)."""
+    """Average the tokens of each row or document, padding excluded: (B, T, D) to (B, D)."""
     if documents is not None:
-        wide = hidden[0].to(torch.promote_types(hidden.dtype, torch.float32))  # a GPU adds up in the dtype it is given
-        sums = wide.new_zeros(len(documents.lengths), wide.shape[-1]).index_add(0, documents.index, wide)
+        x = hidden[0].to(torch.promote_types(hidden.dtype, torch.float32))  # index_add would sum in bf16
+        sums = x.new_zeros(len(documents.lengths), x.shape[-1]).index_add(0, documents.index, x)
         return (sums / documents.lengths[:, None].clamp(min=1)).to(hidden.dtype)
     if lengths is None:
         return hidden.mean(1)
-    real = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
-    return (hidden * real[..., None]).sum(1) / lengths[:, None].clamp(min=1)
+    padding_mask = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]  # (B, T)
+    return (hidden * padding_mask[..., None]).sum(1) / lengths[:, None].clamp(min=1)

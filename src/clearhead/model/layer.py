@@ -1,6 +1,6 @@
-"""One Transformer layer: self-attention, cross-attention if there is a source, feed-forward.
+"""One Transformer layer: self-attention, cross-attention in a translator's decoder, feed-forward.
 
-B rows · T tokens · D width
+B batch · T tokens · S source tokens · D model dim
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ from clearhead.ops.masks import Mask, Pattern
 
 
 class Layer(nn.Module):
-    """Two or three sublayers, each with its residual, its norm and its dropout.
+    """Two or three sublayers, each with a residual connection, a norm and dropout (sections 3.1 and 5.4).
 
-    post-norm, as the 2017 paper:   x = norm(x + dropout(sublayer(x)))
-    pre-norm, as GPT-2 and later:   x = x + dropout(sublayer(norm(x)))
+    post-norm, the 2017 paper:   x = norm(x + dropout(sublayer(x)))
+    pre-norm, GPT-2 and later:   x = x + dropout(sublayer(norm(x)))
     """
 
     def __init__(self, config: ModelConfig, pattern: Pattern, cross: bool):
@@ -43,13 +43,16 @@ class Layer(nn.Module):
         cache: LayerKVCache | None = None,
         padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """(B, T, D) to (B, T, D)."""
+        """x (B, T, D) to (B, T, D); `encoder_output` (B, S, D), `padding_mask` (B, T)."""
         x = self._add(x, self.attention_norm, padding_mask, lambda h: self.attention(h, mask, None, rope, cache))
         if (cross := self.cross_attention) is not None and self.cross_norm is not None:
             x = self._add(x, self.cross_norm, padding_mask, lambda h: cross(h, cross_mask, encoder_output, None, cache))
         return self._add(x, self.feed_forward_norm, padding_mask, self.feed_forward)
 
-    def _add(self, x: Tensor, norm: nn.Module, real: Tensor | None, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+    def _add(
+        self, x: Tensor, norm: nn.Module, padding_mask: Tensor | None, sublayer: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Add the output of a sublayer to x, with its norm and dropout."""
         if self.pre:
-            return x + self.dropout(sublayer(norm(x, real)))
-        return norm(x + self.dropout(sublayer(x)), real)
+            return x + self.dropout(sublayer(norm(x, padding_mask)))
+        return norm(x + self.dropout(sublayer(x)), padding_mask)

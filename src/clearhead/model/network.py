@@ -1,6 +1,6 @@
-"""The three families, composed of two stacks and what is read off them.
+"""The three families: encoder-decoder (2017), encoder (BERT), decoder (GPT, Llama).
 
-B rows · T tokens · S source tokens · D width · V words
+B batch · T tokens · S source tokens · N packed tokens · D model dim · V vocabulary
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from clearhead.ops.masks import Documents, Mask
 
 
 class Network(nn.Module):
-    """What the families share: one or two stacks, heads, and word scores from hidden states."""
+    """Base class of the families: one or two stacks, and the heads on the last one."""
 
     encoder: Stack
     decoder: Stack
@@ -35,14 +35,14 @@ class Network(nn.Module):
         self.register_load_state_dict_post_hook(lambda network, _: network.tie())  # type: ignore[no-untyped-call]
 
     def tie(self) -> None:
-        """Let the matrices that the config ties be one; loading and moving can part them, so both call this again."""
-        reads, writes = getattr(self, "encoder", None), getattr(self, "decoder", None) or self.encoder
-        matrix = writes.embedding.tokens.weight
-        if self.config.tie == "all" and reads is not None:
-            reads.embedding.tokens.weight = matrix
-        words = self.heads.lm_head
-        if self.config.tie != "none" and words is not None and isinstance(words.proj, nn.Linear):
-            words.proj.weight = matrix
+        """Tie the matrices that `config.tie` names (section 3.4); loading and moving untie them, so both call this."""
+        encoder = getattr(self, "encoder", None)
+        matrix = (getattr(self, "decoder", None) or self.encoder).embedding.tokens.weight  # (V, D)
+        if self.config.tie == "all" and encoder is not None:
+            encoder.embedding.tokens.weight = matrix
+        lm_head = self.heads.lm_head
+        if self.config.tie != "none" and lm_head is not None and isinstance(lm_head.proj, nn.Linear):
+            lm_head.proj.weight = matrix
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -50,15 +50,17 @@ class Network(nn.Module):
         return self
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The score of every word at every position: (B, T, D) to (B, T, V)."""
+        """Return the logits of hidden states: (B, T, D) to (B, T, V)."""
         if self.heads.lm_head is None:
-            gives = ", ".join(self.config.outputs) or "hidden states"
-            raise ValueError(f"this model gives {gives}, no words; call encode or decode, or build it with outputs=lm")
+            outputs = ", ".join(self.config.outputs) or "hidden states"
+            raise ValueError(
+                f"outputs: this model has no lm_head, only {outputs}; call encode or decode, or build with outputs=lm"
+            )
         return self.heads.lm_head(hidden)
 
 
 class Encoder(Network):
-    """Reads both ways (BERT): a hidden state for every token, for filling gaps, classes, tags, spans."""
+    """A bidirectional encoder (BERT): hidden states for masked tokens, classes, tags and spans."""
 
     def __init__(self, config: ModelConfig):
         super().__init__(config, encoder=Stack(config, causal=False))
@@ -82,12 +84,12 @@ class Encoder(Network):
         documents: Documents | None = None,
         segments: Tensor | None = None,
     ) -> Tensor:
-        """The score of every word at every position: (B, T, V)."""
+        """ids (B, T) to logits (B, T, V)."""
         return self.logits(self.encode(ids, lengths, documents=documents, segments=segments))
 
 
 class Decoder(Network):
-    """Looks back only (GPT, Llama): at every position, the score of every next word."""
+    """A causal decoder (GPT, Llama)."""
 
     def __init__(self, config: ModelConfig):
         super().__init__(config, decoder=Stack(config, causal=True))
@@ -100,7 +102,7 @@ class Decoder(Network):
         documents: Documents | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """ids (B, T) to hidden states (B, T, D); with a cache, ids are what comes after the tokens it holds."""
+        """ids (B, T) to hidden states (B, T, D); with a cache, ids continue the cached tokens."""
         return self.decoder(ids, lengths, documents=documents, cache=cache)
 
     def forward(
@@ -111,21 +113,21 @@ class Decoder(Network):
         documents: Documents | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """The score of every next word at every position: (B, T, V)."""
+        """ids (B, T) to logits of the next token (B, T, V)."""
         return self.logits(self.decode(ids, lengths, documents=documents, cache=cache))
 
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """An encoded source, and which of its positions are real."""
+    """Hidden states of a source, with the lengths of a padded batch or the documents of a packed row."""
 
     hidden_states: Tensor  # (B, S, D), or (1, N, D) packed
-    lengths: Tensor | None = None
+    lengths: Tensor | None = None  # (B,)
     documents: Documents | None = None
 
 
 class EncoderDecoder(Network):
-    """Reads a source and writes a target (the 2017 translator)."""
+    """The 2017 translator: an encoder of the source, and a decoder of the target with cross-attention to it."""
 
     def __init__(self, config: ModelConfig):
         super().__init__(config, encoder=Stack(config, causal=False), decoder=Stack(config, causal=True, cross=True))
@@ -133,7 +135,7 @@ class EncoderDecoder(Network):
     def encode(
         self, source: Tensor, lengths: Tensor | None = None, *, documents: Documents | None = None
     ) -> EncoderOutput:
-        """Source ids (B, S), read both ways."""
+        """Source ids (B, S) to the encoder output."""
         return EncoderOutput(self.encoder(source, lengths, documents=documents), lengths, documents)
 
     def decode(
@@ -145,34 +147,36 @@ class EncoderDecoder(Network):
         documents: Documents | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Target ids (B, T) to hidden states (B, T, D), looking at the source.
+        """Target ids (B, T) to hidden states (B, T, D).
 
-        With a cache, the source is needed at the first step only; later steps may give None.
+        With a cache, `encoder_output` is needed at the first step only; later steps may pass None.
         """
         hidden = None if encoder_output is None else encoder_output.hidden_states
-        mask = self._source_mask(target, encoder_output, documents, cache)
+        mask = self._cross_mask(target, encoder_output, documents, cache)
         return self.decoder(target, lengths, documents=documents, encoder_output=hidden, cross_mask=mask, cache=cache)
 
-    def _source_mask(
+    def _cross_mask(
         self, target: Tensor, encoder_output: EncoderOutput | None, documents: Documents | None, cache: KVCache | None
     ) -> Mask:
-        """Which positions of the source are real, from the memory or, once it has been seen, from the cache."""
+        """Return the cross-attention mask, from the encoder output at the first step, else from the cache."""
         if cache is not None and cache.source is not None:
             if encoder_output is not None and encoder_output is not cache.source:
-                raise ValueError("this cache belongs to another source; make a new cache for a new source")
+                raise ValueError("cache: it belongs to another source; make a new cache for each source")
             return Mask(lengths=cache.source_lengths)
         if encoder_output is None:
-            raise ValueError("decode needs the encoded source, or a cache that has already seen it")
+            raise ValueError("encoder_output: None is for a cache that already holds the source; pass encode(source)")
         if (documents is None) != (encoder_output.documents is None):
-            raise ValueError("pack source and target both, or neither")
+            raise ValueError("documents: only one of source and target is packed; pack both or neither")
         if documents is not None and encoder_output.documents is not None:
-            if len(documents.lengths) != len(encoder_output.documents.lengths):
-                raise ValueError(
-                    f"{len(encoder_output.documents.lengths)} source documents, but {len(documents.lengths)} of the target"
-                )
+            sources, targets = len(encoder_output.documents.lengths), len(documents.lengths)
+            if sources != targets:
+                raise ValueError(f"documents: {sources} in the source, but {targets} in the target; give equally many")
             return Mask(documents=(documents, encoder_output.documents))
         if len(encoder_output.hidden_states) != len(target):
-            raise ValueError(f"{len(encoder_output.hidden_states)} rows of source, but {len(target)} of target")
+            raise ValueError(
+                f"target: {len(encoder_output.hidden_states)} rows of source, but {len(target)} of target; "
+                "give equally many"
+            )
         if cache is not None:
             lengths = None if encoder_output.lengths is None else encoder_output.lengths.long().contiguous()
             cache.source, cache.source_lengths = encoder_output, lengths
@@ -188,7 +192,7 @@ class EncoderDecoder(Network):
         source_documents: Documents | None = None,
         target_documents: Documents | None = None,
     ) -> Tensor:
-        """The score of every next target word at every position: (B, T, V)."""
+        """Source ids (B, S) and target ids (B, T) to logits of the next target token (B, T, V)."""
         encoder_output = self.encode(source, source_lengths, documents=source_documents)
         return self.logits(self.decode(target, encoder_output, target_lengths, documents=target_documents))
 
@@ -197,9 +201,9 @@ FAMILIES: dict[str, type[Network]] = {"encoder-decoder": EncoderDecoder, "encode
 
 
 def build(config: ModelConfig, device: torch.device | str | None = None) -> Network:
-    """The network that a config describes, with fresh weights; on the device `meta` it has shapes and no numbers."""
+    """Build the network of a config with newly initialized weights; on the device `meta`, without any."""
     with torch.device(device or torch.get_default_device()):
         network = FAMILIES[config.family](config)
-    if torch.device(device or torch.get_default_device()).type != "meta":
+    if not next(network.parameters()).is_meta:
         init_weights(network, config)
     return network

@@ -1,10 +1,12 @@
-"""A stack of layers with its embedding: the encoder or the decoder of a model.   B rows · T tokens · D width"""
+"""The encoder or decoder stack: embedding, layers, final norm.   B batch · T tokens · S source tokens · D model dim"""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.config import ModelConfig
-from clearhead.model.cache import KVCache
+from clearhead.model.cache import KVCache, LayerKVCache
 from clearhead.model.embedding import Embedding
 from clearhead.model.layer import Layer
 from clearhead.model.norms import build_norm
@@ -13,7 +15,7 @@ from clearhead.ops.masks import Documents, Mask, patterns
 
 
 class Stack(nn.Module):
-    """Ids to hidden states. The encoder sees both ways; the decoder looks back, and at the source if there is one."""
+    """Token ids to hidden states (section 3.1): a bidirectional encoder, or a causal decoder with `causal=True`."""
 
     def __init__(self, config: ModelConfig, causal: bool, cross: bool = False):
         super().__init__()
@@ -21,9 +23,7 @@ class Stack(nn.Module):
         layers = config.decoder_layers if causal else config.encoder_layers
         self.embedding = Embedding(config, config.target_vocab if causal else config.source_vocab)
         self.layers = nn.ModuleList(Layer(config, pattern, cross) for pattern in patterns(config, layers))
-        self.norm = (
-            build_norm(config) if config.norm_position == "pre" else None
-        )  # what post-norm layers end with anyway
+        self.norm = build_norm(config) if config.norm_position == "pre" else None  # a post-norm layer ends with a norm
 
     def forward(
         self,
@@ -36,46 +36,49 @@ class Stack(nn.Module):
         cross_mask: Mask | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """ids (B, T) to hidden states (B, T, D).
+        """Map ids (B, T) to hidden states (B, T, D).
 
-        Either `lengths` (B,) says how many tokens of each row are real, or `documents` what the one packed row holds.
+        A padded batch has `lengths` (B,), the tokens of each row without padding; a packed row has `documents`.
         """
-        positions, mask = self._layout(ids, lengths, documents, cache)
-        rotation = rope_cos_sin(self.config, positions) if self.config.position == "rotary" else None
-        real = None
-        if lengths is not None and self.config.norm == "batch":
-            real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]  # (B, T)
-        x = self.embedding(ids, positions, segments, real)
-        for number, layer in enumerate(self.layers):
-            x = layer(
-                x, mask, rotation, encoder_output, cross_mask, None if cache is None else cache.layers[number], real
-            )
+        positions, mask = self._positions_and_mask(ids, lengths, documents, cache)
+        rope = rope_cos_sin(self.config, positions) if self.config.position == "rotary" else None
+        padding_mask = None
+        if lengths is not None and self.config.norm == "batch":  # the only norm over several tokens
+            padding_mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]  # (B, T)
+        x = self.embedding(ids, positions, segments, padding_mask)  # (B, T, D)
+        caches: Sequence[LayerKVCache | None] = [None] * len(self.layers) if cache is None else cache.layers
+        for layer, layer_cache in zip(self.layers, caches, strict=True):
+            x = layer(x, mask, rope, encoder_output, cross_mask, layer_cache, padding_mask)
         if cache is not None:
             cache.advance(ids.shape[1], lengths)
-        return x if self.norm is None else self.norm(x, real)
+        return x if self.norm is None else self.norm(x, padding_mask)
 
-    def _layout(
+    def _positions_and_mask(
         self, ids: Tensor, lengths: Tensor | None, documents: Documents | None, cache: KVCache | None
     ) -> tuple[Tensor, Mask]:
-        """The position of every token, (B or 1, T), and what it may look at."""
+        """Return the position of every token, (B or 1, T), and the self-attention mask."""
         if ids.dim() != 2:
-            raise ValueError(f"ids: expected (rows, tokens), got {tuple(ids.shape)}; one row is ids[None]")
+            raise ValueError(f"ids: expected shape (batch, tokens), got {tuple(ids.shape)}; for one row use ids[None]")
         if lengths is not None and getattr(lengths, "shape", None) != ids.shape[:1]:
             raise ValueError(f"lengths: expected a tensor with one number for each of {len(ids)} rows; got {lengths!r}")
         tokens = ids.shape[1]
         max_length = documents.max_length if documents else tokens
         if max_length > self.config.max_positions and cache is None:
             raise ValueError(
-                f"a sequence of {max_length} tokens is longer than max_positions {self.config.max_positions}"
+                f"ids: a sequence of {max_length} tokens is longer than max_positions {self.config.max_positions}; "
+                "truncate it"
             )
         if documents is not None:
             if lengths is not None or cache is not None:
-                raise ValueError("a packed row has neither padding nor a cache")
+                raise ValueError("documents: a packed row has neither padding nor a cache; leave out lengths and cache")
             if ids.shape != (1, documents.total):
-                raise ValueError(f"the documents have {documents.total} tokens together, ids are {tuple(ids.shape)}")
+                raise ValueError(
+                    f"documents: lengths add up to {documents.total} tokens, but ids are {tuple(ids.shape)}; "
+                    f"pack them as (1, {documents.total})"
+                )
             return documents.positions[None], Mask(self.causal, documents=(documents, documents))
         if cache is not None:
             if cache.config is not self.config and cache.config != self.config:
-                raise ValueError("the cache was made for a model of another config; make one with network.config")
+                raise ValueError("cache: it was made for a model of another config; use KVCache(network.config, …)")
             return cache.begin(ids, lengths)
         return torch.arange(tokens, device=ids.device)[None], Mask(self.causal, lengths=lengths)

@@ -1,4 +1,4 @@
-"""Which device a name means, and whether it is there."""
+"""Device names: parse them and check that the device is available."""
 
 import torch
 
@@ -6,7 +6,7 @@ from clearhead.errors import UserError
 
 
 def choose_device(name: str, local: int = 0) -> torch.device:
-    """The device of that name; `auto` is a GPU where there is one."""
+    """Return the device called `name`; `auto` is a GPU if there is one. `local` is the local rank of this process."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

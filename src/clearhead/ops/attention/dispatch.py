@@ -1,9 +1,9 @@
-"""Attention by whichever backend is fastest for the mask, the dtype and the device.
+"""Attention by the fastest backend for the mask, dtype and device.
 
-B rows · H heads · G key-value heads · T queries · S keys · E head width
+B batch · H heads · G key-value heads · T queries · S keys · E head dim · N tokens of a packed row · D documents
 
-`attend()` takes the first backend of BACKENDS that does not refuse. The reference is never chosen by itself: it is the
-written-out formula that every other backend must equal.
+`attend` takes the first of BACKENDS that does not refuse. The reference is never chosen by itself: it is the formula
+that every other backend must equal.
 """
 
 import logging
@@ -15,13 +15,34 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.ops.attention import flex, packed_cpu, sparse, varlen
-from clearhead.ops.attention.cpu_training import matmul_attention, matmul_refuses
+from clearhead.ops.attention.cpu_training import cpu_training_refuses, matmul_attention
+from clearhead.ops.attention.flex import flex, flex_refuses
+from clearhead.ops.attention.packed_cpu import attend_runs, can_use_short_attention, packed_cpu_refuses, short_attention
 from clearhead.ops.attention.reference import attention
 from clearhead.ops.attention.sdpa import sdpa
+from clearhead.ops.attention.sparse import attend_sparse, sparse_refuses
+from clearhead.ops.attention.varlen import varlen, varlen_refuses
 from clearhead.ops.masks import Mask
 
 log = logging.getLogger("clearhead")
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, backend: str | None = None) -> Tensor:
+    """Attention of q (B, H, T, E) over k and v (B, G, S, E), G a divisor of H; returns (B, H, T, E).
+
+    `backend` forces one by name; if it refuses, another is chosen and a warning gives the reason.
+    Outputs at padded queries are finite but meaningless.
+    """
+    mask = mask.simplified(k.shape[2])
+    requested = backend or _forced
+    if requested is not None:
+        if requested not in BACKENDS:
+            raise ValueError(f"backend: no attention backend {requested!r}; use {', '.join(BACKENDS)}")
+        reason = BACKENDS[requested].refuses(q, k, mask, dropout)
+        if reason is None:
+            return BACKENDS[requested].run(q, k, v, mask, dropout)
+        _log_once(f"attention backend {requested} cannot be used here ({reason}); falling back")
+    return BACKENDS[choose_backend(q, k, mask, dropout)].run(q, k, v, mask, dropout)
 
 
 def attention_with_weights(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
@@ -29,43 +50,24 @@ def attention_with_weights(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple
     return _reference(q, k, v, mask, 0.0)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, backend: str | None = None) -> Tensor:
-    """Attention of q (B, H, T, E) over k and v (B, G, S, E), G a divisor of H; returns (B, H, T, E).
-
-    `backend` forces one by name; where it cannot do what is asked, the choice falls back and the log says why.
-    Outputs at padded queries are finite and mean nothing.
-    """
-    mask = mask.simplified(k.shape[2])
-    wanted = backend or _forced
-    if wanted is not None:
-        if wanted not in BACKENDS:
-            raise ValueError(f"no attention backend {wanted!r}; there are {', '.join(BACKENDS)}")
-        reason = BACKENDS[wanted].refuses(q, k, mask, dropout)
-        if reason is None:
-            return BACKENDS[wanted].run(q, k, v, mask, dropout)
-        _say_once(f"attention backend {wanted} cannot be used here ({reason}); falling back")
-    chosen = BACKENDS[choose_backend(q, k, mask, dropout)]
-    return chosen.run(q, k, v, mask, dropout)
-
-
 def choose_backend(q: Tensor, k: Tensor, mask: Mask, dropout: float = 0.0) -> str:
-    """The name of the backend that `attend` would take; the log tells, at level INFO, why not an earlier one."""
-    if mask.documents is None and mask.pattern.kind == "full":  # the common case does not ask everybody
-        return "sdpa" if matmul_refuses(q, k, mask, dropout) else "products"
+    """Return the name of the backend that `attend` takes; the log says at level INFO why earlier ones refuse."""
+    if mask.documents is None and mask.pattern.kind == "full":  # the common case, without asking every backend
+        return "sdpa" if cpu_training_refuses(q, k, mask, dropout) else "cpu_training"
     reasons = []
-    for name, way in BACKENDS.items():
-        reason = "it is for comparison" if name == "reference" else way.refuses(q, k, mask, dropout)
+    for name, backend in BACKENDS.items():
+        reason = "it is for comparison" if name == "reference" else backend.refuses(q, k, mask, dropout)
         if reason is None:
             break
         reasons.append(f"{name}: {reason}")
     if not torch.compiler.is_compiling() and log.isEnabledFor(logging.INFO):
-        _say_once(f"{mask.pattern.kind} attention by {name} (not by {'; '.join(reasons[1:])})", logging.INFO)
+        _log_once(f"{mask.pattern.kind} attention by {name} (not by {'; '.join(reasons[1:])})", logging.INFO)
     return name
 
 
 @contextmanager
 def attention_backend(name: str | None) -> Iterator[None]:
-    """Every attention inside the `with` uses this backend (one thread at a time: for tests, benchmarks and the lab)."""
+    """Force a backend for all attention inside the `with`; not thread-safe (for tests, benchmarks and the lab)."""
     global _forced
     before, _forced = _forced, name
     try:
@@ -75,69 +77,62 @@ def attention_backend(name: str | None) -> Iterator[None]:
 
 
 _forced: str | None = None
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
-def _say_once(message: str, level: int = logging.WARNING) -> None:
-    if message not in _said:
-        _said.add(message)
+def _log_once(message: str, level: int = logging.WARNING) -> None:
+    if message not in _logged:
+        _logged.add(message)
         log.log(level, message)
 
 
-# The two ways that take any mask, any dtype and any device.
+# Backends that take any mask, dtype and device
 
 
 def _reference(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> tuple[Tensor, Tensor]:
     groups = q.shape[1] // k.shape[1]
-    allowed = mask.dense(q.shape[2], k.shape[2], q.device)
-    return attention(q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), allowed, dropout)
+    dense = mask.dense(q.shape[2], k.shape[2], q.device)
+    return attention(q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), dense, dropout)
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
     if mask.causal and mask.documents is None and mask.pattern.kind == "full":
-        if mask.start is None and q.shape[2] == k.shape[2]:  # padding is later than every real query, hidden by that
+        if mask.start is None and q.shape[2] == k.shape[2]:  # the causal mask hides padding, which comes last
             return sdpa(q, k, v, None, dropout, causal=True)
-        if isinstance(mask.start, int) and q.shape[2] == 1 and mask.start == k.shape[2] - 1:  # the last sees everything
+        if isinstance(mask.start, int) and q.shape[2] == 1 and mask.start == k.shape[2] - 1:  # the last query
             return sdpa(q, k, v, None, dropout)
-    allowed = mask.dense(q.shape[2], k.shape[2], q.device)
-    itself = mask.tree is not None and mask.pattern.kind != "summary"  # every query sees at least its own key
-    return sdpa(q, k, v, allowed, dropout, no_empty_rows=itself)
+    dense = mask.dense(q.shape[2], k.shape[2], q.device)
+    no_empty_rows = mask.tree is not None and mask.pattern.kind != "summary"  # a branch attends to its own key
+    return sdpa(q, k, v, dense, dropout, no_empty_rows=no_empty_rows)
+
+
+# Backends that rearrange a packed row and dispatch again
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
-    """A packed row with padding put back, only around attention: a row for each document."""
+    """Pad a packed row (1, H, N, E) to a row for each document, for attention only."""
     assert mask.documents is not None
-    ours, theirs = mask.documents
-    rows = replace(mask, documents=None, lengths=None if ours is theirs and mask.causal else theirs.lengths)
-    q, k, v = ours.pad(q), theirs.pad(k), theirs.pad(v)
-    rows = rows.simplified(k.shape[2])
-    return ours.unpad(BACKENDS[choose_backend(q, k, rows, dropout)].run(q, k, v, rows, dropout))
+    queries, keys = mask.documents
+    padded_mask = replace(mask, documents=None, lengths=None if queries is keys and mask.causal else keys.lengths)
+    q, k, v = queries.pad(q), keys.pad(k), keys.pad(v)  # (D, H or G, T or S, E)
+    padded_mask = padded_mask.simplified(k.shape[2])
+    out = BACKENDS[choose_backend(q, k, padded_mask, dropout)].run(q, k, v, padded_mask, dropout)
+    return queries.unpad(out)
 
 
-def _by_runs(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
-    def rows(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-        if packed_cpu.is_short(q, k, mask, dropout):
-            return packed_cpu.short(q, k, v)
+def _packed_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor:
+    """Attend in each run of equally long documents of a packed row (1, H, N, E)."""
+
+    def attend_run(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        if can_use_short_attention(q, k, mask, dropout):
+            return short_attention(q, k, v)
         return BACKENDS[choose_backend(q, k, mask, dropout)].run(q, k, v, mask, dropout)
 
-    return packed_cpu.by_runs(q, k, v, mask, rows)
-
-
-# What each way refuses, in words for the log; None means that it can do it.
-
-
-def _sparse_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | None:
-    if mask.pattern.kind == "full":
-        return "the mask is not sparse"
-    if mask.documents is not None:
-        return "the row is packed"
-    if mask.start is not None or mask.tree is not None or q.shape[2] != k.shape[2]:
-        return "queries and keys are not the same positions"
-    return None
+    return attend_runs(q, k, v, mask, attend_run)
 
 
 class Backend(NamedTuple):
-    """One way to compute attention, and when it cannot."""
+    """An implementation of attention, and a function that returns why it cannot be used, or None if it can."""
 
     run: Callable[[Tensor, Tensor, Tensor, Mask, float], Tensor]
     refuses: Callable[[Tensor, Tensor, Mask, float], str | None]
@@ -145,11 +140,11 @@ class Backend(NamedTuple):
 
 BACKENDS = {
     "reference": Backend(lambda *args: _reference(*args)[0], lambda *_: None),
-    "varlen": Backend(varlen.varlen, varlen.varlen_refuses),
-    "runs": Backend(_by_runs, packed_cpu.runs_refuse),
+    "varlen": Backend(varlen, varlen_refuses),
+    "packed_cpu": Backend(_packed_cpu, packed_cpu_refuses),
     "padded": Backend(_padded, lambda q, k, mask, dropout: None if mask.documents else "the row is not packed"),
-    "flex": Backend(flex.flex, flex.flex_refuses),
-    "sparse": Backend(sparse.attend_sparse, _sparse_refuses),
-    "products": Backend(matmul_attention, matmul_refuses),
+    "flex": Backend(flex, flex_refuses),
+    "sparse": Backend(attend_sparse, sparse_refuses),
+    "cpu_training": Backend(matmul_attention, cpu_training_refuses),
     "sdpa": Backend(_sdpa, lambda *_: None),
 }

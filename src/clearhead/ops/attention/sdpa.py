@@ -1,6 +1,6 @@
-"""Attention over all keys: the written-out formula, and torch's fused kernel.
+"""Attention by torch's scaled_dot_product_attention, and by batched matmuls where those are faster on a CPU.
 
-B rows · H heads · G key-value heads · T queries · S keys · E head width
+B batch · H heads · G key-value heads · T queries · S keys · E head dim
 """
 
 import math
@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-FEW_ON_CPU, MANY_HEADS = 8, 64  # queries, and rows times heads, for which a CPU is faster without torch's kernel
-SHORT = 32  # tokens of rows for which it is faster so, too, as those of an encoder
-MANY_KEYS = 1 << 18  # numbers, from which on keys do not wait in a CPU's nearest cache
-FEW = 64  # queries up to which repeating the mask is cheaper than repeating keys and values
+# On a CPU matmuls are faster for few queries or short rows, if there are many heads.
+MAX_CPU_QUERIES = 8
+MAX_CPU_TOKENS = 32
+MANY_HEADS = 64  # B · H
+LARGE_KEYS = 1 << 18  # values; from here on k no longer fits a core's cache
+MAX_REPEATED_QUERIES = 64  # up to here repeating the mask for a group is cheaper than repeating k and v
 
 
 def sdpa(
@@ -24,61 +26,65 @@ def sdpa(
     causal: bool = False,
     no_empty_rows: bool = False,
 ) -> Tensor:
-    """torch's scaled_dot_product_attention for grouped heads; a query that may look at nothing gets zeros.
+    """Attention with grouped heads; a fully masked query gets zeros.
 
-    q (B, H, T, E); k and v (B, G, S, E); `allowed` broadcasts to (B, 1, T, S). With `all_see` the caller knows that no
-    query is left without a key, and may give numbers to add to the scores instead of a truth table.
+    q (B, H, T, E); k and v (B, G, S, E); `mask` broadcasts to (B, 1, T, S). With `no_empty_rows` the caller guarantees
+    that every query attends to some key, and may pass an additive bias instead of booleans.
     """
-    heads, groups, shape = q.shape[1], k.shape[1], q.shape
-    few = shape[2] == 1 or (shape[2] <= FEW and not causal)
-    if heads != groups and few and (mask is None or mask.shape[1] == 1):  # a group joins the query axis
-        q = q.reshape(shape[0], groups, -1, shape[3])  # (B, G, H/G · T, E)
+    heads, kv_heads, shape = q.shape[1], k.shape[1], q.shape
+    few_queries = shape[2] == 1 or (shape[2] <= MAX_REPEATED_QUERIES and not causal)
+    if heads != kv_heads and few_queries and (mask is None or mask.shape[1] == 1):  # fold each group into the queries
+        q = q.reshape(shape[0], kv_heads, -1, shape[3])  # (B, G, H/G · T, E)
         if mask is not None and mask.shape[2] > 1:
-            mask = mask.repeat(1, 1, heads // groups, 1)
-        heads, causal = groups, False
-    if not dropout and not causal and heads == groups and _is_small(q, k) and (mask is None or no_empty_rows):
+            mask = mask.repeat(1, 1, heads // kv_heads, 1)
+        heads, causal = kv_heads, False
+    has_rows = mask is None or no_empty_rows
+    if not dropout and not causal and heads == kv_heads and has_rows and _is_small(q, k):
         return small_q_attention(q, k, v, mask).reshape(shape)
     if mask is None:
-        out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=heads != groups)
+        out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=heads != kv_heads)
         return out.reshape(shape)
-    if heads != groups:  # the kernel that takes a mask takes no groups
-        k, v = (x.repeat_interleave(heads // groups, dim=1) for x in (k, v))
+    if heads != kv_heads:  # torch's kernels with a mask do not take grouped heads
+        k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
     if no_empty_rows:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout).reshape(shape)
-    blind = ~mask.any(dim=-1, keepdim=True)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask | blind, dropout_p=dropout)
-    return out.masked_fill(blind, 0).reshape(shape)
+    fully_masked = ~mask.any(dim=-1, keepdim=True)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask | fully_masked, dropout_p=dropout)
+    return out.masked_fill(fully_masked, 0).reshape(shape)
 
 
 def _is_small(q: Tensor, k: Tensor) -> bool:
-    """Whether two batched products beat torch's kernel: many heads with little to do, on a CPU, for reading."""
+    """Return whether two batched matmuls beat torch's kernel: fp32 inference on a CPU, many heads, little work each."""
     if q.device.type != "cpu" or q.dtype != torch.float32 or q.requires_grad:
         return False
-    little = q.shape[2] <= FEW_ON_CPU or max(q.shape[2], k.shape[2]) <= SHORT
-    return little and q.shape[0] * q.shape[1] >= MANY_HEADS
+    small = q.shape[2] <= MAX_CPU_QUERIES or max(q.shape[2], k.shape[2]) <= MAX_CPU_TOKENS
+    return small and q.shape[0] * q.shape[1] >= MANY_HEADS
 
 
-def small_q_attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None) -> Tensor:
-    """`attention` where every query sees a key; `allowed` may be numbers to add."""
+def small_q_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention by matmuls, without fully masked queries: q (B, H, T, E), k and v (B, H, S, E) to (B · H, T, E).
+
+    `mask` is boolean or an additive bias, and broadcasts to (B, H, T, S).
+    """
     (rows, heads, queries, dim), keys = q.shape, k.shape[2]
-    q, k, v = (x.reshape(rows * heads, -1, dim) for x in (q, k, v))
-    if queries == 1 or k.numel() >= MANY_KEYS:  # one after the other, as they lie in memory
+    q, k, v = (x.reshape(rows * heads, -1, dim) for x in (q, k, v))  # (B · H, T or S, E)
+    if queries == 1 or k.numel() >= LARGE_KEYS:  # k qᵀ reads k in memory order
         scores = torch.baddbmm(q.new_empty(()), k, q.transpose(1, 2), beta=0, alpha=dim**-0.5)
-        scores = scores.transpose(1, 2).contiguous()  # (B · H, T, S); of one query, it is so already
+        scores = scores.transpose(1, 2).contiguous()  # (B · H, T, S); no copy for one query
     else:
         scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=dim**-0.5)
-    if allowed is not None:
-        each = scores.view(rows, heads, queries, keys)
-        _ = each.masked_fill_(~allowed, -math.inf) if allowed.dtype == torch.bool else each.add_(allowed)
+    if mask is not None:
+        view = scores.view(rows, heads, queries, keys)
+        _ = view.masked_fill_(~mask, -math.inf) if mask.dtype == torch.bool else view.add_(mask)
     return torch.bmm(scores.softmax(dim=-1), v)
 
 
-def bf16_attention(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
-    """The same for keys and values in bf16, without gaps between the heads; `hidden` is added to the scores."""
+def bf16_attention(q: Tensor, k: Tensor, v: Tensor, attn_bias: Tensor | None) -> Tensor:
+    """`small_q_attention` for keys and values in bf16, contiguous over heads; softmax in fp32."""
     (rows, heads, queries, dim), keys = q.shape, k.shape[2]
     q = q.to(k.dtype, memory_format=torch.contiguous_format)
-    q, k, v = (x.reshape(rows * heads, -1, dim) for x in (q, k, v))
+    q, k, v = (x.reshape(rows * heads, -1, dim) for x in (q, k, v))  # (B · H, T or S, E)
     scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=dim**-0.5).float()
-    if hidden is not None:
-        scores.view(rows, heads, queries, keys).add_(hidden)
+    if attn_bias is not None:
+        scores.view(rows, heads, queries, keys).add_(attn_bias)
     return torch.bmm(scores.softmax(dim=-1).to(k.dtype), v)
