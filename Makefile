@@ -1,11 +1,13 @@
-# Clearhead: two commands set everything up, `make demo` and `make test`; each creates .venv when it is missing.
+# Clearhead: `make demo` and `make test` set everything up; each creates .venv if it is missing.
 #
-#   make demo           runtime dependencies only, then something worth seeing
-#   make test           everything that CI checks
-#   make lint           ruff, mypy, the order of the rooms
-#   make bench          us beside the peers, in one run
-#   make torture        training killed at hundreds of random moments, interrupted at many steps, compiled; a busy engine; minutes
-#   make test-gpu       equality of the fast paths on a CUDA device
+#   make demo           install the runtime dependencies, train and run a translator
+#   make test           linters and tests, as CI runs them
+#   make lint           ruff, mypy, import-linter
+#   make format         ruff format and autofixes
+#   make docs           regenerate docs/reference.md from the docstrings
+#   make bench          Clearhead beside its peers, in one run
+#   make torture        kills, interruptions and a busy engine; takes minutes
+#   make test-gpu       fast paths equal the reference, on a CUDA device
 #
 # On a machine without a GPU, a CPU build of torch saves gigabytes:
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -18,7 +20,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(if $(
 # One thread a process: two pytest workers on two cores, and sums in the same order on every machine.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: help demo test lint format bench torture test-gpu clean
+.PHONY: help demo test lint format docs bench torture test-gpu clean
 
 help:
 	@sed -n '1,/^$$/p' Makefile | sed 's/^# \{0,1\}//'
@@ -26,7 +28,7 @@ help:
 demo: $(VENV)/.runtime
 	@$(BIN)/clearhead demo
 
-test: $(VENV)/.dev
+test: $(if $(ARGS),,lint) $(VENV)/.dev
 	$(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.dev
@@ -38,6 +40,9 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev
+	$(BIN)/python -m tools.api_reference
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench.attention

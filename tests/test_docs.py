@@ -1,4 +1,4 @@
-"""Every snippet of README and guide runs, in both languages, and the two languages hold the same."""
+"""Every snippet in README and the guides runs, and the English and Chinese pages hold the same code and figures."""
 
 import inspect
 import re
@@ -11,11 +11,11 @@ from typing import get_args
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("README", "docs/guide", "docs/data", "docs/train", "docs/formats", "docs/understand", "docs/decode")
+NAMES = ("README", "docs/guide", "docs/data", "docs/train", "docs/formats", "docs/understand", "docs/inference")
 PAIRS = [(f"{name}.md", f"{name}.zh-CN.md") for name in NAMES]
 RUN = [
     f"{name}{language}.md"
-    for name in ("README", "docs/guide", "docs/data", "docs/decode")
+    for name in ("README", "docs/guide", "docs/data", "docs/inference")
     for language in ("", ".zh-CN")
 ]
 
@@ -34,8 +34,8 @@ def test_python_snippets_run(name: str, monkeypatch: pytest.MonkeyPatch, tmp_pat
         assert done.returncode == 0, done.stderr
 
 
-def test_console_snippets_print_what_they_say() -> None:
-    """A line behind `$ ` is run; the lines after it, if any, are what it prints."""
+def test_console_snippets_print_the_shown_output() -> None:
+    """Run each line after `$ `; the lines below it, if any, are its output."""
     for block in blocks("README.md", "console"):
         for command, expected in re.findall(r"^\$ clearhead (.*)\n((?:(?!\$ ).*\n)*)", block, flags=re.M):
             done = subprocess.run(
@@ -49,11 +49,11 @@ def test_console_snippets_print_what_they_say() -> None:
 
 
 def code_of(name: str) -> list[str]:
-    """What must be the same in both languages: code without its comments, figures, settings."""
+    """Return what must be equal in both languages: code without comments, and the figures in tables."""
     text = (ROOT / name).read_text(encoding="utf-8")
     code = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.M | re.S)
     lines = [re.sub(r"\s*#.*", "", line) for block in code for line in block.splitlines()]
-    lines = [line for line in lines if not re.search(r"^  \w+/ |^tests/|^bench/|^docs/", line)]  # the tour of rooms
+    lines = [line for line in lines if not re.search(r"^  \w+/ |^tests/|^bench/|^docs/|^examples/", line)]  # the layout
     return lines + re.findall(r"\d+(?:[.,]\d+)*x?", " ".join(re.findall(r"^\|.*\|$", text, flags=re.M)))
 
 
@@ -92,13 +92,13 @@ def test_every_setting_and_file_of_training_is_in_its_guide() -> None:
     assert [name for name in [*files, *TrainConfig.model_fields] if f"`{name}`" not in text] == []
 
 
-def test_every_file_of_foreign_formats_is_in_its_guide() -> None:
+def test_every_format_file_is_in_the_guide() -> None:
     text = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
-    files = [path.name for path in (ROOT / "src/clearhead/checkpoint/foreign").glob("*.py")]
+    files = [path.name for path in (ROOT / "src/clearhead/checkpoint/formats").glob("*.py")]
     assert [name for name in files if name != "__init__.py" and f"`{name}`" not in text] == []
 
 
-def test_every_verb_recipe_and_task_of_reading_is_in_its_guide() -> None:
+def test_every_command_recipe_and_task_of_encoders_is_in_the_guide() -> None:
     from clearhead.cli import understand
     from clearhead.config.recipe import load_recipe, recipe_names
 
@@ -112,7 +112,13 @@ def test_every_verb_recipe_and_task_of_reading_is_in_its_guide() -> None:
     assert [name for name in wanted if f"`{name}`" not in text] == []
 
 
-def test_links_between_documents_lead_somewhere() -> None:
+def test_links_between_documents_resolve() -> None:
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)", path.read_text(encoding="utf-8")):
             assert (path.parent / target).exists(), f"{path}: {target}"
+
+
+def test_the_api_reference_is_up_to_date() -> None:
+    from tools.api_reference import TARGET, reference
+
+    assert TARGET.read_text(encoding="utf-8") == reference(), "run `make docs`"

@@ -1,4 +1,4 @@
-"""The chain of docs/understand.md, command by command, with a few steps each: pretrain, fine-tune, use on a file."""
+"""Run the command chain of docs/understand.md with a few steps each: pretrain, fine-tune, use on a file."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ TEXT = (Path(__file__).parents[1] / "docs" / "understand.md").read_text(encoding
 FEW = ("train.steps=4", "train.warmup=1", "train.validate_every=4", "data.train.count=300", "data.valid.count=40")
 
 
-def test_the_story_runs_as_it_is_told(
+def test_the_chain_in_the_guide_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentences, story = re.findall(r"^```(?:sh)?\n(.*?)^```", TEXT, flags=re.M | re.S)[:2]
