@@ -39,10 +39,10 @@ from clearhead.checkpoint.formats import export_model, read_foreign
 from clearhead.config.data import Corpus
 from clearhead.config.recipe import Recipe, load_recipe
 from clearhead.data import IGNORED, Batch, Data, prepare
+from clearhead.data.batch_order import batch_plans
+from clearhead.data.build_datasets import TASKS
 from clearhead.data.dataset import Dataset
 from clearhead.data.formats import paths
-from clearhead.data.order import batch_plans
-from clearhead.data.prepare import TASKS
 from clearhead.evaluate.model import evaluate
 from clearhead.files import read_document
 from clearhead.ops.device import choose_device

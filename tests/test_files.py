@@ -1,4 +1,4 @@
-"""Files and standard input: read once, packed or not; what cannot be read or written is said in a line."""
+"""Files and standard input: reading, gzip, atomic writing, errors in one line."""
 
 import gzip
 import io
@@ -25,24 +25,24 @@ def write_tensor(path: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [lambda path: write_text(path, "x"), write_tensor], ids=["text", "tensors"])
-def test_what_cannot_be_written_is_said_with_the_reason(
+def test_a_failed_write_names_file_and_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None]
 ) -> None:
     (tmp_path / "file").write_text("x")
-    for place in ("file/new", "file/deep/new"):
+    for name in ("file/new", "file/deep/new"):
         with pytest.raises(UserError, match=r"new cannot be written \((Not a directory|File exists)\)"):
-            write(tmp_path / place)
+            write(tmp_path / name)
 
     def read_only(self: Path, *_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system", str(self))
 
-    for act in ("mkdir", "open", "unlink"):
-        monkeypatch.setattr(Path, act, read_only)
+    for method in ("mkdir", "open", "unlink"):
+        monkeypatch.setattr(Path, method, read_only)
     with pytest.raises(UserError, match=r"new cannot be written \(Read-only file system\); nothing was changed"):
         write(tmp_path / "new")
 
 
-def test_standard_input_is_read_once_and_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_is_read_once_and_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", standard_input(b"one\ntwo\n"))
     assert list(read_lines(STDIN)) == ["one", "two"]
     assert not sys.stdin.buffer.closed
@@ -50,12 +50,12 @@ def test_standard_input_is_read_once_and_left_open(monkeypatch: pytest.MonkeyPat
         next(read_lines(STDIN))
 
 
-def test_standard_input_may_be_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input_may_be_gzipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", standard_input(gzip.compress(b"one\ntwo\n", mtime=0)))
     assert list(read_lines(STDIN)) == ["one", "two"]
 
 
-def test_closed_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_standard_input_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = standard_input(b"")
     closed.close()
     for stream in (None, closed):
@@ -65,13 +65,13 @@ def test_closed_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("data", [b"one\nt\0wo\n", b"one\n\xff\xfet\0w\0o\0\n\0"])
-def test_zero_bytes_are_refused_with_their_line(tmp_path: Path, data: bytes) -> None:
+def test_zero_bytes_are_an_error_with_the_line(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "text").write_bytes(data)
-    with pytest.raises(UserError, match=r"text, line 2: a zero byte is no text; if the file is UTF-16, save it as"):
+    with pytest.raises(UserError, match=r"text, line 2: contains a zero byte; if the file is UTF-16, save it as"):
         list(read_lines(tmp_path / "text"))
 
 
-def test_a_document_of_any_length_keeps_its_line_ends(tmp_path: Path) -> None:
+def test_read_document_keeps_line_ends(tmp_path: Path) -> None:
     text = "Zoë\r\n猫\n" + "x" * (1 << 21)
     (tmp_path / "plain.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
     (tmp_path / "packed.gz").write_bytes(gzip.compress(text.encode()))

@@ -1,9 +1,9 @@
-"""What a user did wrong, said to the user: shown as one line without a traceback, exit code 2."""
+"""Errors for the user: the command line shows them without a traceback and exits with code 2."""
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave: what was wrong, where (file, line, key), and what to do."""
+    """A mistake in the user's input: `path or key: what is wrong; how to fix it`."""
 
 
 class ConfigError(UserError):
-    """A setting that is unknown, of the wrong type, out of bounds or at odds with another; one line for each."""
+    """Unknown, mistyped, out-of-range or contradictory settings, one line each."""

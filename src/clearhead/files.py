@@ -1,4 +1,4 @@
-"""Reading lines from any file or stream, gzip or not, with errors that name file, line and fix; atomic writing."""
+"""Read text from files, gzip files and standard input; write files atomically."""
 
 import gzip
 import io
@@ -16,19 +16,19 @@ from clearhead.errors import UserError
 
 try:
     import fcntl
-except ImportError:  # not on Windows: there, nothing keeps two processes from doing the same work twice
+except ImportError:  # Windows: no lock, so two processes may do the same work twice
     fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger("clearhead")
-_read: WeakSet[IO[bytes]] = WeakSet()  # standard inputs that someone reads or has read
+_used_stdin: WeakSet[IO[bytes]] = WeakSet()  # standard input streams already taken by a reader
 
 
 def read_text(path: Path, limit: int = 1 << 20) -> str:
-    """The whole of a small UTF-8 file (settings, not corpora); refuses one of more than `limit` bytes."""
+    """Read a small UTF-8 file such as a config; raise if it has more than `limit` bytes."""
     with named(str(path)), path.open("rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise UserError(f"{path} is larger than {limit:,} bytes, too large for a settings file")
+        raise UserError(f"{path}: larger than {limit:,} bytes, too large for a settings file; check the path")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -37,12 +37,12 @@ def read_text(path: Path, limit: int = 1 << 20) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file whole or not at all."""
+    """Write a UTF-8 file atomically."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all: under a temporary name, synced, then renamed."""
+    """Write a file atomically: to a temporary name, fsync, rename."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,13 +52,15 @@ def write_bytes(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        with suppress(OSError):  # what keeps a file from being written may keep it from being removed, too
+        with suppress(OSError):  # on a read-only file system, removing fails too
             temporary.unlink(missing_ok=True)
-        raise UserError(f"{path} cannot be written ({error.strerror}); nothing was changed") from None
+        raise UserError(
+            f"{path} cannot be written ({error.strerror}); nothing was changed, check the folder and its permissions"
+        ) from None
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, plain or gzip (seen by its content), or of standard input for `-`, without ends."""
+    """Yield the lines of a UTF-8 file (gzip is detected by content) or of standard input (`-`), without line ends."""
     name = "standard input" if str(path) == "-" else str(path)
     number = 0
     try:
@@ -66,7 +68,7 @@ def read_lines(path: Path) -> Iterator[str]:
             for number, line in enumerate(file, start=1):
                 if b"\0" in line:
                     raise UserError(
-                        f"{name}, line {number}: a zero byte is no text; if the file is UTF-16, save it as UTF-8"
+                        f"{name}, line {number}: contains a zero byte; if the file is UTF-16, save it as UTF-8"
                     )
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except UnicodeDecodeError:
@@ -76,7 +78,7 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def read_document(path: Path) -> str:
-    """The whole of a text of any length, plain or gzip, or of standard input for `-`; line ends stay as they are."""
+    """Read a whole UTF-8 file, plain or gzip, or standard input (`-`); line ends are kept."""
     name = "standard input" if str(path) == "-" else str(path)
     try:
         with named(name), _open(path) as file:
@@ -84,7 +86,7 @@ def read_document(path: Path) -> str:
     except (EOFError, zlib.error):
         raise UserError(f"{name}: the gzip data is cut off or damaged; fetch it again") from None
     if b"\0" in data:
-        raise UserError(f"{name}: a zero byte is no text; if the file is UTF-16, save it as UTF-8")
+        raise UserError(f"{name}: contains a zero byte; if the file is UTF-16, save it as UTF-8")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -94,7 +96,7 @@ def read_document(path: Path) -> str:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a file's lock, waiting for whoever has it; the system frees it even when its holder is killed."""
+    """Hold an exclusive lock on a file; the system releases it even if the holder is killed."""
     with path.open("w") as file:
         if fcntl is not None:
             try:
@@ -107,7 +109,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def named(name: str) -> Iterator[None]:
-    """What the system says about a file that cannot be read, for people."""
+    """Turn OS errors about an input file into `UserError`."""
     try:
         yield
     except IsADirectoryError:
@@ -122,25 +124,25 @@ def named(name: str) -> Iterator[None]:
 
 @contextmanager
 def _open(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    """The bytes of a file or of standard input, which is left open: it is not ours to close."""
+    """Open a file, or standard input, which stays open afterwards."""
     if str(path) == "-":
-        yield _unpacked(_standard_input())
+        yield _decompress(_standard_input())
         return
     with path.open("rb") as file:
-        yield _unpacked(file)
+        yield _decompress(file)
 
 
 def _standard_input() -> IO[bytes]:
     if sys.stdin is None or sys.stdin.closed:
         raise UserError("standard input is closed; send the text through a pipe, or name a file")
     stream = sys.stdin.buffer
-    if stream in _read:
+    if stream in _used_stdin:
         raise UserError("standard input can be read once; name - once, or a file")
-    _read.add(stream)
+    _used_stdin.add(stream)
     return stream
 
 
-def _unpacked(file: IO[bytes]) -> IO[bytes] | gzip.GzipFile:
+def _decompress(file: IO[bytes]) -> IO[bytes] | gzip.GzipFile:
     if isinstance(file, io.BufferedReader) and file.peek(2)[:2] == b"\x1f\x8b":
         return gzip.GzipFile(fileobj=file)
     return file

@@ -1,4 +1,4 @@
-"""What the tests of data share: small texts, tokenizers of every kind, settings with a cache of their own."""
+"""Helpers of the data tests: small texts, tokenizers of every kind, settings with their own cache."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from clearhead.config.data import DataConfig, TokenizerConfig
+from clearhead.config.data import DataConfig
 from clearhead.data import Batch, Data, Dataset, Loader, from_records, prepare
 from clearhead.text import ROLES, Kind, Tokenizer, train
 
@@ -25,61 +25,76 @@ WORDS = """the a cat dog bird fox sat ran sang on in under mat tree house old sm
 
 @cache
 def tokenizer(kind: Kind = "byte-bpe", size: int = 400) -> Tokenizer:
-    """A small tokenizer that has every special token."""
+    """Train a small tokenizer with all special tokens."""
     return train(["\n".join([*LINES, " ".join(WORDS)])] * 10, kind, size, roles=ROLES)
 
 
 def write(path: Path, lines: Iterable[str]) -> str:
-    """Write lines to a file; returns its name."""
+    """Write lines to a file; return its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return str(path)
 
 
 def config(folder: Path, task: str, **settings: Any) -> DataConfig:
-    """Settings whose cache lies in `folder`."""
+    """Return data settings with a cache in `folder`."""
     return DataConfig.build({"task": task, "cache_dir": str(folder / "cache"), **settings})
 
 
 def prepared(folder: Path, task: str, **settings: Any) -> Data:
-    """Data sets with a small byte-level tokenizer and a cache in `folder`."""
+    """Build datasets with a small byte-level tokenizer and a cache in `folder`."""
     return prepare(config(folder, task, **settings), [tokenizer()])
 
 
 def dataset(task: str, records: Iterable[Sequence[Any]], kind: Kind = "byte-bpe", **settings: Any) -> Dataset:
-    """A data set of records in memory."""
+    """Build a dataset from records in memory."""
     labels = settings.pop("labels", ())
     return from_records(DataConfig.build({"task": task, **settings}), records, [tokenizer(kind)], labels)
 
 
-def sentences(count: int, least: int = 1, most: int = 12) -> list[str]:
-    """Different sentences of many lengths; the number in front keeps them apart."""
+def sentences(count: int, min_words: int = 1, max_words: int = 12) -> list[str]:
+    """Return distinct sentences of many lengths; each starts with its number."""
+    lengths = [min_words + n * 13 % (max_words + 1 - min_words) for n in range(count)]
     return [
-        f"{n} "
-        + " ".join(WORDS[(n * 7 + k * (1 + n % 5)) % len(WORDS)] for k in range(least + n * 13 % (most + 1 - least)))
-        for n in range(count)
+        f"{n} " + " ".join(WORDS[(n * 7 + k * (1 + n % 5)) % len(WORDS)] for k in range(length))
+        for n, length in enumerate(lengths)
     ]
 
 
 def pairs(count: int) -> list[tuple[str, str]]:
-    """Sentence pairs whose sides differ in length."""
+    """Return sentence pairs whose sides differ in length."""
     return list(zip(sentences(count), sentences(count, 2, 9)[::-1], strict=True))
 
 
+def loader(
+    data: Dataset,
+    batch_tokens: int,
+    *,
+    bucket_size: int = 1 << 15,
+    world_size: int = 1,
+    grad_accum: int = 1,
+    **settings: Any,
+) -> Loader:
+    """Return a loader."""
+    return Loader(
+        data, tokens=batch_tokens, pool=bucket_size, processes=world_size, accumulation=grad_accum, **settings
+    )
+
+
 def epoch(data: Dataset, number: int = 0, **settings: Any) -> list[list[int]]:
-    """The samples of one epoch's batches."""
-    found = []
-    for step in Loader(data, workers=0, **settings):
+    """Return the samples of each batch of one epoch."""
+    batches = []
+    for step in loader(data, workers=0, **settings):
         if step.plan.epoch > number:
             break
         if step.plan.epoch == number:
-            found.append(step.plan.samples.tolist())
-    return found
+            batches.append(step.plan.samples.tolist())
+    return batches
 
 
-def steps(data: Dataset, count: int, **settings: Any) -> list[Any]:
-    """The first steps of a loader."""
-    iterator = iter(Loader(data, **settings))
+def first_batches(data: Dataset, count: int, **settings: Any) -> list[Any]:
+    """Return the first global batches of a loader."""
+    iterator = iter(loader(data, **settings))
     try:
         return list(islice(iterator, count))
     finally:
@@ -87,18 +102,18 @@ def steps(data: Dataset, count: int, **settings: Any) -> list[Any]:
 
 
 def equal(one: Batch, other: Batch) -> bool:
-    """Whether two batches have the same tensors and documents."""
+    """Return whether two batches have the same tensors and documents."""
     return (
         one.tokens == other.tokens
         and one.tensors.keys() == other.tensors.keys()
         and all(torch.equal(one[name], other[name]) for name in one.tensors)
-        and {name: found.lengths.tolist() for name, found in one.documents.items()}
-        == {name: found.lengths.tolist() for name, found in other.documents.items()}
+        and {side: docs.lengths.tolist() for side, docs in one.documents.items()}
+        == {side: docs.lengths.tolist() for side, docs in other.documents.items()}
     )
 
 
 def samples_of(batch: Batch, side: str) -> list[list[int]]:
-    """The rows of one side without padding, whether the batch is padded or packed."""
+    """Return the rows of one field without padding, from a padded or packed batch."""
     name = {"labels": "target" if "target" in batch.tensors else "ids", "segments": "ids"}.get(side, side)
     if batch.documents:
         return [part.tolist() for part in batch[side][0].split(batch.documents[name].lengths.tolist())]
@@ -107,9 +122,6 @@ def samples_of(batch: Batch, side: str) -> list[list[int]]:
 
 
 def leftovers(cache_folder: Path) -> list[str]:
-    """Stores, tokenizers and temporary files in a cache (not locks, nor notes about files seen)."""
-    found = [path.relative_to(cache_folder) for path in cache_folder.rglob("*")]
-    return [str(path) for path in found if len(path.parts) > 1 and path.parts[0] != "seen" and path.suffix != ".lock"]
-
-
-SMALL = TokenizerConfig(kind="byte-bpe", vocab_size=300)
+    """List stores, tokenizers and temporary files in a cache (not locks or file digests)."""
+    paths = [path.relative_to(cache_folder) for path in cache_folder.rglob("*")]
+    return [str(path) for path in paths if len(path.parts) > 1 and path.parts[0] != "seen" and path.suffix != ".lock"]

@@ -1,4 +1,4 @@
-"""The loader: workers end with it, their errors reach the caller, idle processes get batches that count for nothing."""
+"""Loader: workers stop with it, their errors reach the caller, idle processes get batches without labels."""
 
 import threading
 import time
@@ -8,30 +8,30 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.data import IGNORED, Dataset, Loader
-from tests.data.helpers import dataset, equal, pairs, sentences, steps
+from clearhead.data import IGNORED, Dataset
+from tests.data.helpers import dataset, equal, first_batches, loader, pairs, sentences
 
 
-def workers() -> list[str]:
+def worker_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("clearhead-data")]
 
 
-def test_closing_early_ends_the_workers() -> None:
-    iterator = iter(Loader(dataset("translation", pairs(200)), tokens=100, workers=3))
+def test_closing_the_iterator_stops_the_workers() -> None:
+    iterator = iter(loader(dataset("translation", pairs(200)), 100, workers=3))
     next(iterator)
-    assert workers()
+    assert worker_threads()
     iterator.close()  # type: ignore[attr-defined]
-    assert not workers()
+    assert not worker_threads()
 
 
-def test_a_loop_that_is_left_ends_the_workers() -> None:
-    for _ in Loader(dataset("translation", pairs(200)), tokens=100, workers=3):
+def test_breaking_out_of_a_loop_stops_the_workers() -> None:
+    for _ in loader(dataset("translation", pairs(200)), 100, workers=3):
         break
-    assert not workers()
+    assert not worker_threads()
 
 
-class Broken(Dataset):
-    """A data set whose sixth batch cannot be made."""
+class FailingDataset(Dataset):
+    """A dataset whose sixth batch raises."""
 
     made = 0
 
@@ -46,15 +46,15 @@ class Broken(Dataset):
 def test_an_error_in_a_worker_reaches_the_caller(count: int) -> None:
     data = dataset("translation", pairs(200))
     with pytest.raises(OSError, match="the disk is gone"):
-        steps(Broken(data.task, data.stores), 50, tokens=100, workers=count)
-    assert not workers()
+        first_batches(FailingDataset(data.task, data.stores), 50, batch_tokens=100, workers=count)
+    assert not worker_threads()
 
 
-def test_workers_stay_a_few_batches_ahead_and_no_more() -> None:
+def test_workers_prefetch_a_few_batches() -> None:
     data = dataset("translation", pairs(300))
-    counting = Broken(data.task, data.stores)
+    counting = FailingDataset(data.task, data.stores)
     counting.made = -1000
-    iterator = iter(Loader(counting, tokens=50, workers=2))
+    iterator = iter(loader(counting, 50, workers=2))
     next(iterator)
     for _ in range(200):
         if counting.made >= -1000 + 4:
@@ -78,37 +78,38 @@ TASKS = [
 
 @pytest.mark.parametrize(("task", "records", "settings"), TASKS)
 @pytest.mark.parametrize("packed", [False, True])
-def test_processes_without_samples_get_a_batch_that_counts_for_nothing(
+def test_processes_without_samples_get_a_batch_without_labels(
     task: str, records: list[Any], settings: dict[str, Any], packed: bool
 ) -> None:
     data = dataset(task, records, packed=packed, **settings)
-    options: dict[str, Any] = {"tokens": 1, "pool": 10, "processes": 3, "workers": 0}
-    (whole,) = steps(data, 1, tokens=1, pool=10, workers=0)
-    shares = [steps(data, 1, rank=rank, **options)[0].batches[0] for rank in range(3)]
-    assert equal(shares[0], whole.batches[0])
-    for idle in shares[1:]:
+    options: dict[str, Any] = {"batch_tokens": 1, "bucket_size": 10, "workers": 0}
+    (expected,) = first_batches(data, 1, **options)
+    ranks = [first_batches(data, 1, rank=rank, world_size=3, **options)[0].batches[0] for rank in range(3)]
+    assert equal(ranks[0], expected.batches[0])
+    for idle in ranks[1:]:
         assert idle.tokens == 0
-        assert idle.tensors.keys() == shares[0].tensors.keys()
+        assert idle.tensors.keys() == ranks[0].tensors.keys()
         for name in ("labels", "next_sentence", "first_token", "last_token"):
             if name in idle.tensors:
                 assert (idle[name] == IGNORED).all()
-        shown = next(name for name in ("source", "ids", "first") if name in idle.tensors)
-        assert torch.equal(idle[shown], shares[0][shown])
+        inputs = next(name for name in ("source", "ids", "first") if name in idle.tensors)
+        assert torch.equal(idle[inputs], ranks[0][inputs])
 
 
-def test_batches_move_to_a_device_as_they_are() -> None:
+def test_batches_move_to_a_device_unchanged() -> None:
     for packed in (False, True):
         batch = dataset("translation", pairs(5), packed=packed).batch(np.arange(5), 0, 0)
         assert equal(batch.to("cpu"), batch)
-        there = batch.to("meta")
-        assert all(tensor.device.type == "meta" for tensor in there.tensors.values())
-        assert all(found.lengths.device.type == "meta" for found in there.documents.values())
+        moved = batch.to("meta")
+        assert all(tensor.device.type == "meta" for tensor in moved.tensors.values())
+        assert all(docs.lengths.device.type == "meta" for docs in moved.documents.values())
 
 
-def test_accumulation_cuts_a_global_batch_in_turn() -> None:
+def test_grad_accum_splits_a_global_batch_in_order() -> None:
     data = dataset("translation", pairs(50))
-    whole, parts = steps(data, 3, tokens=300, workers=0), steps(data, 3, tokens=300, workers=0, accumulation=3)
-    for one, three in zip(whole, parts, strict=True):
+    options: dict[str, Any] = {"batch_tokens": 300, "workers": 0}
+    unsplit, split = first_batches(data, 3, **options), first_batches(data, 3, grad_accum=3, **options)
+    for one, three in zip(unsplit, split, strict=True):
         assert len(three.batches) == 3
-        joined = [row[row >= 0].tolist() for batch in three.batches for row in batch["source_lengths"][:, None]]
-        assert joined == one.batches[0]["source_lengths"][:, None].tolist()
+        lengths = [row[row >= 0].tolist() for batch in three.batches for row in batch["source_lengths"][:, None]]
+        assert lengths == one.batches[0]["source_lengths"][:, None].tolist()

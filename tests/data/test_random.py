@@ -1,11 +1,11 @@
-"""Randomness that is a function: bijections, even draws, nothing that repeats where it should not."""
+"""Stateless randomness: permutations are bijections, draws are uniform and independent."""
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clearhead.data.random import Permutation, below, hash_ints, uniform
+from clearhead.data.random import Permutation, hash_ints, randint, uniform
 
 
 @given(st.integers(1, 3000), st.integers(0, 1 << 62), st.sampled_from([0, 1 << 16]))
@@ -14,24 +14,24 @@ from clearhead.data.random import Permutation, below, hash_ints, uniform
 @example(70_000, 5, 1 << 16)
 @example(1 << 17, 5, 1 << 16)
 @example((1 << 17) + 1, 5, 1 << 16)
-def test_a_permutation_has_every_number_once(size: int, key: int, small: int) -> None:
+def test_a_permutation_is_a_bijection(size: int, key: int, table_size: int) -> None:
     class Shuffle(Permutation):
-        SMALL = small  # 0: even the smallest goes through the network
+        TABLE_SIZE = table_size  # 0: always the Feistel network
 
     assert np.array_equal(np.sort(Shuffle(size, key)(np.arange(size))), np.arange(size))
 
 
-def test_a_place_is_worked_out_without_the_others() -> None:
+def test_a_permutation_can_be_evaluated_at_single_positions() -> None:
     for size in (50, 100_000):
-        whole = Permutation(size, 1, 2)(np.arange(size))
-        places = np.array([7, 3, 49, 3])
-        assert np.array_equal(Permutation(size, 1, 2)(places), whole[places])
+        shuffled = Permutation(size, 1, 2)(np.arange(size))
+        positions = np.array([7, 3, 49, 3])
+        assert np.array_equal(Permutation(size, 1, 2)(positions), shuffled[positions])
 
 
-@pytest.mark.parametrize("small", [0, 1 << 16])
-def test_every_number_is_as_likely_at_every_place(small: int) -> None:
+@pytest.mark.parametrize("table_size", [0, 1 << 16])
+def test_every_number_is_equally_likely_at_every_position(table_size: int) -> None:
     class Shuffle(Permutation):
-        SMALL = small
+        TABLE_SIZE = table_size
 
     size, times = 16, 4000
     counts = np.zeros((size, size))
@@ -42,7 +42,7 @@ def test_every_number_is_as_likely_at_every_place(small: int) -> None:
     assert statistic < 225 + 6 * 21
 
 
-def test_a_large_shuffle_leaves_no_neighbors_together() -> None:
+def test_a_large_shuffle_separates_neighbors() -> None:
     size = 1 << 18
     shuffled = Permutation(size, 3)(np.arange(size))
     assert (np.abs(np.diff(shuffled)) == 1).sum() < 20  # 2 are expected
@@ -50,7 +50,7 @@ def test_a_large_shuffle_leaves_no_neighbors_together() -> None:
     assert (shuffled != Permutation(size, 4)(np.arange(size))).mean() > 0.999
 
 
-def test_draws_are_even_and_each_argument_counts() -> None:
+def test_draws_are_uniform_and_depend_on_each_argument() -> None:
     numbers = np.arange(100_000)
     for draws in (uniform(1, 2, numbers), uniform(numbers, 2, 1), uniform(1, numbers, numbers)):
         assert draws.min() >= 0
@@ -64,14 +64,14 @@ def test_draws_are_even_and_each_argument_counts() -> None:
     assert hash_ints(1) != hash_ints(1, 0)
 
 
-def test_draws_below_a_limit_reach_all_of_it_and_no_more() -> None:
-    assert np.bincount(below(7, np.arange(70_000))).tolist() == pytest.approx([10_000] * 7, rel=0.05)
+def test_randint_covers_exactly_its_range() -> None:
+    assert np.bincount(randint(7, np.arange(70_000))).tolist() == pytest.approx([10_000] * 7, rel=0.05)
     limits = np.array([1, 2, 3])
-    assert (below(limits, np.arange(3000)[:, None]) < limits).all()
+    assert (randint(limits, np.arange(3000)[:, None]) < limits).all()
 
 
-def test_bits_are_those_of_splitmix() -> None:
-    """The first outputs of SplitMix64 seeded with 0 and 1, worked out with Python's integers."""
+def test_hash_ints_is_splitmix64() -> None:
+    """Compare with the first output of SplitMix64 in Python integers."""
 
     def reference(state: int) -> int:
         state = (state + 0x9E3779B97F4A7C15) % 2**64

@@ -1,4 +1,4 @@
-"""Translation and language modeling: what a batch holds, and that windows are the text and nothing but the text."""
+"""Translation and language modeling: the content of batches, and windows that cover the text exactly."""
 
 from collections import Counter
 from functools import cache
@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.data import IGNORED, Dataset, Loader
-from clearhead.data.formats import Place, Record
-from clearhead.data.tasks import documents
+from clearhead.data import IGNORED, Dataset
+from clearhead.data.formats import Location, Record
+from clearhead.data.tasks import split_documents
 from clearhead.text import Kind, Tokenizer, train
-from tests.data.helpers import LINES, dataset, pairs, prepared, samples_of, sentences, tokenizer, write
+from tests.data.helpers import LINES, dataset, loader, pairs, prepared, samples_of, sentences, tokenizer, write
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_translation_is_asked_for_one_place_later(packed: bool) -> None:
+def test_translation_labels_are_the_target_shifted_by_one(packed: bool) -> None:
     rows, tokens = pairs(20), tokenizer()
     batch = dataset("translation", rows, packed=packed).batch(np.array([4, 0, 11]), 0, 0)
     for side, (number, source, target, labels) in enumerate(
@@ -27,17 +27,17 @@ def test_a_translation_is_asked_for_one_place_later(packed: bool) -> None:
         assert source == [*tokens.encode(rows[number][0]), tokens.id("end")], side
         assert target == [tokens.id("begin"), *tokens.encode(rows[number][1])]
         assert labels == [*tokens.encode(rows[number][1]), tokens.id("end")]
-    real = sum(len(row) for name in ("source", "target") for row in samples_of(batch, name))
-    assert batch.tokens == real
-    assert batch.size == (real if packed else sum(3 * batch[name].shape[1] for name in ("source", "target")))
+    num_tokens = sum(len(row) for name in ("source", "target") for row in samples_of(batch, name))
+    assert batch.tokens == num_tokens
+    assert batch.size == (num_tokens if packed else sum(3 * batch[name].shape[1] for name in ("source", "target")))
     if not packed:
-        for name, fill in (("source", tokens.id("pad")), ("target", tokens.id("pad")), ("labels", IGNORED)):
+        for name, pad_value in (("source", tokens.id("pad")), ("target", tokens.id("pad")), ("labels", IGNORED)):
             lengths = batch[("source" if name == "source" else "target") + "_lengths"].tolist()
             for row, length in zip(batch[name].tolist(), lengths, strict=True):
-                assert row[length:] == [fill] * (len(row) - length)
+                assert row[length:] == [pad_value] * (len(row) - length)
 
 
-def test_two_tokenizers_each_do_their_side(tmp_path: Path) -> None:
+def test_source_and_target_use_their_own_tokenizers(tmp_path: Path) -> None:
     from clearhead.data import from_records
     from tests.data.helpers import config
 
@@ -50,54 +50,55 @@ def test_two_tokenizers_each_do_their_side(tmp_path: Path) -> None:
 
 
 def windows(data: Dataset) -> list[Any]:
-    """The batches of one epoch in order."""
-    return [step.batches[0] for step in Loader(data, tokens=3 * data.task.config.max_length, shuffle=False, workers=0)]
+    """Return the batches of one epoch in order."""
+    steps = loader(data, 3 * data.task.config.max_length, shuffle=False, workers=0)
+    return [step.batches[0] for step in steps]
 
 
 texts = st.lists(st.sampled_from([*LINES, "a", "b c"]), min_size=1, max_size=8)
 
 
 @given(texts, st.integers(5, 40))
-def test_windows_of_an_epoch_are_the_stream_and_labels_its_next_tokens(lines: list[str], max_length: int) -> None:
+def test_windows_cover_the_stream_and_labels_are_the_next_tokens(lines: list[str], max_length: int) -> None:
     tokens = tokenizer()
     stream = [n for line in lines for n in (tokens.id("begin"), *tokens.encode(line), tokens.id("end"))]
     data = dataset("language-model", [(line,) for line in lines], max_length=max_length)
     inputs, labels = list[int](), list[int]()
     for batch in windows(data):
         assert batch["ids"].shape[1] == max_length
-        counted = batch["labels"] != IGNORED
-        assert batch.tokens == int(counted.sum())
-        inputs += batch["ids"][counted].tolist()
-        labels += batch["labels"][counted].tolist()
+        labeled = batch["labels"] != IGNORED
+        assert batch.tokens == int(labeled.sum())
+        inputs += batch["ids"][labeled].tolist()
+        labels += batch["labels"][labeled].tolist()
     assert inputs == stream[:-1]
     assert labels == stream[1:]
 
 
 @given(texts, st.integers(5, 40))
-def test_with_boundaries_no_document_is_asked_for_from_another(lines: list[str], max_length: int) -> None:
+def test_isolated_documents_are_never_predicted_from_another(lines: list[str], max_length: int) -> None:
     tokens = tokenizer()
     data = dataset("language-model", [(line,) for line in lines], max_length=max_length, isolate_documents=True)
     begin, stream = (
         tokens.id("begin"),
         [n for line in lines for n in (tokens.id("begin"), *tokens.encode(line), tokens.id("end"))],
     )
-    place = 0
+    offset = 0
     for batch in windows(data):
         ids, labels = batch["ids"][0].tolist(), batch["labels"][0].tolist()
-        found = batch.documents["ids"]
-        assert len(ids) == len(labels) == found.total == int(found.lengths.sum())
-        starts = {0, *np.cumsum(found.lengths.tolist())[:-1].tolist()}
-        real = min(len(ids), len(stream) - 1 - place)
-        assert ids[:real] == stream[place : place + real]
-        wanted = {n for n in range(real) if n % max_length == 0 or ids[n] == begin}
-        assert {start for start in starts if start < real} == wanted
-        following = stream[place + 1 : place + 1 + real]
-        assert labels == [IGNORED if n == begin else n for n in following] + [IGNORED] * (len(ids) - real)
-        place += real
-    assert place == len(stream) - 1
+        documents = batch.documents["ids"]
+        assert len(ids) == len(labels) == documents.total == int(documents.lengths.sum())
+        starts = {0, *np.cumsum(documents.lengths.tolist())[:-1].tolist()}
+        size = min(len(ids), len(stream) - 1 - offset)
+        assert ids[:size] == stream[offset : offset + size]
+        expected_starts = {n for n in range(size) if n % max_length == 0 or ids[n] == begin}
+        assert {start for start in starts if start < size} == expected_starts
+        following = stream[offset + 1 : offset + 1 + size]
+        assert labels == [IGNORED if n == begin else n for n in following] + [IGNORED] * (len(ids) - size)
+        offset += size
+    assert offset == len(stream) - 1
 
 
-def test_windows_begin_elsewhere_in_the_next_epoch_and_inside_the_text() -> None:
+def test_the_first_window_starts_at_another_offset_in_every_epoch() -> None:
     data = dataset("language-model", [(line,) for line in sentences(50)], max_length=32)
     store, stream = data.stores[0], data.stores[0].fields["ids"][0].tolist()
     firsts = set()
@@ -105,9 +106,9 @@ def test_windows_begin_elsewhere_in_the_next_epoch_and_inside_the_text() -> None
         batch = data.batch(np.arange(data.size(epoch)), epoch, 0)
         first = data.task._range(store, epoch)[0]  # type: ignore[attr-defined]
         assert first < 32
-        counted = batch["labels"] != IGNORED
-        assert batch["ids"][counted].tolist() == stream[first:-1]
-        assert batch["labels"][counted].tolist() == stream[first + 1 :]
+        labeled = batch["labels"] != IGNORED
+        assert batch["ids"][labeled].tolist() == stream[first:-1]
+        assert batch["labels"][labeled].tolist() == stream[first + 1 :]
         firsts.add(first)
     assert len(firsts) > 6
 
@@ -117,36 +118,39 @@ def test_the_end_of_a_text_is_held_out(tmp_path: Path) -> None:
     data = prepared(tmp_path, "language-model", train={"files": file}, held_out=0.1, max_length=16)
     assert data.valid is not None
     stream = data.train.stores[0].fields["ids"][0].tolist()
-    seen = []
+    parts = []
     for part in (data.train, data.valid):
         batch = part.batch(np.arange(part.size(0)), 0, 0)
-        counted = batch["labels"] != IGNORED
-        seen.append([*batch["ids"][counted].tolist(), int(batch["labels"][counted][-1])])
-    assert seen[0] + seen[1] == stream
-    assert len(seen[1]) == pytest.approx(0.1 * len(stream), abs=1)
-    for epoch in range(1, 5):  # nor in later epochs, where windows begin elsewhere
+        labeled = batch["labels"] != IGNORED
+        parts.append([*batch["ids"][labeled].tolist(), int(batch["labels"][labeled][-1])])
+    assert parts[0] + parts[1] == stream
+    assert len(parts[1]) == pytest.approx(0.1 * len(stream), abs=1)
+    for epoch in range(1, 5):  # also in later epochs, whose windows start elsewhere
         batch = data.train.batch(np.arange(data.train.size(epoch)), epoch, 0)
-        assert batch["ids"][batch["labels"] != IGNORED].tolist()[-16:] == seen[0][-17:-1]
+        assert batch["ids"][batch["labels"] != IGNORED].tolist()[-16:] == parts[0][-17:-1]
 
 
 def lines_of(*files: list[str]) -> list[Record]:
-    return [Record(Place(f"file{n}", k), (line,)) for n, lines in enumerate(files) for k, line in enumerate(lines, 1)]
+    return [
+        Record(Location(f"file{n}", k), (line,)) for n, lines in enumerate(files) for k, line in enumerate(lines, 1)
+    ]
 
 
 def test_a_document_is_a_line_a_paragraph_or_a_file() -> None:
     files = ["a", "b", "", " ", "c"], ["d", "", "e"]
     found = {
-        unit: [r.values for r in documents(iter(lines_of(*files)), unit)] for unit in ("line", "paragraph", "file")
+        unit: [r.values for r in split_documents(iter(lines_of(*files)), unit)]
+        for unit in ("line", "paragraph", "file")
     }
     assert found["line"] == [(text, True, True) for text in "abcde"]
     assert found["paragraph"] == [(text, True, True) for text in ("a\nb", "c", "d", "e")]
     assert found["file"] == [("a\nb\n\n \nc", True, True), ("d\n\ne", True, True)]
-    assert not list(documents(iter(lines_of(["", " "])), "file"))
+    assert not list(split_documents(iter(lines_of(["", " "])), "file"))
 
 
 def test_an_article_stands_under_a_heading_of_the_first_level() -> None:
     files = ["before", " = Lobster = ", " = = Claws = = ", "a = b"], ["# One", "## Part", "#tag", "", "# Two", "end"]
-    found = [r.values[0] for r in documents(iter(lines_of(*files)), "heading")]
+    found = [r.values[0] for r in split_documents(iter(lines_of(*files)), "heading")]
     assert found == ["before", " = Lobster = \n = = Claws = = \na = b", "# One\n## Part\n#tag\n", "# Two\nend"]
 
 
@@ -155,8 +159,8 @@ line = st.text(st.sampled_from("ab# c.,'\t\n\u3000é猫🐈1"), max_size=12).map
 
 @given(st.lists(line, max_size=30), st.integers(1, 40), st.sampled_from(["file", "paragraph", "heading"]))
 def test_pieces_of_a_long_document_have_the_tokens_of_the_whole(lines: list[str], size: int, unit: str) -> None:
-    wholes = [r.values[0] for r in documents(iter(lines_of(lines)), unit)]
-    pieces = [r.values for r in documents(iter(lines_of(lines)), unit, size)]
+    wholes = [r.values[0] for r in split_documents(iter(lines_of(lines)), unit)]
+    pieces = [r.values for r in split_documents(iter(lines_of(lines)), unit, size)]
     joined, closed = list[str](), True
     for text, opens, closes in pieces:
         assert opens == closed
@@ -181,6 +185,6 @@ def test_a_document_in_pieces_gives_the_rows_of_the_whole(kind: Kind, task: str)
     made = []
     for size in (1 << 16, 50):
         data = dataset(task, [], kind, max_length=23)
-        rows = data.task.rows(list(documents(iter(records), "file", size)), Counter())
+        rows = data.task.encode_records(list(split_documents(iter(records), "file", size)), Counter())
         made.append([number for row in rows for number in row["ids"]] if task == "language-model" else rows)
     assert made[0] == made[1]

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from clearhead.data.labeled import windows
+from clearhead.data.labeled_tasks import windows
 from clearhead.errors import UserError
 from clearhead.predict import Model
 from clearhead.predict import answer as answering

@@ -56,8 +56,8 @@ def _learn(console: "Console", steps: int, seed: int, out: Path) -> None:
     from clearhead.cli.train import Display
     from clearhead.config.data import Corpus
     from clearhead.config.recipe import load_recipe
+    from clearhead.data.build_datasets import raw_records
     from clearhead.data.formats import TRANSLATION
-    from clearhead.data.prepare import raw_records
     from clearhead.predict import load
     from clearhead.train.loop import train
 

@@ -1,4 +1,4 @@
-"""What can be set: typed and bounded settings, strict loading, presets."""
+"""Typed settings, presets and recipes, loaded strictly from YAML."""
 
 from clearhead.config.generation import EngineConfig, GenerationConfig
 from clearhead.config.load import preset, preset_names

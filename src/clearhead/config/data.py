@@ -1,4 +1,4 @@
-"""What can be set about data and tokenizers: where it lies, what it is for, how it is cleaned and batched."""
+"""Data and tokenizer settings: files and formats, task, cleaning, batching."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -21,12 +21,12 @@ Task = Literal[
 Language = Literal["en", "de", "zh"]
 Kind = Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"]
 Count = Annotated[int, Field(ge=1, le=1 << 40)]
-RANGES = 1000  # that one corpus may leave out
+MAX_SKIP_RANGES = 1000  # per corpus
 
 
 def _corpora(value: Any) -> Any:
     if not isinstance(value, dict | list | tuple | Corpus):
-        raise ValueError(f"{value!r:.60} is no corpus; write its parts, like `files: …`, or a list of such corpora")
+        raise ValueError(f"{value!r:.60} is not a corpus; write its settings, like `files: …`, or a list of corpora")
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
@@ -34,69 +34,70 @@ def _ranges(value: Any) -> Any:
     listed = isinstance(value, list | tuple)
     if not listed or not all(isinstance(each, list | tuple) and len(each) == 2 for each in value):
         raise ValueError(
-            f"{value!r:.60} is no list of ranges; write the first and the last record of each, like [[2451, 3450]]"
+            f"{value!r:.60} is not a list of ranges; write first and last record of each, like [[2451, 3450]]"
         )
-    if len(value) > RANGES:
-        raise ValueError(f"{len(value):,} ranges; give at most {RANGES:,}")
+    if len(value) > MAX_SKIP_RANGES:
+        raise ValueError(f"{len(value):,} ranges are too many; give at most {MAX_SKIP_RANGES:,}")
     return tuple(tuple(each) for each in value)
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(several)]
+NameList = Annotated[tuple[str, ...], BeforeValidator(several)]
 Ranges = Annotated[tuple[tuple[Count, Count], ...], BeforeValidator(_ranges)]
 
 
-def _texts(value: Any) -> Any:
-    """Keys and values as texts: YAML takes 1 for a number."""
+def _string_map(value: Any) -> Any:
+    """Convert integer keys and values to strings: YAML reads 1 as a number."""
     if not isinstance(value, Mapping):
         return value
     return {str(key): str(each) if isinstance(each, int) else each for key, each in value.items()}
 
 
-Texts = Annotated[dict[str, str], BeforeValidator(_texts)]
+StringMap = Annotated[dict[str, str], BeforeValidator(_string_map)]
 
 
 class Corpus(Settings):
-    """One set of files, or one that the package makes itself (embedded: its grammar; symbols: copy and reverse)."""
+    """One set of files, or synthetic data (`embedded`: the built-in grammar; `symbols`: copy or reverse a sequence)."""
 
     format: Format = "text"
-    files: Names = ()  # plain or gzip; parallel: source and target, in turn
-    # What is where: {source: 1, target: 2} (-1: the last), or the names in the header
+    files: NameList = ()  # files (plain or gzip) or folders; parallel: source, target, source, target …
+    # Column of each field: {source: 1, target: 2} (-1: the last), or names in the header
     columns: dict[str, int | str] = Field(default_factory=dict)
-    header: bool = False  # the first line of tsv and csv names the columns; a column given by name implies it
-    rename: Texts = Field(default_factory=dict)  # labels with another name in these files: {1: World, 2: Sports}
-    # Records that are left out, the first and the last of each range, counted from 1 over all files: [[2451, 3450]]
-    skip: Ranges = ()
-    weight: float = Field(default=1.0, gt=0, le=1000)  # 2: every sample twice an epoch; 0.5: another half each epoch
-    # What the package makes itself
-    languages: Annotated[tuple[Language, ...], BeforeValidator(several)] = ("en", "de")  # source, target
-    level: Literal[1, 2, 3] = 3
-    split: Literal["train", "valid", "test"] = "train"
-    count: Count = 100_000
-    sentences: int = Field(default=1, ge=1, le=100)  # of a text to write on, or to ask about: one to so many
+    header: bool = False  # tsv, csv: the first line has column names; implied by a column given by name
+    rename: StringMap = Field(default_factory=dict)  # map labels of these files to others: {1: World, 2: Sports}
+    skip: Ranges = ()  # ranges of records to leave out, first and last, counted from 1 over all files: [[2451, 3450]]
+    weight: float = Field(default=1.0, gt=0, le=1000)  # 2: every sample twice an epoch; 0.5: half of them, alternating
+    # Synthetic data
+    languages: Annotated[tuple[Language, ...], BeforeValidator(several)] = ("en", "de")  # embedded: source, target
+    level: Literal[1, 2, 3] = 3  # embedded: 1: simple clauses of about 120 words; 3: the whole grammar
+    split: Literal["train", "valid", "test"] = "train"  # no record is in two splits
+    count: Count = 100_000  # records
+    sentences: int = Field(default=1, ge=1, le=100)  # embedded: a text has 1 to this many sentences
     seed: int = Field(default=0, ge=0, le=1 << 62)
-    order: Literal["copy", "reverse"] = "copy"
-    symbols: int = Field(default=26, ge=2, le=10_000)
-    min_length: int = Field(default=3, ge=1, le=10_000)
+    order: Literal["copy", "reverse"] = "copy"  # symbols: the target
+    symbols: int = Field(default=26, ge=2, le=10_000)  # symbols: size of the alphabet
+    min_length: int = Field(default=3, ge=1, le=10_000)  # symbols: length of a sequence
     max_length: int = Field(default=16, ge=1, le=10_000)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        own = self.format in ("embedded", "symbols")
-        if not own and not self.files:
+        synthetic = self.format in ("embedded", "symbols")
+        if not synthetic and not self.files:
             raise ValueError(f"files: missing; name the files of this {self.format} corpus")
-        if own and self.files:
-            raise ValueError(f"files: {self.format} is made by the package and reads no files; leave it out")
+        if synthetic and self.files:
+            raise ValueError(f"files: {self.format} is synthetic and reads no files; remove files")
         if self.format == "parallel" and len(self.files) % 2:
-            raise ValueError(f"files: {len(self.files)} given; parallel needs a source and a target, in turn")
+            raise ValueError(f"files: {len(self.files)} given; parallel needs pairs of a source and a target")
         if 0 in self.columns.values():
             raise ValueError("columns: there is no column 0; the first is 1, the last is -1")
         if len(self.languages) > 2 or not self.languages:
             raise ValueError("languages: name one, or a source and a target, like [en, de]")
         for first, last in self.skip:
             if first > last:
-                raise ValueError(f"skip: the range from {first:,} to {last:,} ends before it begins; turn it round")
+                raise ValueError(
+                    f"skip: the range from {first:,} to {last:,} ends before it starts; swap the two numbers"
+                )
         if self.min_length > self.max_length:
-            raise ValueError(f"shortest ({self.min_length}) is more than longest ({self.max_length})")
+            raise ValueError(f"min_length: {self.min_length} is more than max_length {self.max_length}; lower it")
         return self
 
 
@@ -104,76 +105,76 @@ Corpora = Annotated[tuple[Corpus, ...], BeforeValidator(_corpora)]
 
 
 class DataConfig(Settings):
-    """Everything between raw files and batches."""
+    """Everything from raw files to batches."""
 
     task: Task
     train: Corpora = ()
     valid: Corpora = ()
     test: Corpora = ()
-    held_out: float = Field(default=0.0, ge=0, le=0.5)  # share of `train` kept for validation, chosen by source side
-    source_url: str = ""  # where the files can be found, for whoever does not have them yet
+    held_out: float = Field(default=0.0, ge=0, le=0.5)  # fraction of `train` used for validation, split by first text
+    source_url: str = ""  # where to download the files; shown if one is missing
 
     # Cleaning
     normalize: Literal["none", "nfc", "nfkc"] = "none"
     lowercase: bool = False
     deduplicate: bool = False
-    min_length: int = Field(default=1, ge=0, le=1 << 24)  # tokens; shorter ones are left out
-    # Tokens; longer ones are left out, or cut where that is usual. Five hold two texts of a token and BERT's marks.
+    min_length: int = Field(default=1, ge=0, le=1 << 24)  # tokens; shorter samples are dropped
+    # Tokens with special tokens; longer translation pairs are dropped, documents are split, other texts are truncated
     max_length: int = Field(default=512, ge=5, le=1 << 24)
-    max_length_ratio: float | None = Field(
-        default=None, ge=1, le=1000
-    )  # of the longer to the shorter side of a translation
+    max_length_ratio: float | None = Field(default=None, ge=1, le=1000)  # translation: longer side to shorter side
 
-    # What the task needs
-    documents: Literal["line", "paragraph", "heading", "file"] = "file"  # what of a plain text is one document
-    isolate_documents: bool = False  # language model: no document sees another
-    labels: Names = ()  # allowed labels, in order; empty: those of the training data
-    text_pairs: bool = False  # classification and regression of two texts
-    swap_pairs: bool = False  # and every pair to learn from a second time, its texts exchanged; not for validation
-    next_sentence: bool = False  # masked language model: with BERT's second task
-    mask_prob: float = Field(default=0.15, gt=0, le=0.9)
-    whole_word_masking: bool = False
-    stride: int = Field(default=128, ge=1, le=1 << 24)  # answering: tokens that neighboring windows share
-    max_score: float = Field(default=1.0, gt=0, le=1e6)  # similarity: the score of two texts that say the same
-    contrastive: bool = False  # similarity: pairs have no score; each belongs together, and to no other of its batch
-    pooling: Literal["mean", "cls"] = "mean"  # similarity: of all tokens, or the one that sums the text up
+    # Task
+    documents: Literal["line", "paragraph", "heading", "file"] = "file"  # how plain text is split into documents
+    isolate_documents: bool = False  # language model: no attention across documents
+    labels: NameList = ()  # in the order of their ids; empty: sorted labels of the training data
+    text_pairs: bool = False  # classification, regression: two texts per record
+    swap_pairs: bool = False  # train on every pair in both orders; validation keeps one
+    next_sentence: bool = False  # masked language model: add BERT's next-sentence prediction
+    mask_prob: float = Field(default=0.15, gt=0, le=0.9)  # masked language model: fraction of tokens to predict
+    whole_word_masking: bool = False  # mask all tokens of a word together
+    stride: int = Field(default=128, ge=1, le=1 << 24)  # answering: tokens shared by adjacent windows of a long context
+    max_score: float = Field(default=1.0, gt=0, le=1e6)  # similarity: score of a pair with the same meaning
+    contrastive: bool = False  # similarity: no scores; in-batch negatives
+    pooling: Literal["mean", "cls"] = "mean"  # similarity: mean of all tokens, or the first (encoder) or last
 
     # Batches
-    batch_tokens: int = Field(
-        default=4096, ge=1, le=1 << 30
-    )  # padded tokens of the global batch, source and target together
-    packed: bool = False  # samples of a batch one after the other in one row, without padding
-    bucket_size: int = Field(default=1 << 15, ge=1, le=1 << 22)  # samples that are sorted by length together
-    workers: int = Field(default=2, ge=0, le=256)
-    cache_dir: str = ""  # folder for tokenized data; empty: CLEARHEAD_CACHE, or a folder of the user's
+    batch_tokens: int = Field(default=4096, ge=1, le=1 << 30)  # global batch: tokens, source + target, with padding
+    packed: bool = False  # concatenate the samples of a batch in one row instead of padding them
+    bucket_size: int = Field(default=1 << 15, ge=1, le=1 << 22)  # samples to sort by length at a time
+    workers: int = Field(default=2, ge=0, le=256)  # threads that prepare batches; 0: none
+    cache_dir: str = ""  # folder for tokenized data; empty: CLEARHEAD_CACHE, or clearhead in the user's cache folder
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.held_out and self.valid:
-            raise ValueError("held_out: valid names its own data; leave one of them out")
+            raise ValueError("held_out: valid is set too; remove one of them")
         if self.task == "answering" and (self.lowercase or self.normalize != "none"):
-            raise ValueError("lowercase, normalize: answers are found by their place; let the tokenizer do it")
+            raise ValueError(
+                "lowercase, normalize: they would shift the answers' character offsets; let the tokenizer do it"
+            )
         if self.swap_pairs and self.task not in ("classification", "regression"):
-            raise ValueError(f"swap_pairs: for classification and regression of two texts; the task is {self.task}")
+            raise ValueError(
+                f"swap_pairs: for classification and regression of text pairs; the task is {self.task}, so remove it"
+            )
         if self.swap_pairs and not self.text_pairs:
-            raise ValueError("swap_pairs: there is only one text to a record; set second to true, or leave it out")
+            raise ValueError("swap_pairs: records have only one text; set text_pairs to true, or remove swap_pairs")
         if len(set(self.labels)) < len(self.labels):
-            raise ValueError("labels: one is named twice; name each once")
+            raise ValueError("labels: duplicate label; name each once")
         return self
 
 
 class TokenizerConfig(Settings):
-    """Where the tokenizer comes from: trained on the training data, or an existing one."""
+    """An existing tokenizer, or one trained on the training data."""
 
-    path: str = ""  # a folder with tokenizer.json, GPT-2's or BERT's files; empty: train one
+    path: str = ""  # folder with tokenizer.json, or GPT-2's or BERT's files; empty: train a new one
     kind: Kind = "byte-bpe"
     vocab_size: int = Field(default=8000, ge=1, le=1 << 24)
     lowercase: bool = False
-    joint: bool = True  # translation: one for both languages
-    target_vocab_size: int | None = Field(default=None, ge=1, le=1 << 24)  # of the target's own, where it differs
+    joint: bool = True  # translation: one tokenizer for both languages
+    target_vocab_size: int | None = Field(default=None, ge=1, le=1 << 24)  # joint: false; default: vocab_size
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.joint and self.target_vocab_size is not None:
-            raise ValueError("target_size: joint is true, so there is one tokenizer; set joint to false")
+            raise ValueError("target_vocab_size: joint is true, so there is one tokenizer; set joint to false")
         return self

@@ -1,4 +1,4 @@
-"""How text is searched for: greedy, sampling or beam, every limit and penalty; contradictions are errors."""
+"""Generation settings (greedy, sampling, beam search) and limits of the batching engine."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
@@ -8,53 +8,55 @@ from pydantic import BeforeValidator, Field, model_validator
 from clearhead.config.settings import Settings
 
 
-def _words(value: Any) -> Any:
-    """Lists, as YAML and JSON have them, as tuples."""
+def _as_tuples(value: Any) -> Any:
+    """Convert the lists of YAML and JSON to tuples."""
     if not isinstance(value, list):
         return value
-    return tuple(tuple(word) if isinstance(word, list) else word for word in value)
+    return tuple(tuple(ids) if isinstance(ids, list) else ids for ids in value)
 
 
-Word = Annotated[tuple[Annotated[int, Field(ge=0, lt=1 << 24)], ...], Field(min_length=1, max_length=256)]
-Words = Annotated[tuple[Word, ...], BeforeValidator(_words), Field(max_length=10_000)]
+TokenSequence = Annotated[tuple[Annotated[int, Field(ge=0, lt=1 << 24)], ...], Field(min_length=1, max_length=256)]
+Words = Annotated[tuple[TokenSequence, ...], BeforeValidator(_as_tuples), Field(max_length=10_000)]
 
 
 class GenerationConfig(Settings):
-    """Temperature 0 and beam 1 is greedy search; a temperature samples; a beam above 1 is beam search."""
+    """Decoding settings: greedy (temperature 0, beam 1), sampling (temperature > 0) or beam search (beam > 1)."""
 
-    # Length behind the prompt
-    max_new_tokens: int = Field(default=256, ge=1, le=1 << 20)  # with the end
-    min_new_tokens: int = Field(default=0, ge=0, le=1 << 20)  # without it
+    # Length of the output, without the prompt
+    max_new_tokens: int = Field(default=256, ge=1, le=1 << 20)  # end token included
+    min_new_tokens: int = Field(default=0, ge=0, le=1 << 20)  # end token not included
 
     # Sampling
-    temperature: float = Field(default=0.0, ge=0, le=100)
-    top_k: int = Field(default=0, ge=0, le=1 << 24)  # 0: all words
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    min_p: float = Field(default=0.0, ge=0, le=1)
-    samples: int = Field(default=1, ge=1, le=1024)  # outputs of each prompt
+    temperature: float = Field(default=0.0, ge=0, le=100)  # divides the logits; 0: greedy
+    top_k: int = Field(default=0, ge=0, le=1 << 24)  # sample from the k most likely tokens; 0: off
+    top_p: float = Field(default=1.0, gt=0, le=1)  # sample from the smallest set with this total probability; 1: off
+    min_p: float = Field(default=0.0, ge=0, le=1)  # drop tokens below this fraction of the top probability; 0: off
+    samples: int = Field(default=1, ge=1, le=1024)  # outputs per prompt
 
     # Beam search
-    beam: int = Field(default=1, ge=1, le=64)
-    n_best: int = Field(default=1, ge=1, le=64)
-    length_penalty: float = Field(default=1.0, ge=-10, le=10)  # α of score / length^α
-    length_form: Literal["power", "gnmt"] = "power"  # gnmt: score / ((5 + length) / 6)^α, as the 2017 paper
+    beam: int = Field(default=1, ge=1, le=64)  # beams per prompt; 1: no beam search
+    n_best: int = Field(default=1, ge=1, le=64)  # hypotheses to return per prompt
+    length_penalty: float = Field(default=1.0, ge=-10, le=10)  # α in score / length^α
+    length_form: Literal["power", "gnmt"] = "power"  # gnmt: score / ((5 + length) / 6)^α, as in the 2017 paper
+    # full: stop at `beam` finished hypotheses; likely: when no running beam scores above the worst finished hypothesis;
+    # never: when no running beam could end with a higher score
     early_stopping: Literal["full", "likely", "never"] = "likely"
 
-    # What may be written
-    repetition_penalty: float = Field(default=1.0, gt=0, le=100)
-    presence_penalty: float = Field(default=0.0, ge=-100, le=100)
-    no_repeat_ngram_size: int = Field(default=0, ge=0, le=1024)  # 0: off
-    banned_ids: Words = ()  # words as token ids, which never come
-    forced_ids: Words = ()  # words which come somewhere before the end
+    # Constraints on tokens
+    repetition_penalty: float = Field(default=1.0, gt=0, le=100)  # scales the logits of tokens in the text; 1: off
+    presence_penalty: float = Field(default=0.0, ge=-100, le=100)  # subtracted from the logits of tokens in the text
+    no_repeat_ngram_size: int = Field(default=0, ge=0, le=1024)  # no n-gram of this size occurs twice; 0: off
+    banned_ids: Words = ()  # token sequences that never occur
+    forced_ids: Words = ()  # token sequences that occur before the end token
 
-    # What is told beside the ids
-    logprobs: bool = False  # log-probabilities; beam search has its scores in any case
-    align: bool = False  # which source tokens each target token looked at
+    # Additional outputs
+    logprobs: bool = False  # log-probabilities of the tokens; beam search always returns its scores
+    align: bool = False  # for translators: attention-based alignment of target to source tokens
 
-    # How the work is cut up
-    batch_tokens: int = Field(default=8192, ge=1, le=1 << 24)  # rows × beams × longest prompt or source
-    batch_size: int | None = Field(default=None, ge=1, le=1 << 16)  # prompts or sources; None: what the caches allow
-    workers: int = Field(default=0, ge=0, le=1024)  # batches at a time on a CPU; 0: two where there are threads
+    # Batching
+    batch_tokens: int = Field(default=8192, ge=1, le=1 << 24)  # prompts × beams × longest prompt or source
+    batch_size: int | None = Field(default=None, ge=1, le=1 << 16)  # prompts or sources; None: as cache memory allows
+    workers: int = Field(default=0, ge=0, le=1024)  # concurrent batches on a CPU; 0: two if there are several threads
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -65,26 +67,26 @@ class GenerationConfig(Settings):
 
 
 class EngineConfig(Settings):
-    """How much a batching engine takes on: memory and waiting are bounded, whatever comes."""
+    """Limits of the batching engine: memory and queue length are bounded for any load."""
 
-    max_batch_size: int = Field(default=32, ge=1, le=1 << 16)  # that are written at once
-    cache_tokens: int = Field(default=1 << 16, ge=1, le=1 << 30)  # rows × (the longest text and source among them)
-    prefill_tokens: int = Field(default=4096, ge=1, le=1 << 24)  # rows × longest prompt or source read in one step
-    max_queue: int = Field(default=1024, ge=1, le=1 << 24)  # requests in the queue
+    max_batch_size: int = Field(default=32, ge=1, le=1 << 16)  # requests that decode concurrently
+    cache_tokens: int = Field(default=1 << 16, ge=1, le=1 << 30)  # KV cache: batch × (longest text + longest source)
+    prefill_tokens: int = Field(default=4096, ge=1, le=1 << 24)  # prompts × longest prompt or source per prefill step
+    max_queue: int = Field(default=1024, ge=1, le=1 << 24)  # waiting requests; more are refused
 
 
 def _contradictions(c: GenerationConfig) -> Iterator[str]:
-    """Each yields a sentence that names the keys and says what to change."""
+    """Yield `key: what is wrong; how to fix it` for settings that exclude each other."""
     if c.min_new_tokens > c.max_new_tokens:
         yield f"min_new_tokens: {c.min_new_tokens} is more than max_new_tokens {c.max_new_tokens}; lower it"
     if c.beam > 1 and c.temperature > 0:
-        yield f"temperature: {c.temperature:g}, but beam search (beam {c.beam}) draws nothing; set it to 0 or beam to 1"
+        yield f"temperature: {c.temperature:g}, but beam search (beam {c.beam}) never samples; set it to 0 or beam to 1"
     if c.n_best > c.beam:
         yield f"n_best: {c.n_best} is more than the beam {c.beam}; use at most {c.beam}, or samples with a temperature"
     if c.samples > 1 and c.temperature == 0:
         yield f"samples: {c.samples}, but without a temperature all are the same; set one, like temperature=1.0"
-    needed = sum(len(word) for word in c.forced_ids) + 1
+    needed = sum(len(ids) for ids in c.forced_ids) + 1
     if c.forced_ids and needed > c.max_new_tokens:
-        yield f"forced: {needed} tokens with the end, but max_new_tokens is {c.max_new_tokens}; raise it"
-    if both := sorted({word for word in c.forced_ids if word in c.banned_ids}):
-        yield f"forced: {list(both[0])} is banned too; remove it from one of the two"
+        yield f"forced_ids: {needed} tokens with the end token, but max_new_tokens is {c.max_new_tokens}; raise it"
+    if both := sorted({ids for ids in c.forced_ids if ids in c.banned_ids}):
+        yield f"forced_ids: {list(both[0])} is banned too; remove it from forced_ids or banned_ids"

@@ -1,4 +1,4 @@
-"""Settings from YAML files, presets and `key=value` overrides, with errors that name the file, the line and the key."""
+"""Load settings from YAML files, presets and `key=value` overrides; errors name file, line and key."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -17,35 +17,35 @@ PRESETS = resources.files("clearhead.config") / "presets"
 
 
 def preset_names() -> list[str]:
-    """The names of the architectures that come with the package."""
+    """List the presets that come with the package."""
     return sorted(Path(entry.name).stem for entry in PRESETS.iterdir() if entry.name.endswith(".yaml"))
 
 
 def preset(name: str | Path, overrides: str | Iterable[str] = ()) -> ModelConfig:
-    """The architecture `name` (or a YAML file with one), changed by `key=value` overrides."""
+    """Return the config of preset `name` (or of a YAML file), with `key=value` overrides applied."""
     changes = [overrides] if isinstance(overrides, str) else overrides
     return ModelConfig.build(apply(preset_data(str(name)), changes, section="model"), where=str(name))
 
 
 def preset_data(name: str) -> dict[str, Any]:
-    """The plain settings of a preset or a YAML file; a `preset:` key in it names the one it starts from."""
+    """Return the raw settings of a preset or a YAML file, merged over the preset named by its `preset:` key."""
     where = name
     if name in preset_names():
         data = read_yaml((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
     elif name.endswith((".yaml", ".yml")) or "/" in name or Path(name).is_file():
         data = read_yaml(read_text(Path(name)), name)
     else:
-        raise ConfigError(f"preset: no architecture {name!r}{nearest(name, preset_names())}")
+        raise ConfigError(f"preset: no preset {name!r}{nearest(name, preset_names())}")
     if "preset" not in data:
         return data
     base = data.pop("preset")
     if not isinstance(base, str) or base not in preset_names() or base == name:
-        raise ConfigError(f"{where}: preset: no architecture {base!r}{nearest(str(base), preset_names())}")
+        raise ConfigError(f"{where}: preset: no preset {base!r}{nearest(str(base), preset_names())}")
     return preset_data(base) | data
 
 
 def apply(data: dict[str, Any], overrides: Iterable[str], section: str = "") -> dict[str, Any]:
-    """`data` with `key=value` and `group.key=value` put in; `section.` in front of a key may be left out."""
+    """Return `data` with `key=value` and `group.key=value` overrides; a leading `section.` is optional."""
     for override in overrides:
         key, equals, text = override.partition("=")
         key = key.strip().removeprefix(f"{section}.") if section else key.strip()
@@ -54,16 +54,18 @@ def apply(data: dict[str, Any], overrides: Iterable[str], section: str = "") -> 
         *groups, last = key.split(".")
         data = target = dict(data)
         for depth, group in enumerate(groups):
-            below = target.get(group)
-            if below is not None and not isinstance(below, Mapping):
-                raise ConfigError(f"{key}: {'.'.join(groups[: depth + 1])} is {below!r}, not a group of settings")
-            target[group] = target = dict(below or {})
+            value = target.get(group)
+            if value is not None and not isinstance(value, Mapping):
+                raise ConfigError(
+                    f"{key}: {'.'.join(groups[: depth + 1])} is {value!r}, not a group of settings; check the key"
+                )
+            target[group] = target = dict(value or {})
         target[last] = _parse(text, key)
     return data
 
 
 def read_yaml(text: str, where: str) -> dict[str, Any]:
-    """The mapping in a YAML text; `where` names it in errors."""
+    """Parse a YAML mapping; `where` names it in errors."""
     data = _parse(text, where)
     if data is None:
         return {}
@@ -71,7 +73,7 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: expected settings as `key: value` lines, found {type(data).__name__}")
     for key in data:
         if not isinstance(key, str):
-            raise ConfigError(f"{where}: {key!r}: a setting has a name, like width; this one is a value")
+            raise ConfigError(f"{where}: {key!r}: a key must be a name, like dim")
     return data
 
 
@@ -89,7 +91,7 @@ def _parse(text: str, where: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML without its traps: no key twice, no aliases (they can grow without bound), and 1e-5 is a number."""
+    """Safe YAML without duplicate keys, tags or aliases (which can expand without bound); 1e-5 is a number."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -106,7 +108,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key must be a plain name", key.start_mark)
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} stands twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -114,7 +116,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in pairs if tag.rpartition(":")[2] in ("null", "bool", "float")]
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}  # dates and merge keys have no place in settings, and 010 is neither eight nor ten
+}  # no dates, no merge keys, no octal numbers (010 is ambiguous)
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9_]*)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")

@@ -1,4 +1,4 @@
-"""Recipes: model, tokenizer, data and training of one run, as a commented YAML file that doubles as the manual."""
+"""Recipes: one commented YAML file with the model, tokenizer, data and training settings of a run."""
 
 from collections.abc import Iterable
 from importlib import resources
@@ -17,12 +17,18 @@ from clearhead.errors import ConfigError
 from clearhead.files import read_text
 
 RECIPES = resources.files("clearhead.config") / "recipes"
-VOCABULARY = ("vocab_size", "source_vocab_size", "target_vocab_size")
-OVERRIDABLE = ("dropout", "attention_dropout", "pooling")  # of a model to go on from
-SMALLEST = {"family": "encoder", "encoder_layers": 1, "dim": 2, "heads": 1, "vocab_size": 1}  # to check these with
-FROM_DATA = {*VOCABULARY, "outputs", "labels", "pooler"}
-# The family and the outputs that each task needs.
-NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
+VOCAB_KEYS = ("vocab_size", "source_vocab_size", "target_vocab_size")
+OVERRIDABLE = ("dropout", "attention_dropout", "pooling")  # model settings allowed next to model.init_from
+MINIMAL_MODEL = {
+    "family": "encoder",
+    "encoder_layers": 1,
+    "dim": 2,
+    "heads": 1,
+    "vocab_size": 1,
+}  # validates OVERRIDABLE
+DERIVED_KEYS = {*VOCAB_KEYS, "outputs", "labels", "pooler"}  # model settings that follow from task and data
+# Task → allowed families and the output head
+TASK_REQUIREMENTS: dict[str, tuple[tuple[str, ...], str]] = {
     "translation": (("encoder-decoder",), "lm"),
     "language-model": (("decoder",), "lm"),
     "masked-language-model": (("encoder",), "lm"),
@@ -32,8 +38,8 @@ NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
     "answering": (("encoder", "decoder"), "span"),
     "similarity": (("encoder", "decoder"), ""),
 }
-# What validation measures beside the loss, where it is not the accuracy alone
-MEASURED: dict[str, tuple[str, ...]] = {
+# Task → validation metrics besides the loss; default: accuracy
+TASK_METRICS: dict[str, tuple[str, ...]] = {
     "translation": ("accuracy", "bleu", "chrf", "exact"),
     "classification": ("accuracy", "f1", "matthews"),
     "regression": ("pearson", "spearman"),
@@ -44,11 +50,10 @@ MEASURED: dict[str, tuple[str, ...]] = {
 
 
 class Recipe(Settings):
-    """Everything that decides a run. The vocabulary and the labels of the model come from the data."""
+    """All settings of a run. Vocabulary size and labels of the model come from the data."""
 
-    model: dict[
-        str, Any
-    ]  # `preset` (or `folder`, the name or folder of a model to go on from) and what differs from it
+    # `preset` and the settings to change, or `init_from` (a model name, model folder or run folder) to fine-tune
+    model: dict[str, Any]
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     data: DataConfig
     train: TrainConfig
@@ -58,49 +63,53 @@ class Recipe(Settings):
         if "init_from" in self.model:
             if set(self.model) - {"init_from", *OVERRIDABLE}:
                 keys = ", ".join(OVERRIDABLE)
-                raise ValueError(f"model: a folder has its architecture already; only {keys} can be changed beside it")
+                raise ValueError(f"model: init_from fixes the architecture; next to it, set only {keys}")
             changes = {key: value for key, value in self.model.items() if key in OVERRIDABLE}
-            ModelConfig.build(SMALLEST | changes, where="model")
+            ModelConfig.build(MINIMAL_MODEL | changes, where="model")
         else:
-            for key in FROM_DATA & self.model.keys():
-                raise ValueError(f"model.{key}: comes from the tokenizer, the task and the data; leave it out")
+            for key in DERIVED_KEYS & self.model.keys():
+                raise ValueError(f"model.{key}: comes from the tokenizer, the task and the data; remove it")
             self.architecture((8,) if self.tokenizer.joint else (8, 8))
         task, train = self.data.task, self.train
         if task != "translation" and train.scheduled_sampling is not None:
-            raise ValueError(f"train.scheduled_sampling: scheduled sampling is for translation; the task is {task}")
+            raise ValueError(
+                f"train.scheduled_sampling: scheduled sampling is for translation; the task is {task}, so remove it"
+            )
         if train.class_weights is not None and task not in ("classification", "tagging"):
-            raise ValueError(f"train.class_weights: for classification and tagging; the task is {task}")
-        measured = ["loss", *MEASURED.get(task, ("accuracy",))]
+            raise ValueError(f"train.class_weights: for classification and tagging; the task is {task}, so remove it")
+        metrics = ["loss", *TASK_METRICS.get(task, ("accuracy",))]
         if task == "translation" and not train.eval_samples:
-            measured = ["loss", "accuracy"]
+            metrics = ["loss", "accuracy"]
         if task == "similarity" and self.data.contrastive:
-            measured = ["loss", "accuracy"]
-        if train.metric not in measured:
-            raise ValueError(f"train.metric: {train.metric} is not measured here; use {' or '.join(measured)}")
+            metrics = ["loss", "accuracy"]
+        if train.metric not in metrics:
+            raise ValueError(f"train.metric: {train.metric} is not measured here; use {' or '.join(metrics)}")
         if (train.metric != "loss" or train.patience) and not (self.data.valid or self.data.held_out):
             key = "patience" if train.patience else "metric"
             raise ValueError(f"train.{key}: there is no validation data; add data.valid or data.held_out")
         return self
 
     def architecture(self, sizes: tuple[int, ...], labels: int = 1) -> ModelConfig:
-        """The model for a vocabulary of so many tokens (or a source's and a target's) and so many labels."""
-        settings = {key: value for key, value in self._model_data().items() if key not in VOCABULARY}
+        """Return the model config for one shared or two vocabulary sizes and a number of labels."""
+        settings = {key: value for key, value in self._model_data().items() if key not in VOCAB_KEYS}
         if len(sizes) == 1:
             settings["vocab_size"] = sizes[0]
         else:
             settings |= {"source_vocab_size": sizes[0], "target_vocab_size": sizes[-1]}
             if settings.get("tie") == "all":
-                settings["tie"] = "output"  # two vocabularies have no matrix in common
+                settings["tie"] = "output"  # separate vocabularies cannot share a matrix
         settings |= outputs(self.data, labels, settings)
         config = ModelConfig.build(settings, where="model")
         self.check_model(config)
         return config
 
     def check_model(self, config: ModelConfig) -> None:
-        """Refuse a model that cannot do the task, or cannot read texts as long as the data's."""
-        families = NEEDS[self.data.task][0]
+        """Raise if the model does not fit the task or `data.max_length`."""
+        families = TASK_REQUIREMENTS[self.data.task][0]
         if config.family not in families:
-            raise ConfigError(f"model.family: {config.family}, but {self.data.task} needs {' or '.join(families)}")
+            raise ConfigError(
+                f"model.family: {config.family}, but {self.data.task} needs {' or '.join(families)}; change one of them"
+            )
         max_length = self.data.max_length
         if max_length > config.max_positions:
             change = "lower it" if "init_from" in self.model else "lower it, or raise model.max_positions"
@@ -115,27 +124,27 @@ class Recipe(Settings):
 
 
 def outputs(data: DataConfig, labels: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """What the model has to give for a task, as settings of the model."""
-    needed = NEEDS[data.task][1]
-    found: dict[str, Any] = {"outputs": [needed] if needed else [], "labels": 0}
+    """Return the output settings of a model for a task."""
+    output = TASK_REQUIREMENTS[data.task][1]
+    result: dict[str, Any] = {"outputs": [output] if output else [], "labels": 0}
     if data.task == "masked-language-model" and data.next_sentence:
-        found["outputs"] = ["lm", "next-sentence"]
-    if needed in ("classes", "tags"):
-        found["labels"] = 1 if data.task == "regression" else labels
+        result["outputs"] = ["lm", "next-sentence"]
+    if output in ("classes", "tags"):
+        result["labels"] = 1 if data.task == "regression" else labels
     if settings.get("family") == "encoder":
-        found["pooler"] = "next-sentence" in found["outputs"] or needed == "classes"
-    return found
+        result["pooler"] = "next-sentence" in result["outputs"] or output == "classes"
+    return result
 
 
 def recipe_names() -> list[str]:
-    """The names of the recipes that come with the package."""
+    """List the recipes that come with the package."""
     if not RECIPES.is_dir():
         return []
     return sorted(Path(entry.name).stem for entry in RECIPES.iterdir() if entry.name.endswith(".yaml"))
 
 
 def recipe_text(name: str) -> str:
-    """The YAML of a recipe by name, or of a file."""
+    """Return the YAML text of a recipe by name or path."""
     if name in recipe_names():
         return (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
     if name.endswith((".yaml", ".yml")) or "/" in name or Path(name).is_file():
@@ -144,10 +153,10 @@ def recipe_text(name: str) -> str:
 
 
 def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
-    """The recipe `name`, or a YAML file with one, changed by `group.key=value` overrides."""
+    """Load a recipe by name or path and apply `group.key=value` overrides."""
     return Recipe.build(apply(read_yaml(recipe_text(name), name), overrides), where=name)
 
 
 def dump_recipe(recipe: Recipe) -> str:
-    """A recipe as resolved, with every default written out; reading it gives the same recipe."""
+    """Serialize a recipe with all defaults; loading the text gives an equal recipe."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -1,7 +1,7 @@
-"""The base of everything that can be set: frozen, typed, bounded, and strict about unknown keys.
+"""Base class of all settings: frozen pydantic models that reject unknown keys.
 
-`Settings.build(data, where)` turns pydantic's findings into one line each, for people: the key, the value, what is
-allowed and, for an unknown key, the nearest right one.
+`Settings.build(data, where)` turns pydantic's errors into one line each: key, value, what is allowed, and the nearest
+match for an unknown key.
 """
 
 import difflib
@@ -13,37 +13,37 @@ from pydantic_core import ErrorDetails
 
 from clearhead.errors import ConfigError
 
-LONG, MANY = 40, 40  # characters of a name, and names, that an error shows
+MAX_NAME_CHARS, MAX_NAMES = 40, 40  # limits of the list of known names in an error
 
 
 class Settings(BaseModel):
-    """A group of settings: unknown keys are errors, values keep their type ("8" is no number), nothing changes."""
+    """A group of settings: immutable, no unknown keys, no type coercion ("8" is not a number)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, ser_json_inf_nan="null")
 
     @classmethod
     def build(cls, data: Any, where: str = "") -> Self:
-        """Settings from plain data; `where` (a file, or a section of one) opens every error line."""
+        """Validate plain data; `where` (a file or a section) starts every error line."""
         prefix = f"{where}: " if where else ""
         if not isinstance(data, Mapping):
             raise ConfigError(f"{prefix}expected settings as `key: value`, found {_shown(data)}")
         try:
             return cls.model_validate(dict(data))
         except ValidationError as error:
-            # A default that could not be worked out because another key was wrong is no news.
-            found = [e for e in error.errors() if e["type"] != "default_factory_not_called"]
-            found.sort(key=lambda e: e["type"] != "extra_forbidden")  # a misspelt key explains a missing one
-            lines = [prefix + line for e in found for line in _line(cls, e).splitlines()]
+            # Skip defaults that could not be computed because another key was wrong.
+            errors = [e for e in error.errors() if e["type"] != "default_factory_not_called"]
+            errors.sort(key=lambda e: e["type"] != "extra_forbidden")  # a misspelled key explains a missing one
+            lines = [prefix + line for e in errors for line in _error_line(cls, e).splitlines()]
             raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
 def switch(value: Any) -> Any:
-    """`on` and `off`, which YAML reads as true and false."""
+    """Undo YAML's reading of `on` and `off` as booleans."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
 def several(value: Any) -> Any:
-    """One name or a list of names, kept as a tuple."""
+    """Accept one name or a list of names as a tuple."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list | tuple):
@@ -52,12 +52,14 @@ def several(value: Any) -> Any:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """`; did you mean heads?`, or what there is when nothing is near, cut where it would be no line any more."""
+    """Return `; did you mean heads?`, or `; known: …` if nothing is close."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]}?"
-    shown = [each if len(each) <= LONG else each[: LONG - 1] + "…" for each in sorted(known)]
-    return f"; known: {', '.join(shown[:MANY])}" + (f" and {len(shown) - MANY:,} more" if len(shown) > MANY else "")
+    shown = [key if len(key) <= MAX_NAME_CHARS else key[: MAX_NAME_CHARS - 1] + "…" for key in sorted(known)]
+    return f"; known: {', '.join(shown[:MAX_NAMES])}" + (
+        f" and {len(shown) - MAX_NAMES:,} more" if len(shown) > MAX_NAMES else ""
+    )
 
 
 def _shown(value: Any) -> str:
@@ -65,13 +67,13 @@ def _shown(value: Any) -> str:
         return "a group of settings"
     try:
         text = repr(value)
-    except ValueError:  # Python writes out no integer of more than 4,300 digits
+    except ValueError:  # Python refuses to print integers of more than 4,300 digits
         return "a huge number"
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _line(cls: type[BaseModel], error: ErrorDetails) -> str:
-    """One finding of pydantic as one line that says what to do."""
+def _error_line(cls: type[BaseModel], error: ErrorDetails) -> str:
+    """Format one pydantic error as one line that ends with the fix."""
     location = [
         str(part) if str(part).isprintable() and len(str(part)) <= 60 else _shown(part) for part in error["loc"]
     ]
@@ -100,12 +102,12 @@ def _line(cls: type[BaseModel], error: ErrorDetails) -> str:
         case "bool_type" | "bool_parsing":
             return f"{key}: {value} is neither true nor false; use one of them"
         case "model_type" | "model_attributes_type" | "dict_type":
-            return f"{key}: {value} is no group of settings; write its parts, like {key}.{_first(cls, location)}=…"
+            return f"{key}: {value} is not a group of settings; write {key}.{_first(cls, location)}=…"
         case "too_short":
             return f"{key}: empty; name at least one"
         case "string_type":
-            return f"{key}: {value} is not a text; give a name"
-        case "value_error":  # a cross-check of ours: its sentence names the keys itself
+            return f"{key}: {value} is not a string; give a name"
+        case "value_error":  # from our validators, whose messages name the keys
             return (f"{key}: " if key else "") + str(context["error"])
         case _:
             return f"{key}: {error['msg'][:1].lower() + error['msg'][1:]} (found {value})"
@@ -116,14 +118,14 @@ def _first(cls: type[BaseModel], path: list[str]) -> str:
 
 
 def _fields(cls: type[BaseModel], path: list[str]) -> list[str]:
-    """The names of the settings in the group at `path` below `cls`."""
+    """Return the keys of the group at `path` below `cls`."""
     for name in path:
-        if name.isdigit():  # one of several: its settings are those of each
+        if name.isdigit():  # list index: every item has the same keys
             continue
         field = cls.model_fields.get(name)
         parts = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
-        below = next((part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)), None)
-        if below is None:
+        group = next((part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)), None)
+        if group is None:
             return []
-        cls = below
+        cls = group
     return list(cls.model_fields)

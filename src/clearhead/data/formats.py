@@ -1,7 +1,6 @@
-"""Files to records: parallel lines, TSV, CSV, JSON lines, plain text, CoNLL, SQuAD, TREC; all of them gzip or not.
+"""File formats: plain text, parallel text, TSV, CSV, JSON lines, CoNLL, SQuAD and TREC, gzipped or not, to records.
 
-A record is a tuple of values, one for each column that the task asks for, with the place it came from, so that
-whatever is wrong with it can be said with file and line.
+A record has one value per column of the task, and its location for error messages.
 """
 
 import csv
@@ -18,81 +17,88 @@ from clearhead.errors import UserError
 from clearhead.files import read_lines
 
 
-class Place(NamedTuple):
-    """Where a record comes from."""
+class Location(NamedTuple):
+    """File and line of a record."""
 
     file: str
     number: int | str
     unit: str = "line"
-    lines: bool = False  # whether every item of the record has a line of its own, as tokens do in CoNLL
+    line_per_item: bool = False  # every item of the record has its own line, as in CoNLL
 
-    def at(self, item: int) -> "Place":
-        """The place of one item of the record."""
-        return self._replace(number=self.number + item) if self.lines and isinstance(self.number, int) else self
+    def at(self, item: int) -> "Location":
+        """Return the location of one item of the record."""
+        return self._replace(number=self.number + item) if self.line_per_item and isinstance(self.number, int) else self
 
     def __str__(self) -> str:
         return f"{self.file}, {self.unit} {self.number}"
 
 
 class Record(NamedTuple):
-    """The values of a task's columns, and where they stood."""
+    """One value per column of the task, and the location."""
 
-    place: Place
+    place: Location
     values: tuple[Any, ...]
-    group: str = ""  # what stays together when a part is held out, where that is not the first value
+    group: str = ""  # key of the held-out split; empty: the first value
 
 
-# What each task reads, in the order of a record's values.
+# Columns that the tasks read, in the order of a record's values
 TRANSLATION, TEXT, PAIR = ("source", "target"), ("text",), ("text", "second")
 TAGS, ANSWERS = ("tokens", "tags"), ("context", "question", "answer", "start")
-ALL_ANSWERS = (*ANSWERS, "references")  # for scores: every answer that counts as right
-TEXTS = ("source", "target", "text", "second", "tokens", "context", "question")  # what is cleaned and tokenized
+ALL_ANSWERS = (*ANSWERS, "references")  # for evaluation: all correct answers
+TEXT_COLUMNS = ("source", "target", "text", "second", "tokens", "context", "question")  # cleaned and tokenized
 
-DEFAULTS = {"source": 1, "target": 2, "text": 1, "second": 2, "tokens": 1, "tags": -1}  # "label" stands last
+DEFAULT_COLUMNS = {
+    "source": 1,
+    "target": 2,
+    "text": 1,
+    "second": 2,
+    "tokens": 1,
+    "tags": -1,
+}  # label: the last column read
 
 
-def find(name: str, published: str = "") -> Path:
-    """The file as named, or under CLEARHEAD_DATA, or under ./data; a missing one is named with what to do."""
+def find_file(name: str, source_url: str = "") -> Path:
+    """Locate a file: as given, below CLEARHEAD_DATA, or below ./data."""
     if name == "-":
-        raise UserError("files: standard input can be read only once; write it to a file first")
+        raise UserError("files: standard input can be read only once; save it to a file first")
     root = os.environ.get("CLEARHEAD_DATA", "../shared/data")
     for path in (Path(name), Path(root) / name, Path("data") / name):
-        if os.path.exists(path):  # Path.exists would raise where a folder may not be searched
+        if os.path.exists(path):  # Path.exists raises if a folder is not searchable
             return path
-    told = f"put it under data/{name}, or set CLEARHEAD_DATA to the folder that has {name}"
+    fix = f"put it under data/{name}, or set CLEARHEAD_DATA to the folder that has {name}"
     if Path(name).is_absolute():
-        told = "check the path"
-    raise UserError(f"{name} does not exist; {told}" + (f"; it is published at {published}" if published else ""))
+        fix = "check the path"
+    raise UserError(f"{name} does not exist; {fix}" + (f"; it is published at {source_url}" if source_url else ""))
 
 
-def paths(corpus: Corpus, published: str = "") -> list[Path]:
-    """The files of a corpus; a folder stands for all files in it, by name."""
-    found: list[Path] = []
+def paths(corpus: Corpus, source_url: str = "") -> list[Path]:
+    """List the files of a corpus; a folder means all files in it, sorted by name."""
+    files: list[Path] = []
     for name in corpus.files:
-        path = find(name, published)
+        path = find_file(name, source_url)
         if path.is_dir():
-            inside = sorted(each for each in path.iterdir() if each.is_file() and not each.name.startswith("."))
+            inside = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
             if not inside:
                 raise UserError(f"{path} is an empty folder; give a file, or a folder with files")
-            found += inside
+            files += inside
         else:
-            found.append(path)
-    return found
+            files.append(path)
+    return files
 
 
-def read(corpus: Corpus, columns: tuple[str, ...], published: str = "") -> Iterator[Record]:
-    """The records of a corpus of files, with the values of `columns`."""
-    files = paths(corpus, published)
-    wrong = set(corpus.columns) - set(columns)
-    if wrong:
-        name = sorted(wrong)[0]
-        raise UserError(f"columns: this task reads no column {name!r}{nearest(name, list(columns))}")
+def read_corpus(corpus: Corpus, columns: tuple[str, ...], source_url: str = "") -> Iterator[Record]:
+    """Yield the records of a corpus of files."""
+    files = paths(corpus, source_url)
+    unknown = set(corpus.columns) - set(columns)
+    if unknown:
+        name = sorted(unknown)[0]
+        raise UserError(f"columns: this task has no column {name!r}{nearest(name, list(columns))}")
     if corpus.format == "parallel":
         if len(columns) != 2:
             raise UserError(f"format: parallel files hold a source and a target; this task reads {', '.join(columns)}")
         if len(files) % 2:
             raise UserError(
-                f"files: the folders hold {len(files)} files; parallel needs a source and a target, in turn"
+                f"files: the folders hold {len(files)} files; parallel needs pairs of a source and a target"
             )
         groups: list[Iterable[Record]] = [_parallel(*pair) for pair in zip(files[::2], files[1::2], strict=True)]
     else:
@@ -101,52 +107,52 @@ def read(corpus: Corpus, columns: tuple[str, ...], published: str = "") -> Itera
         empty = True
         for record in group:
             empty = False
-            yield _renamed(record, columns, corpus.rename) if corpus.rename else record
+            yield _rename_labels(record, columns, corpus.rename) if corpus.rename else record
         if empty:
             raise UserError(f"{path} is empty; give a file with content")
 
 
-def _renamed(record: Record, columns: tuple[str, ...], names: dict[str, str]) -> Record:
-    """The record with its label, or its tags, as they are called elsewhere."""
+def _rename_labels(record: Record, columns: tuple[str, ...], names: dict[str, str]) -> Record:
+    """Map the label or tags of a record as `corpus.rename` says."""
     values = list(record.values)
-    for place, column in enumerate(columns):
+    for index, column in enumerate(columns):
         if column == "label":
-            values[place] = names.get(str(values[place]), values[place])
-        elif column == "tags" and isinstance(values[place], list):
-            values[place] = [names.get(str(tag), tag) for tag in values[place]]
+            values[index] = names.get(str(values[index]), values[index])
+        elif column == "tags" and isinstance(values[index], list):
+            values[index] = [names.get(str(tag), tag) for tag in values[index]]
     return record._replace(values=tuple(values))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file with their numbers."""
+    """Number the lines of a file from 1."""
     return enumerate(read_lines(path), start=1)
 
 
 def _parallel(source: Path, target: Path) -> Iterator[Record]:
-    """Line n of one file is the translation of line n of the other."""
+    """Pair line n of the source with line n of the target."""
     lines = zip_longest(_lines(source), _lines(target))
-    for number, (ours, theirs) in enumerate(lines, start=1):
-        if ours is None or theirs is None:
+    for number, (left, right) in enumerate(lines, start=1):
+        if left is None or right is None:
             rest = number + sum(1 for _ in lines)
-            counts = (number - 1, rest) if ours is None else (rest, number - 1)
+            counts = (number - 1, rest) if left is None else (rest, number - 1)
             raise UserError(
                 f"{source} has {counts[0]:,} lines and {target} has {counts[1]:,}: line {number} of one has no "
                 "counterpart; parallel files need the same number of lines"
             )
-        yield Record(Place(str(source), number), (ours[1], theirs[1]))
+        yield Record(Location(str(source), number), (left[1], right[1]))
 
 
 def _text(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     if columns != TEXT:
         raise UserError(f"format: plain text has no columns; this task reads {', '.join(columns)}; use tsv or jsonl")
-    return (Record(Place(str(path), number), (line,)) for number, line in _lines(path))
+    return (Record(Location(str(path), number), (line,)) for number, line in _lines(path))
 
 
 def _table(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
-    """TSV without quoting (a quotation mark is one), CSV with it."""
+    """Read TSV (no quoting: quotes are literal) or CSV (quoted)."""
     if columns in (TAGS, ANSWERS, ALL_ANSWERS):
         raise UserError(
-            f"format: {corpus.format} holds a text a column; this task reads {', '.join(columns[:4])}; use jsonl"
+            f"format: {corpus.format} has no lists in its columns; this task reads {', '.join(columns[:4])}; use jsonl"
         )
     if corpus.format == "csv":
         reader = csv.reader((line + "\n" for _, line in _lines(path)), strict=True)
@@ -154,31 +160,33 @@ def _table(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
     else:
         rows = ((number, line.split("\t")) for number, line in _lines(path))
     try:
-        wanted = {name: corpus.columns.get(name, DEFAULTS.get(name, len(columns))) for name in columns}
-        where = None
-        if corpus.header or any(isinstance(each, str) for each in wanted.values()):
+        numbers_or_names = {name: corpus.columns.get(name, DEFAULT_COLUMNS.get(name, len(columns))) for name in columns}
+        indices = None
+        if corpus.header or any(isinstance(each, str) for each in numbers_or_names.values()):
             number, header = next(rows, (0, []))
             if not number:
                 return
-            where = [_named_column(path, header, each) for each in wanted.values()]
-        places = where or [each - 1 if isinstance(each, int) and each > 0 else int(each) for each in wanted.values()]
-        least = max(place + 1 if place >= 0 else -place for place in places)
+            indices = [_column_index(path, header, each) for each in numbers_or_names.values()]
+        indices = indices or [
+            each - 1 if isinstance(each, int) and each > 0 else int(each) for each in numbers_or_names.values()
+        ]
+        min_columns = max(index + 1 if index >= 0 else -index for index in indices)
         for number, row in rows:
-            if len(row) < least:
-                if not any(row):  # a blank line, as at the end of many files
+            if len(row) < min_columns:
+                if not any(row):  # a blank line
                     continue
-                kind, other, sign = ("commas", "tsv", "\t") if corpus.format == "csv" else ("tabs", "csv", ",")
-                looks = f"; if it is {other}, say so, and which columns" if any(sign in each for each in row) else ""
+                separator, other, sign = ("commas", "tsv", "\t") if corpus.format == "csv" else ("tabs", "csv", ",")
+                hint = f"; if the file is {other}, set format" if any(sign in each for each in row) else ""
                 raise UserError(
-                    f"{path}, line {number}: only {len(row)} columns, but {least} are needed to find "
-                    f"{' and '.join(columns)}; separate columns by {kind}, or set columns{looks}"
+                    f"{path}, line {number}: only {len(row)} columns, but {min_columns} are needed for "
+                    f"{' and '.join(columns)}; separate columns by {separator}, or set columns{hint}"
                 )
-            yield Record(Place(str(path), number), tuple(row[place] for place in places))
+            yield Record(Location(str(path), number), tuple(row[index] for index in indices))
     except csv.Error as error:
         raise UserError(f"{path}, line {reader.line_num}: {error}; check the quotation marks") from None
 
 
-def _named_column(path: Path, header: list[str], name: int | str) -> int:
+def _column_index(path: Path, header: list[str], name: int | str) -> int:
     if isinstance(name, int):
         return name - 1 if name > 0 else len(header) + name
     if name not in header:
@@ -193,22 +201,22 @@ def _json_lines(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterato
     for number, line in _lines(path):
         if not line.strip():
             continue
-        place = Place(str(path), number)
-        found = _parsed(line, place, "write one object a line")
-        if not isinstance(found, dict):
-            raise UserError(f"{place}: {type(found).__name__}, not an object; write one object a line")
+        place = Location(str(path), number)
+        item = _parse_json(line, place, "write one object per line")
+        if not isinstance(item, dict):
+            raise UserError(f"{place}: {type(item).__name__}, not an object; write one object per line")
         for name in names:
-            if name not in found:
-                raise UserError(f"{place}: no key {name!r}{nearest(name, list(found))}")
-        values = [found[name] for name in names]
+            if name not in item:
+                raise UserError(f"{place}: no key {name!r}{nearest(name, list(item))}")
+        values = [item[name] for name in names]
         yield Record(place, (*values, [values[2]]) if columns == ALL_ANSWERS else tuple(values))
 
 
 def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
-    """A token and its tag a line, a blank line between sentences."""
+    """Read one token and tag per line, with a blank line between sentences."""
     if columns != TAGS:
         raise UserError(f"format: conll holds tokens and tags; this task reads {', '.join(columns)}")
-    token, tag = (corpus.columns.get(name, DEFAULTS[name]) for name in TAGS)
+    token, tag = (corpus.columns.get(name, DEFAULT_COLUMNS[name]) for name in TAGS)
     if isinstance(token, str) or isinstance(tag, str):
         raise UserError("columns: conll has no header; give the columns of tokens and tags by number, like 1 and -1")
     tokens: list[str] = []
@@ -218,57 +226,59 @@ def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
         parts = line.rstrip("\t ").split("\t") if "\t" in line else line.split()
         if not line.strip() or parts[0] == "-DOCSTART-":
             if tokens:
-                yield Record(Place(str(path), first, lines=True), (tokens, tags))
+                yield Record(Location(str(path), first, line_per_item=True), (tokens, tags))
             tokens, tags, first = [], [], number + 1
             continue
-        if len(parts) < 2 or not all(part.strip(" ") for part in parts):  # other spaces are tokens here and there
+        if len(parts) < 2 or not all(part.strip(" ") for part in parts):  # some corpora have other whitespace as tokens
             raise UserError(f"{path}, line {number}: {line[:40]!r} has no tag beside its token; write `token tag`")
         if max(abs(token), abs(tag)) > len(parts):
-            raise UserError(f"{path}, line {number}: only {len(parts)} columns; columns asks for {token} and {tag}")
+            raise UserError(
+                f"{path}, line {number}: only {len(parts)} columns, but columns names {token} and {tag}; change it"
+            )
         tokens.append(parts[token - 1 if token > 0 else token])
         tags.append(parts[tag - 1 if tag > 0 else tag])
     if tokens:
-        yield Record(Place(str(path), first, lines=True), (tokens, tags))
+        yield Record(Location(str(path), first, line_per_item=True), (tokens, tags))
 
 
 def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
-    """SQuAD's JSON, 1.1 or 2.0: the first answer of each question, or none; the questions of an article are a group."""
+    """Read SQuAD 1.1 or 2.0: the first answer of each question, or none; held out by article."""
     if columns not in (ANSWERS, ALL_ANSWERS):
         raise UserError(f"format: squad holds questions and answers; this task reads {', '.join(columns)}")
     text = "\n".join(line for _, line in _lines(path))
     if not text.strip():
         return
-    found, number = _parsed(text, path, "it should be SQuAD's file"), 0
+    document, number = _parse_json(text, path, "give a SQuAD file"), 0
     try:
-        for article in found["data"]:
+        for article in document["data"]:
             for paragraph in article["paragraphs"]:
                 for question in paragraph["qas"]:
                     number += 1
                     answers = [] if question.get("is_impossible") else question["answers"]
                     answer = (answers[0]["text"], answers[0]["answer_start"]) if answers else ("", 0)
                     references = [[each["text"] for each in answers]] if columns == ALL_ANSWERS else []
-                    place = Place(str(path), str(question.get("id", number)), "question")
+                    place = Location(str(path), str(question.get("id", number)), "question")
                     values = (paragraph["context"], question["question"], *answer, *references)
                     yield Record(place, values, str(article.get("title", "")))
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(
-            f"{path}, question {number}: not SQuAD's form ({error!r}); it holds data > paragraphs > qas > answers"
+            f"{path}, question {number}: not in SQuAD format ({error!r}); expected data > paragraphs > qas > answers"
         ) from None
 
 
 def _trec(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
-    """`COARSE:fine question` a line; the label is the coarse one, or both for columns {label: fine}."""
+    """Read lines of `COARSE:fine question`; the label is COARSE, or COARSE:fine with columns {label: fine}."""
     if columns != (*TEXT, "label"):
-        raise UserError(f"format: trec holds questions and their kinds; this task reads {', '.join(columns)}")
+        raise UserError(f"format: trec holds questions and their classes; this task reads {', '.join(columns)}")
     fine = corpus.columns.get("label") == "fine"
     for number, line in _lines(path):
         if not line.strip():
             continue
-        kind, space, question = line.partition(" ")
-        coarse, colon, _ = kind.partition(":")
+        label, space, question = line.partition(" ")
+        coarse, colon, _ = label.partition(":")
         if not (space and coarse and colon):
-            raise UserError(f"{path}, line {number}: {line[:40]!r} is no `COARSE:fine question`; check the line")
-        yield Record(Place(str(path), number), (question, kind if fine else coarse))
+            raise UserError(f"{path}, line {number}: {line[:40]!r} is not `COARSE:fine question`; check the line")
+        yield Record(Location(str(path), number), (question, label if fine else coarse))
 
 
 READERS = {
@@ -282,8 +292,8 @@ READERS = {
 }
 
 
-def _parsed(text: str, where: object, fix: str) -> Any:
+def _parse_json(text: str, where: object, fix: str) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits, too
+    except (ValueError, RecursionError) as error:  # ValueError includes numbers of thousands of digits
         raise UserError(f"{where}: not valid JSON ({error}); {fix}") from None

@@ -1,4 +1,4 @@
-"""Batches one after the other, made ahead by workers, each process taking its share of every global batch."""
+"""Loader: iterates over global batches; worker threads prepare them, and each process takes its part."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -8,27 +8,27 @@ from typing import NamedTuple
 import numpy as np
 
 from clearhead.data.batch import Batch
+from clearhead.data.batch_order import START, BatchPlan, Position, batch_plans
 from clearhead.data.dataset import Dataset
-from clearhead.data.order import START, BatchPlan, Position, batch_plans
 
 
 class GlobalBatch(NamedTuple):
-    """This process's share of one global batch, in one or more micro-batches, and where to go on after it."""
+    """This process's micro-batches of one global batch."""
 
     batches: tuple[Batch, ...]
     plan: BatchPlan
 
     @property
     def after(self) -> Position:
-        """The position that a run resumes from once this step is done."""
-        return self.plan.after
+        """The position to resume from after this step."""
+        return self.plan.next_position
 
 
 class Loader:
-    """Steps from a position on: endless and shuffled for training, one epoch in order otherwise.
+    """Iterate over global batches from a position: endless and shuffled for training, or one epoch in order.
 
-    A global batch is cut into `processes` × `accumulation` parts; process `rank` gets its `accumulation` of them. What
-    is in a global batch, and in which order, depends on neither, nor on the number of workers.
+    A global batch is split into world_size × grad_accum micro-batches; process `rank` gets grad_accum of them. Content
+    and order of the global batches depend neither on that split nor on the number of workers.
     """
 
     def __init__(
@@ -46,37 +46,42 @@ class Loader:
         workers: int = 2,
         pinned: bool = False,
     ):
-        self.dataset, self.tokens, self.seed, self.shuffle, self.pool = dataset, tokens, seed, shuffle, pool
-        self.position, self.rank, self.processes, self.accumulation = position, rank, processes, accumulation
-        self.workers, self.pinned = workers, pinned
+        self.dataset, self.seed, self.shuffle, self.position = dataset, seed, shuffle, position
+        self.batch_tokens, self.bucket_size = tokens, pool
+        self.rank, self.world_size, self.grad_accum = rank, processes, accumulation
+        self.workers, self.pin_memory = workers, pinned
 
     def __iter__(self) -> Iterator[GlobalBatch]:
-        order = batch_plans(
-            self.dataset, self.tokens, self.seed, pool=self.pool, shuffle=self.shuffle, position=self.position
+        plans = batch_plans(
+            self.dataset,
+            self.batch_tokens,
+            self.seed,
+            pool=self.bucket_size,
+            shuffle=self.shuffle,
+            position=self.position,
         )
         if not self.workers:
-            yield from map(self._step, order)
+            yield from map(self._make_batch, plans)
             return
-        # Threads: gathering tokens is numpy's work, which lets others run, and nothing has to be sent between them.
+        # Threads suffice: numpy releases the GIL while it gathers tokens, and nothing has to be pickled.
         executor = ThreadPoolExecutor(self.workers, "clearhead-data")
-        num_draft_tokens: deque[Future[GlobalBatch]] = deque()
+        pending: deque[Future[GlobalBatch]] = deque()
         try:
-            for draw in order:
-                num_draft_tokens.append(executor.submit(self._step, draw))
-                if len(num_draft_tokens) > 2 * self.workers:
-                    yield num_draft_tokens.popleft().result()
-            while num_draft_tokens:
-                yield num_draft_tokens.popleft().result()
+            for plan in plans:
+                pending.append(executor.submit(self._make_batch, plan))
+                if len(pending) > 2 * self.workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
         finally:
             executor.shutdown(wait=True, cancel_futures=True)
 
-    def _step(self, draw: BatchPlan) -> GlobalBatch:
-        parts = np.array_split(draw.samples, self.processes * self.accumulation)
-        own = parts[self.rank * self.accumulation : (self.rank + 1) * self.accumulation]
+    def _make_batch(self, plan: BatchPlan) -> GlobalBatch:
+        parts = np.array_split(plan.samples, self.world_size * self.grad_accum)
         batches = [
-            self.dataset.batch(part, draw.epoch, self.seed)
+            self.dataset.batch(part, plan.epoch, self.seed)
             if len(part)
-            else self.dataset.batch(draw.samples[:1], draw.epoch, self.seed).ignored()
-            for part in own
+            else self.dataset.batch(plan.samples[:1], plan.epoch, self.seed).without_labels()
+            for part in parts[self.rank * self.grad_accum : (self.rank + 1) * self.grad_accum]
         ]
-        return GlobalBatch(tuple(batch.pin() if self.pinned else batch for batch in batches), draw)
+        return GlobalBatch(tuple(batch.pin() if self.pin_memory else batch for batch in batches), plan)

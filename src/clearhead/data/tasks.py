@@ -1,7 +1,4 @@
-"""What is learned from a record, and what a batch of it looks like: translation and language modeling.
-
-A task turns records into rows of a store (once), and samples of the store into batches (every epoch).
-"""
+"""Task: encode records to cached token rows, collate samples to batches; translation and language modeling."""
 
 from __future__ import annotations
 
@@ -17,193 +14,192 @@ from numpy.typing import NDArray
 
 from clearhead.config.data import DataConfig
 from clearhead.data.batch import Batch, arrange
-from clearhead.data.formats import TEXT, TRANSLATION, Place, Record
+from clearhead.data.formats import TEXT, TRANSLATION, Location, Record
 from clearhead.data.random import hash_ints
-from clearhead.data.store import Row, Store, ranges
+from clearhead.data.token_store import Row, TokenStore, concat_ranges
 from clearhead.model import Documents
 from clearhead.ops.cross_entropy import IGNORED
 from clearhead.text import Tokenizer
 from clearhead.text.roles import Role
 
-Samples = NDArray[np.int64]
+SampleIds = NDArray[np.int64]
 
 
 class Task(ABC):
-    """Records to rows, and samples to batches."""
+    """Base class: how records become cached token rows, and samples become batches."""
 
     columns: ClassVar[tuple[str, ...]] = ()
-    roles: ClassVar[tuple[Role, ...]]  # special tokens that a tokenizer trained for this task gets
-    stream: ClassVar[bool] = False  # whether records are documents that may be cut anywhere
-    share: tuple[float, float] = (0.0, 1.0)  # of such a stream, the part that belongs to this set
-    uniform: ClassVar[bool] = False  # whether all samples have the same length, so that batches need no sorting
+    roles: ClassVar[tuple[Role, ...]]  # special tokens of a tokenizer trained for this task
+    is_stream: ClassVar[bool] = False  # records are documents that may be cut anywhere
+    stream_range: tuple[float, float] = (0.0, 1.0)  # part of the stream in this split, as fractions
+    fixed_length: ClassVar[bool] = False  # all samples have the same length
 
     def __init__(self, config: DataConfig, tokenizers: Sequence[Tokenizer], labels: Sequence[str] = ()):
         self.config, self.tokenizers, self.labels = config, tokenizers, tuple(labels)
         self.tokenizer = tokenizers[0]
         pads = [each.roles.get("pad", 0) for each in tokenizers]
-        # What stands behind the shorter rows of a padded batch
-        self.padding = {"source": pads[0], "target": pads[-1], "ids": pads[0], "first": pads[0], "second": pads[0]}
-        self.padding["labels"] = IGNORED
+        self.pad_values = {"source": pads[0], "target": pads[-1], "ids": pads[0], "first": pads[0], "second": pads[0]}
+        self.pad_values["labels"] = IGNORED
 
     @classmethod
     def reads(cls, config: DataConfig) -> tuple[str, ...]:
-        """The columns that a record of this task has."""
+        """Return the columns of a record."""
         return cls.columns
 
     @property
-    def kinds(self) -> dict[str, str]:
-        """The type of every field of a row; token ids take two bytes where they fit."""
-        return {"ids": token_kind(self.tokenizer)}
+    def dtypes(self) -> dict[str, str]:
+        """Return the dtype of each field of a row."""
+        return {"ids": token_dtype(self.tokenizer)}
 
     @abstractmethod
-    def rows(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
-        """The rows of a chunk of records; what is left out is counted by reason."""
+    def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
+        """Tokenize a chunk of records to rows; count dropped records by reason."""
 
-    def samples(self, store: Store, epoch: int) -> int:
-        """How many samples a store has in an epoch."""
+    def num_samples(self, store: TokenStore, epoch: int) -> int:
+        """Return the number of samples of a store in an epoch."""
         return len(store)
 
-    def lengths(self, store: Store, samples: Samples, epoch: int) -> NDArray[np.int64]:
-        """Tokens of every side of each sample: (B, sides); samples of like lengths go into one batch."""
-        return store.span("ids", samples)[1][:, None]
+    def lengths(self, store: TokenStore, samples: SampleIds, epoch: int) -> NDArray[np.int64]:
+        """Return the tokens of each side of each sample, for batching by length: (B, sides)."""
+        return store.spans("ids", samples)[1][:, None]
 
     @abstractmethod
-    def batch(self, store: Store, samples: Samples, epoch: int, seed: int) -> Batch:
-        """The samples as tensors."""
+    def batch(self, store: TokenStore, samples: SampleIds, epoch: int, seed: int) -> Batch:
+        """Collate samples to tensors."""
 
 
 class Translation(Task):
-    """A source and its target (teacher forcing: the target goes in one place later than it is asked for)."""
+    """Source and target; the decoder input is the labels shifted right by one (teacher forcing)."""
 
     columns = TRANSLATION
     roles = ("pad", "begin", "end", "unknown")
 
     @property
-    def kinds(self) -> dict[str, str]:
-        return {"source": token_kind(self.tokenizers[0]), "target": token_kind(self.tokenizers[-1])}
+    def dtypes(self) -> dict[str, str]:
+        return {"source": token_dtype(self.tokenizers[0]), "target": token_dtype(self.tokenizers[-1])}
 
-    def rows(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
+    def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         source, target = self.tokenizers[0], self.tokenizers[-1]
         sides = zip(
             source.encode_batch([record.values[0] for record in records]),
             target.encode_batch([record.values[1] for record in records]),
             strict=True,
         )
-        end, begin, close = source.id("end"), target.id("begin"), target.id("end")
+        source_end, begin, end = source.id("end"), target.id("begin"), target.id("end")
         rows: list[Row] = []
-        for ours, theirs in sides:
-            reason = self._reason(len(ours), len(theirs))
+        for source_ids, target_ids in sides:
+            reason = self._drop_reason(len(source_ids), len(target_ids))
             if reason:
                 dropped[reason] += 1
             else:
-                rows.append({"source": [*ours, end], "target": [begin, *theirs, close]})
+                rows.append({"source": [*source_ids, source_end], "target": [begin, *target_ids, end]})
         return rows
 
-    def _reason(self, source: int, target: int) -> str:
-        """Why a pair of so many tokens is left out, or nothing."""
-        least, most = min(source, target), max(source, target)
-        if not least:
+    def _drop_reason(self, source_length: int, target_length: int) -> str:
+        """Return why a pair of these lengths is dropped, or an empty string."""
+        shorter, longer = min(source_length, target_length), max(source_length, target_length)
+        if not shorter:
             return "empty"
-        if least < self.config.min_length:
+        if shorter < self.config.min_length:
             return "too short"
-        if most + 1 > self.config.max_length:
+        if longer + 1 > self.config.max_length:
             return "too long"
-        return (
-            "ratio" if self.config.max_length_ratio is not None and most > self.config.max_length_ratio * least else ""
-        )
+        max_ratio = self.config.max_length_ratio
+        return "ratio" if max_ratio is not None and longer > max_ratio * shorter else ""
 
-    def lengths(self, store: Store, samples: Samples, epoch: int) -> NDArray[np.int64]:
-        return np.stack([store.span("source", samples)[1], store.span("target", samples)[1] - 1], axis=1)
+    def lengths(self, store: TokenStore, samples: SampleIds, epoch: int) -> NDArray[np.int64]:
+        return np.stack([store.spans("source", samples)[1], store.spans("target", samples)[1] - 1], axis=1)
 
-    def batch(self, store: Store, samples: Samples, epoch: int, seed: int) -> Batch:
-        source, source_lengths = store.take("source", samples)
-        starts, lengths = store.span("target", samples)
+    def batch(self, store: TokenStore, samples: SampleIds, epoch: int, seed: int) -> Batch:
+        source, source_lengths = store.gather("source", samples)
+        starts, lengths = store.spans("target", samples)
         values = store.fields["target"][0]
-        places = ranges(starts, lengths - 1)
-        sides = {"source": {"source": source}, "target": {"target": values[places], "labels": values[places + 1]}}
-        sizes = {"source": source_lengths, "target": lengths - 1}
-        return arrange(sides, sizes, self.config.packed, self.padding)
+        index = concat_ranges(starts, lengths - 1)
+        sides = {"source": {"source": source}, "target": {"target": values[index], "labels": values[index + 1]}}
+        return arrange(sides, {"source": source_lengths, "target": lengths - 1}, self.config.packed, self.pad_values)
 
 
 class LanguageModel(Task):
-    """All text as one stream of tokens, cut into windows of `longest`: every token is asked for from those before it.
+    """Next-token prediction over one stream of tokens, cut into windows of `max_length`.
 
-    Windows begin at another place in every epoch. With `boundaries`, a batch is one packed row in which no document
-    sees another; without, a document follows the other as if it were one text.
+    The first window starts at another offset in every epoch. With `isolate_documents`, a batch is one packed row with
+    attention within documents only; otherwise attention crosses document boundaries.
     """
 
     columns = TEXT
     roles = ("pad", "begin", "end", "unknown")
-    stream = uniform = True
+    is_stream = fixed_length = True
 
-    def rows(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
+    def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         begin, end = ([self.tokenizer.roles[role]] if role in self.tokenizer.roles else [] for role in ("begin", "end"))
         rows: list[Row] = []
         for record, ids in zip(records, self.tokenizer.encode_batch([r.values[0] for r in records]), strict=True):
-            opens, closes = (*record.values, True, True)[1:3]  # a long document comes in several records
+            opens, closes = (*record.values, True, True)[1:3]  # a long document is split into several records
             rows.append({"ids": [*(begin if opens else ()), *ids, *(end if closes else ())], "opens": [int(opens)]})
         return rows
 
     @property
-    def kinds(self) -> dict[str, str]:
-        return {"ids": token_kind(self.tokenizer), "opens": "uint8"}
+    def dtypes(self) -> dict[str, str]:
+        return {"ids": token_dtype(self.tokenizer), "opens": "uint8"}
 
-    def _range(self, store: Store, epoch: int) -> tuple[int, int]:
-        """First token of the first window, and the token behind the last."""
-        first, behind = (int(share * store.total("ids")) for share in self.share)
+    def _range(self, store: TokenStore, epoch: int) -> tuple[int, int]:
+        """Return the start of the first window and the end of the last."""
+        start, end = (int(fraction * store.total("ids")) for fraction in self.stream_range)
         shift = int(hash_ints(epoch)) % self.config.max_length if epoch else 0
-        return min(first + shift, max(first, behind - self.config.max_length - 1)), behind
+        return min(start + shift, max(start, end - self.config.max_length - 1)), end
 
-    def samples(self, store: Store, epoch: int) -> int:
-        first, behind = self._range(store, epoch)
-        return max(0, -(-(behind - first - 1) // self.config.max_length))
+    def num_samples(self, store: TokenStore, epoch: int) -> int:
+        start, end = self._range(store, epoch)
+        return max(0, -(-(end - start - 1) // self.config.max_length))
 
-    def lengths(self, store: Store, samples: Samples, epoch: int) -> NDArray[np.int64]:
+    def lengths(self, store: TokenStore, samples: SampleIds, epoch: int) -> NDArray[np.int64]:
         return np.full((len(samples), 1), self.config.max_length)
 
-    def batch(self, store: Store, samples: Samples, epoch: int, seed: int) -> Batch:
-        first, behind = self._range(store, epoch)
-        width = self.config.max_length
-        starts = first + samples * width
-        places = starts[:, None] + np.arange(width + 1)  # (B, T + 1)
-        inside = places < behind
-        tokens = store.fields["ids"][0][np.minimum(places, behind - 1)].astype(np.int64)
+    def batch(self, store: TokenStore, samples: SampleIds, epoch: int, seed: int) -> Batch:
+        start, end = self._range(store, epoch)
+        max_length = self.config.max_length
+        starts = start + samples * max_length
+        index = starts[:, None] + np.arange(max_length + 1)  # (B, T + 1)
+        inside = index < end
+        tokens = store.fields["ids"][0][np.minimum(index, end - 1)].astype(np.int64)
         labels = np.where(inside[:, 1:], tokens[:, 1:], IGNORED)
-        real = int(inside[:, 1:].sum())
+        num_tokens = int(inside[:, 1:].sum())
         if not self.config.isolate_documents:
-            return Batch({"ids": torch.from_numpy(tokens[:, :-1].copy()), "labels": torch.from_numpy(labels)}, real)
-        opens = self._opens(store, starts, width + 1)  # (B, T + 1)
-        labels[opens[:, 1:]] = IGNORED  # the first token of a document follows from nothing
-        begins = opens[:, :-1]
-        begins[:, 0] = True
-        lengths = np.diff(np.append(np.flatnonzero(begins.ravel()), begins.size))
+            return Batch(
+                {"ids": torch.from_numpy(tokens[:, :-1].copy()), "labels": torch.from_numpy(labels)}, num_tokens
+            )
+        is_start = self._document_starts(store, starts, max_length + 1)  # (B, T + 1)
+        labels[is_start[:, 1:]] = IGNORED  # a document's first token has no context
+        is_start = is_start[:, :-1]
+        is_start[:, 0] = True
+        lengths = np.diff(np.append(np.flatnonzero(is_start.ravel()), is_start.size))
         tensors = {
             "ids": torch.from_numpy(tokens[:, :-1].reshape(1, -1)),
             "labels": torch.from_numpy(labels.reshape(1, -1)),
         }
-        return Batch(tensors, real, {"ids": Documents.of(lengths.tolist())})
+        return Batch(tensors, num_tokens, {"ids": Documents.of(lengths.tolist())})
 
-    def _opens(self, store: Store, starts: Samples, width: int) -> NDArray[np.bool_]:
-        """Where a document begins in each window: (B, width)."""
+    def _document_starts(self, store: TokenStore, starts: SampleIds, size: int) -> NDArray[np.bool_]:
+        """Mark the first token of each document in the windows: (B, size)."""
         ends, opens = store.fields["ids"][1], store.fields["opens"][0]
-        found = np.zeros((len(starts), width), bool)
-        for row, start in enumerate(starts):
-            first, last = np.searchsorted(ends, [start, start + width])  # row r + 1 begins where row r ends
+        is_start = np.zeros((len(starts), size), bool)
+        for window, start in enumerate(starts):
+            first, last = np.searchsorted(ends, [start, start + size])  # row r + 1 starts where row r ends
             rows = np.arange(first, min(last, len(ends) - 1))
-            found[row, (ends[rows] - start)[opens[rows + 1] == 1]] = True
-            found[row, 0] |= start == 0
-        return found
+            is_start[window, (ends[rows] - start)[opens[rows + 1] == 1]] = True
+            is_start[window, 0] |= start == 0
+        return is_start
 
 
-HEADING = re.compile(r"\s*(= [^=]+ =\s*$|# \S)")  # of the first level, as a wiki or Markdown writes it
+HEADING = re.compile(r"\s*(= [^=]+ =\s*$|# \S)")  # top-level heading in wiki or Markdown syntax
 
 
-def documents(records: Iterator[Record], unit: str, piece: int = 1 << 16) -> Iterator[Record]:
-    """Lines of plain text as documents, long ones in pieces: a line, a paragraph, an article, or a file.
+def split_documents(records: Iterator[Record], unit: str, max_chars: int = 1 << 16) -> Iterator[Record]:
+    """Join lines of plain text to documents: by line, paragraph (blank line), top-level heading, or file.
 
-    A paragraph ends with a blank line, an article where a heading of the first level begins the next. A record is
-    (text, whether a document begins with it, whether it ends). A piece ends before a line end that stands between two
-    letters, where no tokenizer joins anything, so that the pieces have the tokens of the whole.
+    Documents longer than `max_chars` are split into several records (text, opens, closes): the flags mark the first and
+    the last record of a document. Splits are before a newline without adjacent whitespace, where no tokenizer merges,
+    so that the tokens do not change.
     """
     if unit == "line":
         yield from (
@@ -211,28 +207,28 @@ def documents(records: Iterator[Record], unit: str, piece: int = 1 << 16) -> Ite
         )
         return
     lines: list[str] = []
-    place, opens, size = Place("", 0), True, 0
+    location, opens, size = Location("", 0), True, 0
     for record in records:
         line: str = record.values[0]
         ends = (unit == "paragraph" and not line.strip()) or (unit == "heading" and HEADING.match(line))
-        if record.place.file != place.file or ends:
-            yield from _piece(place, lines, opens, True)
-            lines, place, opens, size = [], record.place, True, 0
+        if record.place.file != location.file or ends:
+            yield from _join_lines(location, lines, opens, True)
+            lines, location, opens, size = [], record.place, True, 0
             if unit == "paragraph" and not line.strip():
                 continue
-        elif size >= piece and lines[-1] and not lines[-1][-1].isspace() and line and not line[0].isspace():
-            yield from _piece(place, lines, opens, False)
-            lines, place, opens, size = [""], record.place, False, 0  # the line end belongs to the next piece
+        elif size >= max_chars and lines[-1] and not lines[-1][-1].isspace() and line and not line[0].isspace():
+            yield from _join_lines(location, lines, opens, False)
+            lines, location, opens, size = [""], record.place, False, 0  # the newline goes to the next piece
         lines.append(line)
         size += len(line)
-    yield from _piece(place, lines, opens, True)
+    yield from _join_lines(location, lines, opens, True)
 
 
-def _piece(place: Place, lines: list[str], opens: bool, closes: bool) -> Iterator[Record]:
+def _join_lines(location: Location, lines: list[str], opens: bool, closes: bool) -> Iterator[Record]:
     if any(line.strip() for line in lines):
-        yield Record(place, ("\n".join(lines), opens, closes))
+        yield Record(location, ("\n".join(lines), opens, closes))
 
 
-def token_kind(tokenizer: Tokenizer) -> str:
-    """The smallest type that holds every id."""
+def token_dtype(tokenizer: Tokenizer) -> str:
+    """Return the smallest dtype for all token ids."""
     return "uint16" if len(tokenizer) <= 1 << 16 else "int32"

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from clearhead.config.data import Corpus, DataConfig
-from clearhead.data.clean import Cleaner, Part, check_text, chunks
+from clearhead.data.build_datasets import TASKS, raw_records
+from clearhead.data.cleaning import Cleaner, Part, check_text, chunks
 from clearhead.data.formats import ALL_ANSWERS, ANSWERS, Record
-from clearhead.data.labeled import check_answer, check_tags, is_empty, label_number, number
-from clearhead.data.prepare import TASKS, raw_records
+from clearhead.data.labeled_tasks import check_answer, check_tags, is_empty, label_number, number
 from clearhead.errors import UserError
 from clearhead.evaluate.classification_metrics import (
     accuracy,

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from clearhead.config.data import Corpus, DataConfig
 from clearhead.data import IGNORED, Loader, open_set, prepare
-from clearhead.data.clean import cleaned, share
+from clearhead.data.build_datasets import raw_records
+from clearhead.data.cleaning import cleaned, share
 from clearhead.data.formats import TEXT, TRANSLATION, Record
-from clearhead.data.prepare import raw_records
 from clearhead.errors import UserError
 from clearhead.evaluate.bleu import bleu, chrf, tokenized_bleu
 from clearhead.evaluate.labeled import own_records, records, score_labeled

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.data.labeled import frame, is_empty, windows
+from clearhead.data.labeled_tasks import frame, is_empty, windows
 from clearhead.model import Documents
 from clearhead.predict.encode_batch import InvalidText, Row, check_text, clean, head, limit, read
 

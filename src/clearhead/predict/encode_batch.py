@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clearhead.data.clean import cleaned
-from clearhead.data.labeled import enclose, frame, is_empty
+from clearhead.data.cleaning import cleaned
+from clearhead.data.labeled_tasks import enclose, frame, is_empty
 from clearhead.errors import UserError
 from clearhead.model import Decoder, Documents, Encoder, EncoderDecoder
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from clearhead.data.labeled import frame
+from clearhead.data.labeled_tasks import frame
 from clearhead.model import Documents, Encoder
 from clearhead.predict.encode_batch import InvalidText, Row, check_length, check_text, clean, head, read
 from clearhead.text import Tokenizer

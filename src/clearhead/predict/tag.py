@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from clearhead.data.labeled import enclose, first_tokens, frame
+from clearhead.data.labeled_tasks import enclose, first_tokens, frame
 from clearhead.model import Documents
 from clearhead.predict.encode_batch import (
     InvalidText,

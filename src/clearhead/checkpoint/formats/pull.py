@@ -15,7 +15,7 @@ from clearhead.checkpoint import disk
 from clearhead.checkpoint.folder import CONFIG
 from clearhead.checkpoint.formats import read_foreign
 from clearhead.checkpoint.formats.extras import library
-from clearhead.data.store import cache_folder
+from clearhead.data.token_store import cache_folder
 from clearhead.errors import UserError
 from clearhead.files import locked
 

@@ -1,4 +1,4 @@
-"""Packed batches rounded to common shapes: the same losses and gradients, fewer shapes."""
+"""Padding packed batches to bucketed shapes: same losses and gradients, fewer shapes."""
 
 import numpy as np
 import pytest
@@ -7,23 +7,23 @@ import torch
 from clearhead.config import preset
 from clearhead.config.data import DataConfig
 from clearhead.config.train import TrainConfig
-from clearhead.data.batch import DOCUMENTS, TOKENS, Batch, arrange
+from clearhead.data.batch import DOCUMENT_MULTIPLE, TOKEN_MULTIPLE, Batch, arrange
 from clearhead.model import build
 from clearhead.train.objective import Objective
 
 
 def translation(sizes: list[tuple[int, int]], seed: int = 0) -> Batch:
-    draw = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     lengths = {side: np.array([pair[n] for pair in sizes]) for n, side in enumerate(("source", "target"))}
-    values = {side: draw.integers(1, 40, lengths[side].sum()) for side in lengths}
-    labels = draw.integers(1, 40, lengths["target"].sum())
+    values = {side: rng.integers(1, 40, lengths[side].sum()) for side in lengths}
+    labels = rng.integers(1, 40, lengths["target"].sum())
     sides = {"source": {"source": values["source"]}, "target": {"target": values["target"], "labels": labels}}
     return arrange(sides, lengths, True, {})
 
 
 def windows(sizes: list[int]) -> Batch:
-    draw = np.random.default_rng(1)
-    fields = {name: draw.integers(1, 40, sum(sizes)) for name in ("ids", "labels")}
+    rng = np.random.default_rng(1)
+    fields = {name: rng.integers(1, 40, sum(sizes)) for name in ("ids", "labels")}
     return arrange({"ids": fields}, {"ids": np.array(sizes)}, True, {})
 
 
@@ -31,16 +31,16 @@ def losses(name: str, task: str, batch: Batch) -> list[torch.Tensor]:
     torch.manual_seed(0)
     network = build(preset(name, ["vocab_size=40", "dropout=0.0", "max_positions=64"])).double()
     objective = Objective(network, DataConfig(task=task, packed=True), TrainConfig(steps=1)).train()
-    found = objective(batch)["words"]
-    found.total.backward()
+    loss = objective(batch)["words"]
+    loss.total.backward()
     gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
-    return [found.total.detach(), found.count, found.right, *gradients]
+    return [loss.total.detach(), loss.count, loss.correct, *gradients]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_rounded_rows_learn_the_same(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    pairs = [(int(a), int(b)) for a, b in draw.integers(1, 30, (int(draw.integers(1, 70)), 2))]
+def test_padding_to_a_bucket_keeps_losses_and_gradients(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    pairs = [(int(a), int(b)) for a, b in rng.integers(1, 30, (int(rng.integers(1, 70)), 2))]
     cases = [
         ("tiny-translator", "translation", translation(pairs, seed)),
         ("tiny-llama", "language-model", windows([a for a, _ in pairs])),
@@ -48,8 +48,8 @@ def test_rounded_rows_learn_the_same(seed: int) -> None:
     for name, task, batch in cases:
         rounded = batch.rounded(64)
         for side, documents in rounded.documents.items():
-            assert documents.total % TOKENS == 0
-            assert len(documents.lengths) % DOCUMENTS == 0
+            assert documents.total % TOKEN_MULTIPLE == 0
+            assert len(documents.lengths) % DOCUMENT_MULTIPLE == 0
             assert int(documents.lengths.sum()) == documents.total == rounded[side].shape[1]
             assert int(documents.lengths.max()) <= documents.max_length <= 64
         assert rounded.tokens == batch.tokens
@@ -57,11 +57,11 @@ def test_rounded_rows_learn_the_same(seed: int) -> None:
             torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
 
 
-def test_many_batches_have_few_shapes() -> None:
-    draw = np.random.default_rng(0)
+def test_many_batches_share_few_shapes() -> None:
+    rng = np.random.default_rng(0)
     shapes, rounded = set(), set()
     for seed in range(60):
-        pairs = [(int(a), int(b)) for a, b in draw.integers(8, 24, (int(draw.integers(58, 63)), 2))]
+        pairs = [(int(a), int(b)) for a, b in rng.integers(8, 24, (int(rng.integers(58, 63)), 2))]
         batch = translation(pairs, seed)
         shapes.add(batch.shape)
         rounded.add(batch.rounded(64).shape)

@@ -1,4 +1,4 @@
-"""The token cache: found again when nothing changed, made anew when something did, made once by many."""
+"""The token cache: reused if nothing changed, rebuilt if something did, built once by concurrent processes."""
 
 import json
 import os
@@ -16,43 +16,50 @@ from hypothesis import strategies as st
 
 from clearhead.config.data import TokenizerConfig
 from clearhead.data import from_records, open_set, prepare
-from clearhead.data.store import Store, Writer, build, build_temporary, content, ranges
+from clearhead.data.token_store import (
+    StoreWriter,
+    TokenStore,
+    build_store,
+    build_temporary_store,
+    concat_ranges,
+    file_digest,
+)
 from clearhead.errors import UserError
 from clearhead.text import Tokenizer, train
 from tests.data.helpers import config, leftovers, sentences, tokenizer, write
 
-KINDS = {"ids": "uint16", "score": "float32"}
+DTYPES = {"ids": "uint16", "score": "float32"}
 
 
 @settings(max_examples=25)
-@given(st.lists(st.tuples(st.lists(st.integers(0, 65535), max_size=5), st.floats(-9, 9, dim=32)), max_size=20))
-def test_rows_come_back_as_they_went_in(rows: list[tuple[list[int], float]]) -> None:
-    def fill(writer: Writer) -> dict[str, Any]:
+@given(st.lists(st.tuples(st.lists(st.integers(0, 65535), max_size=5), st.floats(-9, 9, width=32)), max_size=20))
+def test_rows_round_trip(rows: list[tuple[list[int], float]]) -> None:
+    def fill(writer: StoreWriter) -> dict[str, Any]:
         for start in range(0, len(rows), 3):
             writer.add([{"ids": ids, "score": [score]} for ids, score in rows[start : start + 3]])
         return {"about": "test"}
 
-    store = build_temporary(KINDS, fill)
+    store = build_temporary_store(DTYPES, fill)
     assert len(store) == len(rows)
-    assert store.facts == {"about": "test"}
+    assert store.stats == {"about": "test"}
     assert store.total("ids") == sum(len(ids) for ids, _ in rows)
     chosen = np.arange(len(rows))[::-2].copy()
-    values, lengths = store.take("ids", chosen)
+    values, lengths = store.gather("ids", chosen)
     assert values.tolist() == [number for row in chosen for number in rows[row][0]]
     assert lengths.tolist() == [len(rows[row][0]) for row in chosen]
-    assert store.take("score", chosen)[0].tolist() == [rows[row][1] for row in chosen]
+    assert store.gather("score", chosen)[0].tolist() == [rows[row][1] for row in chosen]
     folder = store.folder
     assert folder.exists()
     del store, values
     assert not folder.exists()
 
 
-def test_ranges_are_joined() -> None:
-    assert ranges(np.array([5, 0, 7]), np.array([3, 0, 2])).tolist() == [5, 6, 7, 7, 8]
-    assert ranges(np.array([], int), np.array([], int)).tolist() == []
+def test_concat_ranges() -> None:
+    assert concat_ranges(np.array([5, 0, 7]), np.array([3, 0, 2])).tolist() == [5, 6, 7, 7, 8]
+    assert concat_ranges(np.array([], int), np.array([], int)).tolist() == []
 
 
-def fill_one(writer: Writer) -> dict[str, Any]:
+def fill_one(writer: StoreWriter) -> dict[str, Any]:
     writer.add([{"ids": [1, 2, 3], "score": [0.5]}])
     return {}
 
@@ -63,64 +70,65 @@ def fill_one(writer: Writer) -> dict[str, Any]:
         ("ids.values.bin", lambda data: data[:-1], "ids.values.bin has 5 bytes, not 6"),
         ("score.ends.bin", lambda data: data + b"\0", "score.ends.bin has 9 bytes, not 8"),
         ("score.ends.bin", None, "score.ends.bin"),
-        ("store.json", lambda data: data[:-20], "no usable token cache"),
-        ("store.json", lambda data: b"[]", "no usable token cache"),
-        ("store.json", lambda data: b'{"rows": 1, "facts": {}, "fields": []}', "no usable token cache"),
+        ("store.json", lambda data: data[:-20], "not a usable token cache"),
+        ("store.json", lambda data: b"[]", "not a usable token cache"),
+        ("store.json", lambda data: b'{"rows": 1, "stats": {}, "fields": []}', "not a usable token cache"),
     ],
 )  # fmt: skip
-def test_a_damaged_store_is_refused_by_name(file: str, change: Any, said: str, tmp_path: Path) -> None:
-    build(tmp_path / "made", KINDS, fill_one)
+def test_a_damaged_store_is_an_error_with_its_name(file: str, change: Any, said: str, tmp_path: Path) -> None:
+    build_store(tmp_path / "made", DTYPES, fill_one)
     path = tmp_path / "made" / file
     path.write_bytes(change(path.read_bytes())) if change else path.unlink()
-    with pytest.raises(UserError, match=f"{tmp_path / 'made'} is no usable token cache .*{said}|{said}") as caught:
-        build(tmp_path / "made", KINDS, fill_one)
-    assert "delete the folder, it is made anew" in str(caught.value)
+    with pytest.raises(UserError, match=f"{tmp_path / 'made'} is not a usable token cache .*{said}|{said}") as caught:
+        build_store(tmp_path / "made", DTYPES, fill_one)
+    assert "delete the folder, the next run recreates it" in str(caught.value)
 
 
-def test_remains_without_a_table_of_contents_are_replaced(tmp_path: Path) -> None:
+def test_incomplete_stores_are_replaced(tmp_path: Path) -> None:
     for name in ("made", ".made.4711.tmp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "ids.values.bin").write_text("half")
-    assert build(tmp_path / "made", KINDS, fill_one).take("ids", np.array([0]))[0].tolist() == [1, 2, 3]
+    assert build_store(tmp_path / "made", DTYPES, fill_one).gather("ids", np.array([0]))[0].tolist() == [1, 2, 3]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "made.lock"]
 
 
-def test_a_failure_while_filling_leaves_nothing(tmp_path: Path) -> None:
-    def fail(writer: Writer) -> dict[str, Any]:
+def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    def fail(writer: StoreWriter) -> dict[str, Any]:
         fill_one(writer)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build(tmp_path / "made", KINDS, fail)
+        build_store(tmp_path / "made", DTYPES, fail)
     assert [path.name for path in tmp_path.iterdir()] == ["made.lock"]
 
 
-class Counted:
-    """How often texts were tokenized."""
+class EncodeCounter:
+    """Counts calls of `Tokenizer.encode_batch`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.calls, real = 0, Tokenizer.encode_batch
+        self.calls, encode_batch = 0, Tokenizer.encode_batch
 
         def counting(tokenizer: Tokenizer, *arguments: Any) -> Any:
             self.calls += 1
-            return real(tokenizer, *arguments)
+            return encode_batch(tokenizer, *arguments)
 
         monkeypatch.setattr(Tokenizer, "encode_batch", counting)
 
 
-def test_a_second_start_does_not_tokenize_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_reused_unless_its_content_would_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = sentences(300)
     files = [write(tmp_path / "a", lines), write(tmp_path / "b", lines[::-1])]
     base: dict[str, Any] = {"train": {"format": "parallel", "files": files}, "held_out": 0.2}
-    counted, told = Counted(monkeypatch), list[str]()
+    counter, messages = EncodeCounter(monkeypatch), list[str]()
     size = TokenizerConfig(vocab_size=300)
-    first = prepare(config(tmp_path, "translation", **base), size, say=told.append)
-    assert told[0] == "training a byte-bpe tokenizer of 300 …"
-    assert counted.calls
-    counted.calls = 0
+    first = prepare(config(tmp_path, "translation", **base), size, say=messages.append)
+    assert messages[0] == "training a byte-bpe tokenizer of 300 …"
+    assert counter.calls
+    counter.calls = 0
     batching = {"batch_tokens": 99, "bucket_size": 7, "workers": 0, "packed": True, "source_url": "there"}
+    batching |= {"isolate_documents": True, "mask_prob": 0.3, "whole_word_masking": True}
     again = prepare(config(tmp_path, "translation", **base, **batching), size, say=lambda line: pytest.fail(line))
-    assert not counted.calls
+    assert not counter.calls
     assert [store.folder for store in again.train.stores] == [store.folder for store in first.train.stores]
     assert again.tokenizers[0].vocabulary == first.tokenizers[0].vocabulary
     changes = {
@@ -132,16 +140,16 @@ def test_a_second_start_does_not_tokenize_again(tmp_path: Path, monkeypatch: pyt
         "held_out": 0.3,
     }
     for change in [*changes.items(), ("normalize", "nfc")]:
-        counted.calls = 0
+        counter.calls = 0
         prepare(config(tmp_path, "translation", **base | dict([change])), first.tokenizers)
-        assert counted.calls, change
-    counted.calls = 0
+        assert counter.calls, change
+    counter.calls = 0
     prepare(config(tmp_path, "translation", **base), [train(lines, "byte-bpe", 290, exact=False)])
-    assert counted.calls, "another tokenizer"
-    counted.calls = 0
+    assert counter.calls, "another tokenizer"
+    counter.calls = 0
     weighted = {**base, "train": {**base["train"], "weight": 2.0}}
     prepare(config(tmp_path, "translation", **weighted), first.tokenizers)
-    assert not counted.calls, "a weight"
+    assert not counter.calls, "a weight"
     swapped = {**base, "train": {"format": "parallel", "files": files[::-1]}}
     assert (
         prepare(config(tmp_path, "translation", **swapped), first.tokenizers).train.stores[0].folder
@@ -149,12 +157,12 @@ def test_a_second_start_does_not_tokenize_again(tmp_path: Path, monkeypatch: pyt
     )
     with open(files[0], "r+", encoding="utf-8") as file:
         file.write("X")
-    counted.calls = 0
+    counter.calls = 0
     prepare(config(tmp_path, "translation", **base), first.tokenizers)
-    assert counted.calls, "another content"
+    assert counter.calls, "another content"
 
 
-def test_the_tokenizer_is_learned_from_what_the_task_reads(tmp_path: Path) -> None:
+def test_the_tokenizer_is_trained_on_the_columns_of_the_task(tmp_path: Path) -> None:
     pair = [("aaaa aaaa" * 9, "bbbb bbbb" * 9, "x")] * 9
     files = write(tmp_path / "rows", ("\t".join(row) for row in pair))
     alone = {"train": {"format": "tsv", "files": files, "columns": {"label": 3}}, "labels": ["x"]}
@@ -165,45 +173,45 @@ def test_the_tokenizer_is_learned_from_what_the_task_reads(tmp_path: Path) -> No
     assert "b" in two.vocabulary
     assert "x" not in two.vocabulary
     sides = {"train": {"format": "tsv", "files": files}}
-    own = prepare(
+    separate = prepare(
         config(tmp_path, "translation", **sides), TokenizerConfig(kind="char", vocab_size=50, joint=False)
     ).tokenizers
-    assert ["a" in side.vocabulary for side in own] == [True, False]
-    assert ["b" in side.vocabulary for side in own] == [False, True]
+    assert ["a" in side.vocabulary for side in separate] == [True, False]
+    assert ["b" in side.vocabulary for side in separate] == [False, True]
 
 
-def test_line_ends_are_characters_of_a_text(tmp_path: Path) -> None:
+def test_newlines_are_part_of_a_text(tmp_path: Path) -> None:
     files = write(tmp_path / "text", sentences(20))
     data = prepare(
         config(tmp_path, "language-model", train={"files": files}), TokenizerConfig(kind="char", vocab_size=100)
     )
-    ids = data.train.stores[0].take("ids", np.array([0]))[0].tolist()
+    ids = data.train.stores[0].gather("ids", np.array([0]))[0].tolist()
     assert data.tokenizers[0].decode(ids) == "\n".join(sentences(20))
     assert data.tokenizers[0].id("unknown") not in ids
 
 
-def test_the_memory_of_contents_notices_every_change(tmp_path: Path) -> None:
+def test_a_changed_file_gets_a_new_digest(tmp_path: Path) -> None:
     path, old = tmp_path / "file", time.time() - 100
-    seen = set()
-    for text in (b"aaaa", b"bbbb", b"cccc"):  # same length, same inode, same time of change
+    digests = set()
+    for text in (b"aaaa", b"bbbb", b"cccc"):  # same length, inode and mtime
         path.write_bytes(text)
         os.utime(path, (old, old))
-        found = content(path, tmp_path / "memory")
-        assert content(path, tmp_path / "memory") == found
-        seen.add(found)
-    assert len(seen) == 3
+        digest = file_digest(path, tmp_path / "cache")
+        assert file_digest(path, tmp_path / "cache") == digest
+        digests.add(digest)
+    assert len(digests) == 3
 
 
-def test_a_file_that_rests_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_file_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"text")
-    monkeypatch.setattr("clearhead.data.store.CLOCK", -1 << 62)  # as if it had been written long ago
-    found = content(path, tmp_path / "memory")
-    monkeypatch.setattr("clearhead.data.store.hashlib.file_digest", lambda *_: pytest.fail("read again"))
-    assert content(path, tmp_path / "memory") == found
+    monkeypatch.setattr("clearhead.data.token_store.CLOCK_RESOLUTION", -1 << 62)  # as if written long ago
+    digest = file_digest(path, tmp_path / "cache")
+    monkeypatch.setattr("clearhead.data.token_store.hashlib.file_digest", lambda *_: pytest.fail("read again"))
+    assert file_digest(path, tmp_path / "cache") == digest
 
 
-# One process imports everything, then becomes three that know nothing of each other.
+# One process imports everything, then forks three independent ones.
 SCRIPT = """
 import json, os, sys, time
 from pathlib import Path
@@ -212,14 +220,14 @@ from clearhead.data import prepare
 from clearhead.text import Tokenizer
 
 folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
-real, calls = Tokenizer.encode_batch, []
+encode_batch, calls = Tokenizer.encode_batch, []
 
 def run(name, pause):
     def slow(self, texts, specials=False):
         calls.append(len(texts))
         (folder / f"inside-{name}").touch()
         time.sleep(pause)
-        return real(self, texts, specials)
+        return encode_batch(self, texts, specials)
 
     Tokenizer.encode_batch = slow
     while not (folder / f"go-{name}").exists():
@@ -247,33 +255,33 @@ def wait_for(path: Path) -> None:
     raise TimeoutError(path)
 
 
-def test_processes_that_prepare_at_once_do_the_work_once_and_a_killed_one_is_no_obstacle(tmp_path: Path) -> None:
+def test_concurrent_processes_build_a_store_once_even_if_one_is_killed(tmp_path: Path) -> None:
     tokenizer().save(tmp_path / "tokenizer.json")
     file = write(tmp_path / "text", sentences(99))
-    wanted = {"task": "language-model", "cache_dir": str(tmp_path / "cache"), "train": {"files": file}}
+    settings = {"task": "language-model", "cache_dir": str(tmp_path / "cache"), "train": {"files": file}}
 
-    main = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path), json.dumps(wanted)])
+    main = subprocess.Popen([sys.executable, "-c", SCRIPT, str(tmp_path), json.dumps(settings)])
     try:
         (tmp_path / "go-killed").touch()
         wait_for(tmp_path / "inside-killed")
         os.kill(int((tmp_path / "killed.process").read_text()), signal.SIGKILL)
-        assert [name for name in leftovers(tmp_path / "cache") if name.endswith(".tmp")], "it was in the middle of it"
+        assert [name for name in leftovers(tmp_path / "cache") if name.endswith(".tmp")], "killed while writing"
         for name in ("one", "two"):
             (tmp_path / f"go-{name}").touch()
         assert main.wait(timeout=60) == 0
     finally:
         main.kill()
-    found = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two")]
-    assert found[0][:2] == found[1][:2]
-    assert sorted(calls for _, _, calls in found) == [0, 1]
-    assert sorted(path.name for path in Path(found[0][0]).parent.iterdir()) == [
-        Path(found[0][0]).name,
-        Path(found[0][0]).name + ".lock",
+    results = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two")]
+    assert results[0][:2] == results[1][:2]
+    assert sorted(calls for _, _, calls in results) == [0, 1]
+    assert sorted(path.name for path in Path(results[0][0]).parent.iterdir()) == [
+        Path(results[0][0]).name,
+        Path(results[0][0]).name + ".lock",
     ]
-    assert len(Store(Path(found[0][0]))) == found[0][1]
+    assert len(TokenStore(Path(results[0][0]))) == results[0][1]
 
 
-def test_a_test_set_is_read_with_the_tokenizers_and_labels_of_a_model(tmp_path: Path) -> None:
+def test_a_test_set_uses_the_tokenizers_and_labels_of_a_model(tmp_path: Path) -> None:
     rows = [(line, str(n % 2)) for n, line in enumerate(sentences(30))]
     file = write(tmp_path / "rows", ("\t".join(row) for row in rows))
     chosen = config(tmp_path, "classification", test={"format": "tsv", "files": file})
@@ -282,7 +290,7 @@ def test_a_test_set_is_read_with_the_tokenizers_and_labels_of_a_model(tmp_path: 
         assert [labels[n] for n in batch["labels"].tolist()] == [label for _, label in rows]
 
 
-def test_any_iterable_is_data(tmp_path: Path) -> None:
+def test_a_dataset_from_an_iterable_uses_no_cache(tmp_path: Path) -> None:
     made = from_records(config(tmp_path, "translation"), (("a b", "b a") for _ in range(5)), [tokenizer()])
     assert made.size(0) == 5
     assert not (tmp_path / "cache").exists()

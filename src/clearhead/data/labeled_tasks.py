@@ -1,0 +1,321 @@
+"""Labeled tasks: classification, regression, similarity, tagging, extractive question answering."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clearhead.config.data import DataConfig
+from clearhead.config.settings import nearest
+from clearhead.data.batch import Batch, arrange
+from clearhead.data.formats import ANSWERS, PAIR, TAGS, TEXT, Record
+from clearhead.data.tasks import SampleIds, Task, token_dtype
+from clearhead.data.token_store import Row, TokenStore
+from clearhead.errors import UserError
+from clearhead.ops.cross_entropy import IGNORED
+from clearhead.text import Role, Tokenizer
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)  # scores are stored as float32
+ROLES: tuple[Role, ...] = ("pad", "unknown", "class", "separator", "mask")
+
+
+def frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the special tokens before and after a text: BERT's [CLS] and [SEP], or begin and end, or none."""
+    roles = tokenizer.roles
+    opens, closes = ("class", "separator") if "separator" in roles else ("begin", "end")
+    return [roles[role] for role in (opens,) if role in roles], [roles[role] for role in (closes,) if role in roles]
+
+
+def enclose(
+    tokenizer: Tokenizer, max_length: int, first: list[int], second: list[int] | None = None
+) -> tuple[list[int], int]:
+    """Add special tokens, truncating the longer text first to `max_length`; return ids and start of the second text."""
+    prefix, suffix = frame(tokenizer)
+    room = max_length - len(prefix) - len(suffix) * (1 if second is None else 2)
+    n, m = len(first), len(second or ())
+    if n + m > room:  # each keeps at least half of the room, or all of its tokens
+        half = room // 2
+        n, m = (room - m, m) if m <= half else (n, room - n) if n <= half else (room - half, half)
+    ids = [*prefix, *first[:n], *suffix]
+    return (ids, len(ids)) if second is None else ([*ids, *second[:m], *suffix], len(ids))
+
+
+def label_number(record: Record, label: Any, labels: tuple[str, ...]) -> int:
+    """Return the id of a label; raise if it is not in the label set."""
+    if not isinstance(label, str | int) or isinstance(label, bool):
+        raise UserError(f"{record.place}: {label!r:.40} is not a label; use a string or an integer")
+    if label == "":
+        raise UserError(f"{record.place}: the label is missing; add it, or set columns.label")
+    if str(label) not in labels:
+        hint = nearest(str(label), list(labels)) if labels else ", which is empty; name the labels"
+        raise UserError(f"{record.place}: label {str(label)!r:.40} is not in the label set{hint}")
+    return labels.index(str(label))
+
+
+def is_empty(text: str, tokens: Sequence[object]) -> bool:
+    """Return whether a text is blank or has no tokens."""
+    return not tokens or not text.strip()
+
+
+class _SequenceTask(Task):
+    """Rows of one text or two with special tokens: `[CLS] text [SEP]` or `[CLS] text [SEP] second [SEP]`."""
+
+    roles = ROLES
+
+    def add_special_tokens(self, first: list[int], second: list[int] | None = None) -> tuple[list[int], int]:
+        return enclose(self.tokenizer, self.config.max_length, first, second)
+
+    def collate_sequences(
+        self, store: TokenStore, samples: SampleIds, per_row: dict[str, NDArray[Any]], **fields: NDArray[Any]
+    ) -> Batch:
+        """Collate ids and segments with labels per token (`fields`) or per row."""
+        ids, lengths = store.gather("ids", samples)
+        position = np.arange(len(ids)) - np.repeat(lengths.cumsum() - lengths, lengths)
+        boundary = np.repeat(store.gather("boundary", samples)[0], lengths)
+        sides = {"ids": {"ids": ids, "segments": (position >= boundary).astype(np.int64), **fields}}
+        return arrange(sides, {"ids": lengths}, self.config.packed, self.pad_values, per_row)
+
+
+class Classification(_SequenceTask):
+    """One label for a text or a pair of texts."""
+
+    label_dtype = "int64"
+
+    @classmethod
+    def reads(cls, config: DataConfig) -> tuple[str, ...]:
+        return (*(PAIR if config.text_pairs else TEXT), "label")
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        return {"ids": token_dtype(self.tokenizer), "boundary": "int32", "label": self.label_dtype}
+
+    def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
+        sides = [
+            self.tokenizer.encode_batch([r.values[side] for r in records])
+            for side in range(2 if self.config.text_pairs else 1)
+        ]
+        rows: list[Row] = []
+        for record, *texts in zip(records, *sides, strict=True):
+            label = self.label(record)
+            ids, boundary = self.add_special_tokens(*texts)
+            if any(map(is_empty, record.values, texts)):
+                dropped["empty"] += 1
+            else:
+                rows.append({"ids": ids, "boundary": [boundary], "label": [label]})
+        return rows
+
+    def label(self, record: Record) -> float:
+        """Return the label of a record as a number."""
+        return label_number(record, record.values[-1], self.labels)
+
+    def batch(self, store: TokenStore, samples: SampleIds, epoch: int, seed: int) -> Batch:
+        labels = store.gather("label", samples)[0]
+        return self.collate_sequences(store, samples, {"labels": np.array(labels)})
+
+
+class Regression(Classification):
+    """One number for a text or a pair of texts."""
+
+    label_dtype = "float32"
+
+    def label(self, record: Record) -> float:
+        return number(record)
+
+
+class Similarity(Classification):
+    """Two separately encoded texts and their similarity in [-1, 1]; contrastive pairs all have 1."""
+
+    label_dtype = "float32"
+
+    @classmethod
+    def reads(cls, config: DataConfig) -> tuple[str, ...]:
+        return PAIR if config.contrastive else (*PAIR, "label")
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        dtype = token_dtype(self.tokenizer)
+        return {"first": dtype, "second": dtype, "label": self.label_dtype}
+
+    def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
+        sides = [self.tokenizer.encode_batch([r.values[side] for r in records]) for side in (0, 1)]
+        rows: list[Row] = []
+        for record, first, second in zip(records, *sides, strict=True):
+            label = 1.0 if self.config.contrastive else self.scaled_score(record)
+            if any(map(is_empty, record.values, (first, second))):
+                dropped["empty"] += 1
+            else:
+                rows.append(
+                    {
+                        "first": self.add_special_tokens(first)[0],
+                        "second": self.add_special_tokens(second)[0],
+                        "label": [label],
+                    }
+                )
+        return rows
+
+    def scaled_score(self, record: Record) -> float:
+        """Return the score divided by `max_score`, the range of a cosine."""
+        value, max_score = number(record), self.config.max_score
+        if abs(value) > max_score:
+            raise UserError(f"{record.place}: a score of {value:g}, but data.max_score is {max_score:g}; raise it")
+        return value / max_score
+
+    def lengths(self, store: TokenStore, samples: SampleIds, epoch: int) -> NDArray[np.int64]:
+        return np.stack([store.spans(side, samples)[1] for side in ("first", "second")], axis=1)
+
+    def batch(self, store: TokenStore, samples: SampleIds, epoch: int, seed: int) -> Batch:
+        sides, lengths = {}, {}
+        for side in ("first", "second"):
+            values, lengths[side] = store.gather(side, samples)
+            sides[side] = {side: values}
+        labels = np.array(store.gather("label", samples)[0])
+        return arrange(sides, lengths, self.config.packed, self.pad_values, {"labels": labels})
+
+
+class Tagging(_SequenceTask):
+    """One tag per word, on its first token; the other tokens are ignored."""
+
+    columns = TAGS
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        return {"ids": token_dtype(self.tokenizer), "boundary": "int32", "labels": "int64"}
+
+    def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
+        for record in records:
+            check_tags(record)
+        texts = [" ".join(record.values[0]) for record in records]
+        rows: list[Row] = []
+        for record, tokens in zip(records, self.tokenizer.offsets_batch(texts), strict=True):
+            tags = enumerate(record.values[1])
+            tag_ids = [label_number(record._replace(place=record.place.at(n)), tag, self.labels) for n, tag in tags]
+            if not tokens:
+                dropped["empty"] += 1
+                continue
+            prefix, suffix = frame(self.tokenizer)
+            tokens = tokens[: self.config.max_length - len(prefix) - len(suffix)]
+            labels = [IGNORED if word is None else tag_ids[word] for word in first_tokens(record.values[0], tokens)]
+            ids, boundary = self.add_special_tokens([token for token, _, _ in tokens])
+            labels = [IGNORED] * len(prefix) + labels + [IGNORED] * len(suffix)
+            rows.append({"ids": ids, "boundary": [boundary], "labels": labels})
+        return rows
+
+    def batch(self, store: TokenStore, samples: SampleIds, epoch: int, seed: int) -> Batch:
+        return self.collate_sequences(store, samples, {}, labels=store.gather("labels", samples)[0])
+
+
+def first_tokens(words: list[str], tokens: list[tuple[int, int, int]]) -> list[int | None]:
+    """Return, for each token of the space-joined words, the index of the word it starts, or None."""
+    starts = [0]
+    for word in words[:-1]:
+        starts.append(starts[-1] + len(word) + 1)
+    result: list[int | None] = []
+    last_word = -1
+    for _, start, end in tokens:
+        # A byte-level token includes the space before its word, so its last character decides.
+        index = bisect_right(starts, max(start, end - 1)) - 1
+        inside = end > start and max(start, end - 1) < starts[index] + len(words[index])
+        result.append(index if inside and index > last_word else None)
+        last_word = max(last_word, index) if inside else last_word
+    return result
+
+
+def check_tags(record: Record) -> None:
+    """Raise if tokens and tags are not lists of the same length."""
+    tokens, tags = record.values
+    if isinstance(tokens, str):
+        raise UserError(f"{record.place}: tokens are a string; give a list of words")
+    if not isinstance(tokens, list) or not isinstance(tags, list):
+        raise UserError(f"{record.place}: tokens and tags must be lists; give a list of words and a list of tags")
+    if len(tokens) != len(tags):
+        raise UserError(f"{record.place}: {len(tokens)} tokens but {len(tags)} tags; give every token one tag")
+
+
+class Answering(_SequenceTask):
+    """Extractive question answering: predict the first and last token of the answer, or [CLS] if there is none.
+
+    A long context is split into windows that overlap by `stride` tokens; a window without the whole answer has none.
+    """
+
+    columns = ANSWERS
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        return {"ids": token_dtype(self.tokenizer), "boundary": "int32", "span": "int32"}
+
+    def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
+        for record in records:
+            check_answer(record)
+        contexts = self.tokenizer.offsets_batch([record.values[0] for record in records])
+        questions = self.tokenizer.encode_batch([record.values[1] for record in records])
+        prefix, suffix = frame(self.tokenizer)
+        rows: list[Row] = []
+        for record, context, question in zip(records, contexts, questions, strict=True):
+            first, last = self._answer_span(record, context)
+            if is_empty(record.values[0], context) or is_empty(record.values[1], question):
+                dropped["empty"] += 1
+                continue
+            question = question[: self.config.max_length // 2]
+            offset = len(prefix) + len(question) + len(suffix)
+            size = self.config.max_length - offset - len(suffix)
+            for start in windows(len(context), size, self.config.stride):
+                window = [token for token, _, _ in context[start : start + size]]
+                inside = first is not None and start <= first and last < start + size
+                span = [offset + (first or 0) - start, offset + last - start] if inside else [0, 0]
+                ids = [*prefix, *question, *suffix, *window, *suffix]
+                rows.append({"ids": ids, "boundary": [offset], "span": span})
+        return rows
+
+    def _answer_span(self, record: Record, context: list[tuple[int, int, int]]) -> tuple[int | None, int]:
+        """Return the first and last token that overlap the answer; None if there is no answer."""
+        _, _, answer, start = record.values
+        inside = [n for n, (_, a, b) in enumerate(context) if a < start + len(answer) and b > start and b > a]
+        return (inside[0], inside[-1]) if answer and inside else (None, 0)
+
+    def batch(self, store: TokenStore, samples: SampleIds, epoch: int, seed: int) -> Batch:
+        spans = np.array(store.gather("span", samples)[0], np.int64).reshape(-1, 2)
+        return self.collate_sequences(
+            store, samples, {"first_token": spans[:, 0].copy(), "last_token": spans[:, 1].copy()}
+        )
+
+
+def windows(length: int, window: int, stride: int) -> list[int]:
+    """Return the starts of windows that cover `length` tokens and overlap by `stride`."""
+    if window <= stride:
+        raise UserError(f"stride: {stride}, but max_length leaves only {window} tokens for the context; lower it")
+    starts = [0]
+    while starts[-1] + window < length:
+        starts.append(starts[-1] + window - stride)
+    return starts
+
+
+def check_answer(record: Record) -> None:
+    """Raise if the context does not contain the answer at its start offset."""
+    context, _, answer, start = record.values
+    if not isinstance(answer, str):
+        raise UserError(f"{record.place}: the answer is {answer!r:.40}, not a text; put it in quotes")
+    if not isinstance(start, int) or isinstance(start, bool) or start < 0:
+        raise UserError(f"{record.place}: the answer's start is {start!r:.40}; give an integer from 0 on")
+    actual = context[start : start + len(answer)]
+    if actual != answer:
+        raise UserError(
+            f"{record.place}: the answer {answer!r:.40} is not at character {start} of the context (there: "
+            f"{actual!r:.40}); count characters, not bytes, from 0"
+        )
+
+
+def number(record: Record) -> float:
+    """Return the last value of a record as a finite number."""
+    try:
+        value = float(record.values[-1])
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not abs(value) <= FLOAT32_MAX or isinstance(record.values[-1], bool):
+        raise UserError(f"{record.place}: {record.values[-1]!r:.40} is not a number; check which column is the score")
+    return value
