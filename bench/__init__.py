@@ -1,1 +1,1 @@
-"""Us beside the peers, on the same work, in one run: each script prints ratios and the share of the physical limit."""
+"""Benchmarks against peer libraries on the same work, side by side in one run; each prints its ratio to the peer."""

@@ -1,4 +1,4 @@
-"""What one more token costs a small model behind more and more tokens, with the cache and without (bench.decode)."""
+"""Decode step time by context length, with and without a KV cache; printed by bench.decode."""
 
 import torch
 
@@ -28,12 +28,12 @@ CONFIG = ModelConfig(
 
 
 def by_context(device: torch.device) -> None:
-    """Print the table; on a GPU with a column for steps that are replayed."""
+    """Print the table; on a GPU with a column for CUDA graph replay."""
     network = build(CONFIG, device).eval()
-    replays = enable_cuda_graphs(network)
-    print(f"\ncost of one token: {CONFIG.decoder_layers} layers of width {CONFIG.dim}, one row, float32")
-    print(f"{'context':>8} {'cached ms':>10} {'uncached ms':>12} {'times':>6}{' replayed ms' if replays else ''}")
-    ones = torch.zeros(1, 1, dtype=torch.long, device=device)
+    has_graphs = enable_cuda_graphs(network)
+    print(f"\ntime per token: {CONFIG.decoder_layers} layers, dim {CONFIG.dim}, batch 1, float32")
+    print(f"{'context':>8} {'cached ms':>10} {'uncached ms':>12} {'ratio':>6}{' replayed ms' if has_graphs else ''}")
+    token = torch.zeros(1, 1, dtype=torch.long, device=device)
     for context in CONTEXTS:
         ids = torch.randint(CONFIG.target_vocab, (1, context), device=device)
         with torch.inference_mode():
@@ -41,21 +41,22 @@ def by_context(device: torch.device) -> None:
             step.start(ids.tolist())
 
             def cached(step: Step = step, context: int = context) -> None:
-                step.next(ones)
+                step.next(token)
                 step.rewind([context])
 
             def uncached(ids: torch.Tensor = ids) -> None:
                 network.logits(network.decode(ids)[:, -1:])  # type: ignore[operator]
 
-            (with_cache, _), (without, _) = measure(cached, device), measure(uncached, device)
-            line = f"{context:>8} {1e3 * with_cache:>10.3f} {1e3 * without:>12.3f} {without / with_cache:>5.1f}x"
-            if replays and (capture_steps := graphs.cuda_graphs_of(network)) is not None:
-                replayed = graphs.ReplayStep(step, capture_steps, Choice(Sampler()))
+            (cached_seconds, _), (uncached_seconds, _) = measure(cached, device), measure(uncached, device)
+            line = f"{context:>8} {1e3 * cached_seconds:>10.3f} {1e3 * uncached_seconds:>12.3f} "
+            line += f"{uncached_seconds / cached_seconds:>5.1f}x"
+            if has_graphs and (graph_cache := graphs.cuda_graphs_of(network)) is not None:
+                replayed = graphs.ReplayStep(step, graph_cache, Choice(Sampler()))
 
-                def again(replayed: graphs.ReplayStep = replayed, context: int = context) -> None:
+                def replay(replayed: graphs.ReplayStep = replayed, context: int = context) -> None:
                     replayed.replay()
                     replayed.max_length = context
                     replayed.recording.lengths.fill_(context)
 
-                line += f" {1e3 * measure(again, device)[0]:>11.3f}"
+                line += f" {1e3 * measure(replay, device)[0]:>11.3f}"
         print(line, flush=True)

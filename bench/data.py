@@ -1,7 +1,9 @@
-"""The loader from its cache: tokens per second, share of real tokens, and memory on a corpus of gigabytes.
+"""Data loader throughput from the token cache: tokens/s, padding, and peak memory on gigabytes of text.
 
 python -m bench.data                 Multi30k at 4,096 padded tokens, and the novels as a language model
-python -m bench.data --repeat 50     the novels fifty times (2 GB of text): peak anonymous memory
+python -m bench.data --repeat 50     the novels fifty times (2 GB of text)
+
+Memory is anonymous memory: memory-mapped files do not count. There is no peer; the ratio is to one loader process.
 """
 
 import argparse
@@ -20,8 +22,8 @@ from clearhead.data import Loader, prepare
 ROOT = Path(os.environ.get("CLEARHEAD_DATA", "../shared/data"))
 
 
-class AnonymousMemory(threading.Thread):
-    """The most anonymous memory this process has held, read every few milliseconds; mapped files do not count."""
+class PeakMemory(threading.Thread):
+    """Peak anonymous memory of this process in MB, sampled every few milliseconds."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -29,51 +31,58 @@ class AnonymousMemory(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Look again and again."""
+        """Sample until the process ends."""
         while True:
             status = Path("/proc/self/status").read_text()
             self.peak = max(self.peak, int(status.split("RssAnon:")[1].split()[0]) / 1024)
             time.sleep(0.005)
 
 
-def rate(name: str, loader: Loader, seconds: float) -> None:
-    """Print what comes out of a loader for some seconds."""
+def throughput(name: str, loader: Loader, seconds: float, baseline: float | None = None) -> float:
+    """Print and return a loader's tokens/s, measured for some seconds; with a `baseline`, print the ratio to it."""
     steps = iter(loader)
-    next(steps)  # the first pool
-    real = size = batches = 0
+    next(steps)  # fill the first bucket
+    tokens = padded = batches = 0
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:
         for batch in next(steps).batches:
-            real, size, batches = real + batch.tokens, size + batch.size, batches + 1
-    spent = time.perf_counter() - start
+            tokens, padded, batches = tokens + batch.tokens, padded + batch.size, batches + 1
+    elapsed = time.perf_counter() - start
     steps.close()
-    share = f"{real / size:.1%} real"
-    print(f"{name:34} {real / spent / 1e6:6.1f} M tokens/s   {batches / spent:7.0f} batches/s   {share}", flush=True)
+    speed = tokens / elapsed
+    ratio = "" if baseline is None else f"   ratio {speed / baseline:.2f}"
+    print(
+        f"{name:34} {speed / 1e6:6.1f} M tokens/s   {batches / elapsed:7.0f} batches/s   "
+        f"{1 - tokens / padded:.1%} padding{ratio}",
+        flush=True,
+    )
+    return speed
 
 
 def main() -> None:
-    """Run the bench."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeat", type=int, default=0, help="read the novels so many times")
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--cache", default="", help="keep the token cache here instead of a temporary folder")
+    """Measure the loaders, print tokens/s and memory."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeat", type=int, default=0, help="read the novels this many times; skips Multi30k")
+    parser.add_argument("--seconds", type=float, default=5.0, help="per measurement")
+    parser.add_argument("--cache", default="", help="keep the token cache in this folder instead of a temporary one")
     options = parser.parse_args()
     print(machine(torch.device("cpu")))
-    memory = AnonymousMemory()
+    memory = PeakMemory()
     with tempfile.TemporaryDirectory() as folder:
         cache = options.cache or folder
         if not options.repeat:
-            pair = [str(ROOT / f"multi30k/train.{side}.gz") for side in ("en", "de")]
+            files = tuple(str(ROOT / f"multi30k/train.{side}.gz") for side in ("en", "de"))
             config = DataConfig(
-                task="translation", train=(Corpus(format="parallel", files=tuple(pair)),), cache_dir=cache, packed=False
+                task="translation", train=(Corpus(format="parallel", files=files),), cache_dir=cache, packed=False
             )
             data = prepare(config, TokenizerConfig(vocab_size=8000))
+            baseline = None
             for workers in (0, 2):
-                rate(
-                    f"multi30k, 4,096 tokens, {workers} workers",
-                    Loader(data.train, tokens=4096, workers=workers),
-                    options.seconds,
-                )
+                loader = Loader(data.train, tokens=4096, workers=workers)
+                name = f"multi30k, 4,096 tokens, {workers} workers"
+                baseline = throughput(name, loader, options.seconds, baseline)
         novels = sorted(str(path) for path in (ROOT / "english_novels").glob("*.gz")) * max(1, options.repeat)
         config = DataConfig(
             task="language-model",
@@ -82,17 +91,17 @@ def main() -> None:
             cache_dir=cache,
             documents="file",
         )
-        trained = DataConfig(task="language-model", train=(Corpus(files=tuple(novels[:4])),), cache_dir=cache)
-        tokenizer = prepare(trained, TokenizerConfig(vocab_size=8000)).tokenizers
+        sample = DataConfig(task="language-model", train=(Corpus(files=tuple(novels[:4])),), cache_dir=cache)
+        tokenizer = prepare(sample, TokenizerConfig(vocab_size=8000)).tokenizers
         start = time.perf_counter()
         data = prepare(config, tokenizer)
-        spent = time.perf_counter() - start
+        seconds = time.perf_counter() - start
         total = data.train.stores[0].total("ids")
-        print(f"tokenized {total / 1e6:.0f} M tokens in {spent:.0f} s; anonymous memory up to {memory.peak:.0f} MB")
+        print(f"tokenized {total / 1e6:.0f} M tokens in {seconds:.0f} s; peak anonymous memory {memory.peak:.0f} MB")
         start = time.perf_counter()
         prepare(config, tokenizer)
-        print(f"second start: {time.perf_counter() - start:.2f} s")
-        rate("novels, 32 windows of 1,024", Loader(data.train, tokens=32 * 1024, workers=2), options.seconds)
+        print(f"start from the cache: {time.perf_counter() - start:.2f} s")
+        throughput("novels, 32 windows of 1,024", Loader(data.train, tokens=32 * 1024, workers=2), options.seconds)
         print(f"peak anonymous memory {memory.peak:.0f} MB")
 
 

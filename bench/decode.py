@@ -1,13 +1,13 @@
-"""Writing text token by token beside transformers' generate on the same weights, in one run: tokens a second.
+"""Decoding speed against transformers' generate on the same weights: tokens/s and ratios.
 
-    python -m bench.decode                        on a GPU: Llama 3.2 1B shape, bf16, 1 and 32 rows; some minutes
-    python -m bench.decode --rows 1 --no-peer     one batch size, ours alone
-    python -m bench.decode --profile              and which kernels a step spends its time in
-    python -m bench.decode --device cpu --small   only the table of cost by context, with the cache and without
+    python -m bench.decode                        on a GPU: Llama 3.2 1B shape, bf16, batches of 1 and 32; a few minutes
+    python -m bench.decode --rows 1 --no-peer     one batch size, without transformers
+    python -m bench.decode --profile              also print the kernels of a step
+    python -m bench.decode --device cpu --small   only the table of step time by context
 
-Only decoding is timed: 256 tokens behind a prompt of 128, after a run that compiles. `share` is what a step must read,
-weights and keys and values, over its time and over the bandwidth that a large matrix-vector product reaches here.
-Every part stands by itself: where one fails, its traceback is printed and the rest goes on.
+Only decoding is timed: 256 tokens after a prompt of 128, following a warm-up run that compiles. `of limit` is the bytes
+a step must read (weights, keys and values) per second, relative to the bandwidth of a large matrix-vector product here.
+If one part fails, its traceback is printed and the others still run.
 """
 
 import argparse
@@ -31,22 +31,22 @@ from clearhead.inference import replay as graphs
 from clearhead.inference.generate import prepare_batch
 from clearhead.inference.generation_batch import GenerationBatch
 from clearhead.model import build
-from clearhead.ops.linear.quantized import quantize_module
+from tests.quantization import quantize_module
 
 PROMPT, NEW, RUNS = 128, 256, 3
-WANTED = {1: 2.5, 32: 2.8}  # times transformers' static cache
+TARGETS = {1: 2.5, 32: 2.8}  # speedup over transformers' static cache, by batch size
 
 
 def main() -> None:
-    """Parse the options, run every part, print as it goes and a summary last."""
+    """Parse the options, run every part, print a summary."""
     parser = argparse.ArgumentParser(prog="python -m bench.decode", description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--preset", default="llama3.2-1b")
     parser.add_argument("--rows", default="1,32", help="batch sizes, separated by commas")
-    parser.add_argument("--small", action="store_true", help="only the table of cost by context")
+    parser.add_argument("--small", action="store_true", help="only the table of step time by context")
     parser.add_argument("--no-peer", action="store_true", help="without transformers")
-    parser.add_argument("--no-int8", action="store_true", help="without 8-bit weights")
-    parser.add_argument("--profile", action="store_true", help="the kernels of a step")
+    parser.add_argument("--no-int8", action="store_true", help="without int8 weights")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of a step")
     parser.add_argument("--threads", type=int, default=2, help="on a CPU")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -54,67 +54,67 @@ def main() -> None:
     torch.manual_seed(0)
     print(f"{datetime.date.today()}  {machine(device)}\n", flush=True)
     if not options.small and device.type == "cuda":
-        Large(options, device).run()
+        DecodeBench(options, device).run()
     elif not options.small:
-        print("the large model is for a GPU; here is the table of cost by context\n")
-    with part("cost by context"):
+        print("no GPU: only the table of step time by context\n")
+    with part("step time by context"):
         by_context(device)
 
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """Says what is being done and how long it took; an error is printed and ends this part alone."""
-    begun = time.perf_counter()
+    """Print how long a part took; an error is printed and ends only this part."""
+    start = time.perf_counter()
     try:
         yield
     except Exception:
         print(f"{name} FAILED:\n{traceback.format_exc()}", flush=True)
-    print(f"  [{name}: {time.perf_counter() - begun:.0f} s]", flush=True)
+    print(f"  [{name}: {time.perf_counter() - start:.0f} s]", flush=True)
 
 
-class Large:
-    """A model with random weights, ours and transformers' with the same ones, and what was measured of them."""
+class DecodeBench:
+    """A randomly initialized model in Clearhead and in transformers, and its measurements."""
 
     def __init__(self, options: argparse.Namespace, device: torch.device):
         self.options, self.device, self.peer = options, device, None
         self.bandwidth = float("nan")
-        self.rates: dict[tuple[str, int], float] = {}  # tokens a second by name and rows
-        self.texts: dict[tuple[str, int], list[list[int]]] = {}
+        self.speeds: dict[tuple[str, int], float] = {}  # tokens/s by name and batch size
+        self.tokens: dict[tuple[str, int], list[list[int]]] = {}
 
     def run(self) -> None:
-        """Everything, the important first."""
+        """Run every part, the most important first."""
         with part("bandwidth"):
             self.bandwidth = matrix_vector_bandwidth(self.device)
         with part("building"):
             self.build()
         sizes = [int(size) for size in self.options.rows.split(",")]
         for rows in sizes:
-            with part(f"ours, {rows} rows, compiled"):
+            with part(f"clearhead, batch {rows}, compiled CUDA graphs"):
                 enable_cuda_graphs(self.network, compiled=True)
                 self.ours("compiled graphs", self.network, rows)
             if self.peer is not None:
-                with part(f"transformers, {rows} rows, static cache"):
+                with part(f"transformers, batch {rows}, static cache"):
                     self.theirs("transformers static", rows, NEW, cache_implementation="static")
         for rows in sizes:
-            with part(f"ours, {rows} rows, recorded without compiling"):
+            with part(f"clearhead, batch {rows}, CUDA graphs"):
                 enable_cuda_graphs(self.network)
                 self.ours("plain graphs", self.network, rows)
-            with part(f"ours, {rows} rows, step by step"):
+            with part(f"clearhead, batch {rows}, eager"):
                 graphs._GRAPHS.pop(self.network, None)
-                self.ours("no graphs", self.network, rows, runs=1)
+                self.ours("eager", self.network, rows, runs=1)
             if self.peer is not None:
-                with part(f"transformers, {rows} rows, default"):
+                with part(f"transformers, batch {rows}, default cache"):
                     self.theirs("transformers default", rows, 64)
         self.peer = None
         if not self.options.no_int8:
-            with part("ours, 1 row, 8-bit weights, compiled"):
-                small = quantize_module(copy.deepcopy(self.network))
-                enable_cuda_graphs(small, compiled=True)
-                self.ours("compiled graphs int8", small, 1)
+            with part("clearhead, batch 1, int8 weights, compiled CUDA graphs"):
+                quantized = quantize_module(copy.deepcopy(self.network))
+                enable_cuda_graphs(quantized, compiled=True)
+                self.ours("compiled graphs int8", quantized, 1)
         self.summary(sizes)
 
     def build(self) -> None:
-        """Ours with random weights; theirs gives us its own where it is wanted."""
+        """Build the models with the same random weights."""
         config = preset(self.options.preset)
         if not self.options.no_peer:
             import transformers
@@ -124,38 +124,38 @@ class Large:
 
             transformers.logging.set_verbosity_error()
             self.peer = llama(config, self.device)
-            theirs, table = from_hugging_face(self.peer)
-            self.network = build(theirs, self.device).bfloat16().eval()
+            imported, table = from_hugging_face(self.peer)
+            self.network = build(imported, self.device).bfloat16().eval()
             copy_weights(self.network, self.peer, table)
         else:
             self.network = build(config, self.device).bfloat16().eval()
         size = sum(parameter.numel() for parameter in self.network.parameters())
         print(
-            f"{self.options.preset}: {size / 1e9:.2f} billion weights, bfloat16, random; prompt {PROMPT}, {NEW} new\n"
+            f"{self.options.preset}: {size / 1e9:.2f}B random parameters, bf16; {PROMPT} prompt and {NEW} new tokens\n"
         )
 
     def ours(self, name: str, network: Any, rows: int, runs: int = RUNS) -> None:
-        """Our loop, as `generate` runs it."""
+        """Time our decode loop, as `generate` runs it."""
         prompts = torch.randint(1, network.config.target_vocab, (rows, PROMPT), generator=_generator(rows)).tolist()
         config, seconds = GenerationConfig(max_new_tokens=NEW + 1), []
         for number in range(runs + 1):
             with torch.inference_mode():
-                writing = prepare_batch(network, prompts, None, config, (), [0] * rows)
+                batch = prepare_batch(network, prompts, None, config, (), [0] * rows)
                 torch.cuda.synchronize()
-                begun = time.perf_counter()
-                outputs = writing.run()
+                start = time.perf_counter()
+                outputs = batch.run()
                 torch.cuda.synchronize()
             if number:
-                seconds.append(time.perf_counter() - begun)
-            del writing  # its recording is free for the next
-        self.texts[name, rows] = [output.ids for output in outputs]
-        self.tell(name, rows, rows * NEW / statistics.median(seconds), network)
+                seconds.append(time.perf_counter() - start)
+            del batch  # frees its graph for the next run
+        self.tokens[name, rows] = [output.ids for output in outputs]
+        self.report(name, rows, rows * NEW / statistics.median(seconds), network)
         if self.options.profile and "compiled" in name:
             with part("profile"), torch.inference_mode():
                 profile(prepare_batch(network, prompts, None, config, (), [0] * rows))
 
     def theirs(self, name: str, rows: int, new: int, **options: Any) -> None:
-        """generate of transformers, timed by the GPU from the first scores to the last."""
+        """Time transformers' generate with CUDA events, from the first logits to the last."""
         import transformers
 
         class Clock(transformers.LogitsProcessor):  # type: ignore[misc]
@@ -168,12 +168,12 @@ class Large:
                 return scores
 
         assert self.peer is not None
-        vocabulary = self.network.config.target_vocab
-        prompts = torch.randint(1, vocabulary, (rows, PROMPT), generator=_generator(rows)).to(self.device)
+        vocab_size = self.network.config.target_vocab
+        prompts = torch.randint(1, vocab_size, (rows, PROMPT), generator=_generator(rows)).to(self.device)
         seconds = []
         for _ in range(RUNS + 1):
             clock = Clock()
-            found = self.peer.generate(
+            outputs = self.peer.generate(
                 input_ids=prompts,
                 attention_mask=torch.ones_like(prompts),
                 do_sample=False,
@@ -184,37 +184,42 @@ class Large:
             torch.cuda.synchronize()
             assert len(clock.events) == new + 1, f"{len(clock.events)} steps"
             seconds.append(clock.events[0].elapsed_time(clock.events[-1]) / 1000)
-        self.texts[name, rows] = found[:, PROMPT:].tolist()
-        self.tell(name, rows, rows * new / statistics.median(seconds[1:]), self.network)
+        self.tokens[name, rows] = outputs[:, PROMPT:].tolist()
+        self.report(name, rows, rows * new / statistics.median(seconds[1:]), self.network)
 
-    def tell(self, name: str, rows: int, rate: float, network: Any) -> None:
-        """One line of the table, and what the summary needs."""
-        self.rates[name, rows] = rate
-        share = rate / rows * step_bytes(network, rows, PROMPT + NEW // 2) / self.bandwidth
+    def report(self, name: str, rows: int, speed: float, network: Any) -> None:
+        """Print a line of the table and keep the speed for the summary."""
+        self.speeds[name, rows] = speed
+        of_limit = speed / rows * step_bytes(network, rows, PROMPT + NEW // 2) / self.bandwidth
         line = (
-            f"{name:<22} {rows:>3} rows {rate:>9.0f} tokens/s {1e3 * rows / rate:>7.3f} ms a step  share {share:>4.0%}"
+            f"{name:<22} batch {rows:>3} {speed:>9.0f} tokens/s {1e3 * rows / speed:>7.3f} ms/step "
+            f"{of_limit:>5.0%} of limit"
         )
         print(line, flush=True)
 
     def summary(self, sizes: list[int]) -> None:
-        """Ratios to transformers, and whether they are what was asked for."""
-        print(f"\n{'rows':>4} {'ours':>9} {'static cache':>13} {'ratio':>6} {'wanted':>7} {'share':>6}  same tokens")
+        """Print the ratios to transformers and the targets."""
+        columns = f"{'clearhead':>9} {'transformers':>13} {'ratio':>6} {'target':>7} {'of limit':>8}"
+        print(f"\ntokens/s; transformers with its static cache\n{'batch':>5} {columns}  equal tokens")
         for rows in sizes:
-            ours, theirs = (self.rates.get((name, rows)) for name in ("compiled graphs", "transformers static"))
+            ours, theirs = (self.speeds.get((name, rows)) for name in ("compiled graphs", "transformers static"))
             if ours is None:
                 continue
-            share = ours / rows * step_bytes(self.network, rows, PROMPT + NEW // 2) / self.bandwidth
+            of_limit = ours / rows * step_bytes(self.network, rows, PROMPT + NEW // 2) / self.bandwidth
             ratio = "" if theirs is None else f"{theirs:>13.0f} {ours / theirs:>5.2f}x"
-            same = agreement(self.texts.get(("compiled graphs", rows)), self.texts.get(("transformers static", rows)))
-            plain = agreement(self.texts.get(("compiled graphs", rows)), self.texts.get(("no graphs", rows)))
+            equal = agreement(
+                self.tokens.get(("compiled graphs", rows)), self.tokens.get(("transformers static", rows))
+            )
+            eager = agreement(self.tokens.get(("compiled graphs", rows)), self.tokens.get(("eager", rows)))
             print(
-                f"{rows:>4} {ours:>9.0f} {ratio:<20} {WANTED.get(rows, 0):>6}x {share:>6.0%}  {same}; no graphs {plain}"
+                f"{rows:>5} {ours:>9.0f} {ratio:<20} {TARGETS.get(rows, 0):>6}x {of_limit:>8.0%}  "
+                f"{equal}; to eager {eager}"
             )
         print()
 
 
 def matrix_vector_bandwidth(device: torch.device) -> float:
-    """Bytes a second of the fastest of some products of 2.5 GB of bf16 weights and a vector; a copy beside it."""
+    """Return the best bytes/s of several matrix-vector products with 2.5 GB of bf16 weights; print a copy's, too."""
     best = 0.0
     for inputs in (2048, 8192):
         weight = torch.randn(1_228_800_000 // inputs, inputs, device=device, dtype=torch.bfloat16)
@@ -225,22 +230,24 @@ def matrix_vector_bandwidth(device: torch.device) -> float:
     target = torch.empty_like(weight)
     seconds, _ = measure(lambda: target.copy_(weight), device, seconds=0.2)
     copied = 4 * weight.numel() / seconds
-    print(f"matrix-vector products read {best / 1e12:.2f} TB/s; a copy moves {copied / 1e12:.2f} TB/s", flush=True)
+    print(
+        f"bandwidth: {best / 1e12:.2f} TB/s in matrix-vector products, {copied / 1e12:.2f} TB/s in a copy", flush=True
+    )
     return best
 
 
 def step_bytes(network: Any, rows: int, context: int) -> float:
-    """What one step has to read: every weight once, and the keys and values of each row."""
+    """Return the bytes a step must read: every weight once, and the keys and values of each row."""
     config = network.config
     weights = {id(x): x.numel() * x.element_size() for x in (*network.parameters(), *network.buffers())}
     if config.tie == "none" or network.heads.lm_head.proj.weight.dtype == torch.int8:
-        weights.pop(id(network.decoder.embedding.tokens.weight))  # of which a step reads one row for each text
-    pairs = 2 * config.decoder_layers * config.kv_heads * config.head_dim * 2
-    return sum(weights.values()) + rows * context * pairs
+        weights.pop(id(network.decoder.embedding.tokens.weight))  # a step reads one row per sequence
+    kv_bytes = 2 * config.decoder_layers * config.kv_heads * config.head_dim * 2
+    return sum(weights.values()) + rows * context * kv_bytes
 
 
 def agreement(ours: list[list[int]] | None, theirs: list[list[int]] | None) -> str:
-    """How many tokens are the same up to the first that is not, in the mean of all rows."""
+    """Describe the mean number of equal tokens before the first difference."""
     if ours is None or theirs is None:
         return "-"
     total = 0
@@ -249,22 +256,22 @@ def agreement(ours: list[list[int]] | None, theirs: list[list[int]] | None) -> s
     return f"{total / len(ours):.0f} of {min(len(ours[0]), len(theirs[0]))}"
 
 
-def profile(writing: GenerationBatch) -> None:
-    """The kernels of some steps, by the time that they take."""
-    writing.advance(), writing.advance()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
-        count = sum(writing.advance().shape[1] for _ in range(2))
+def profile(batch: GenerationBatch) -> None:
+    """Print the kernels of a step by time."""
+    batch.advance(), batch.advance()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        steps = sum(batch.advance().shape[1] for _ in range(2))
         torch.cuda.synchronize()
-    kernels = sorted(found.key_averages(), key=lambda one: -one.device_time_total)
-    print(f"{'µs a step':>10} {'calls':>6}  kernel")
-    for one in kernels[:25]:
-        print(f"{one.device_time_total / count:>10.1f} {one.count / count:>6.1f}  {one.key[:90]}")
-    total = sum(one.device_time_total for one in kernels) / count
-    print(f"{total:>10.1f} {sum(one.count for one in kernels) / count:>6.1f}  all", flush=True)
+    kernels = sorted(profiler.key_averages(), key=lambda kernel: -kernel.device_time_total)
+    print(f"{'µs/step':>10} {'calls':>6}  kernel")
+    for kernel in kernels[:25]:
+        print(f"{kernel.device_time_total / steps:>10.1f} {kernel.count / steps:>6.1f}  {kernel.key[:90]}")
+    total = sum(kernel.device_time_total for kernel in kernels) / steps
+    print(f"{total:>10.1f} {sum(kernel.count for kernel in kernels) / steps:>6.1f}  all", flush=True)
 
 
 def llama(config: ModelConfig, device: torch.device) -> Any:
-    """Their model of the same shape, its rotations in fp32 as after from_pretrained."""
+    """Build transformers' model of the same shape, with fp32 RoPE tables as after from_pretrained."""
     import transformers
 
     assert config.rope_scaling is not None

@@ -1,13 +1,13 @@
-"""Sentence vectors beside transformers on the same MiniLM weights, in one run: sentences a second, and the ratio.
+"""Sentence embedding speed against transformers on the same MiniLM weights: sentences/s and ratios.
 
-    python -m bench.encode                          two threads; random weights of MiniLM's shape
-    python -m bench.encode --weights FOLDER         MiniLM as transformers keeps it (config.json, model.safetensors)
+    python -m bench.encode                          two threads; random weights in MiniLM's shape
+    python -m bench.encode --weights FOLDER         MiniLM in transformers' format (config.json, model.safetensors)
     python -m bench.encode --device cuda --batch 256
 
-Real lengths: the sentences of STS-B's and SST-2's development files, as ids (tokenizing is the same work for both).
-transformers gets them sorted by length, in batches padded to their longest; we pack them. Both sides take turns; a
-ratio is the median of the ratios of each turn. `to fp32` is the ratio to transformers' fp32; beside it the largest
-distance of a vector from theirs in fp32, and Spearman's correlation on STS-B, ours (theirs).
+The sentences are STS-B's and SST-2's dev sets, already tokenized. transformers gets them sorted by length and padded to
+the longest of each batch; Clearhead packs them. The sides take turns; a ratio is the median of each turn's ratios.
+`to fp32` is the speed ratio to transformers in fp32, `distance` the largest distance of an embedding from
+transformers' in fp32, and `Spearman` the correlation on STS-B, ours (theirs).
 """
 
 import argparse
@@ -43,13 +43,13 @@ Work = Callable[[], np.ndarray[Any, Any]]
 
 
 def main() -> None:
-    """Parse the options, run every corpus in every precision, print the table."""
+    """Parse the options, run every dataset in every precision, print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.encode", description=__doc__.split("\n")[0])
-    parser.add_argument("--weights", type=Path, help="a folder that transformers reads; else random weights")
+    parser.add_argument("--weights", type=Path, help="a transformers model folder; default: random weights")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--sentences", type=int, default=3000)
-    parser.add_argument("--batch", type=int, default=64, help="sentences of a batch of transformers")
+    parser.add_argument("--batch", type=int, default=64, help="transformers' batch size")
     parser.add_argument("--runs", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -58,39 +58,40 @@ def main() -> None:
     device = torch.device(options.device)
     peer = _peer(options.weights).to(device)
     tokenizer = load_folder(DATA / "tokenizers/bert_uncased")[0]
-    corpora, scores = texts(options.sentences)
+    datasets, gold_scores = sentences(options.sentences)
     print(f"{datetime.date.today()}  {machine(device)}  transformers {transformers.__version__}")
-    print(f"MiniLM, {'real' if options.weights else 'random'} weights; batches of {options.batch} for transformers\n")
+    print(f"MiniLM, {'trained' if options.weights else 'random'} weights; transformers' batch size {options.batch}\n")
     print(
-        f"{'texts':<6} {'precision':<10} {'clearhead':>11} {'transformers':>13} {'ratio':>6} {'to fp32':>8}  distance  "
-        "Spearman"
+        f"{'dataset':<7} {'precision':<9} {'clearhead':>11} {'transformers':>13} {'ratio':>6} {'to fp32':>8}  "
+        "distance  Spearman"
     )
-    for name, sentences in corpora.items():
-        rows = [_framed(ids, tokenizer) for ids in tokenizer.encode_batch(sentences)]
-        plain = _theirs(peer, rows, options.batch, device)
+    for name, texts in datasets.items():
+        rows = [_add_special_tokens(ids, tokenizer) for ids in tokenizer.encode_batch(texts)]
+        theirs_fp32 = _theirs(peer, rows, options.batch, device)
         for precision, ours, theirs in _sides(peer, tokenizer, rows, options.batch, device):
-            found, wanted = ours(), plain()
-            distance = float(np.linalg.norm(found - wanted, axis=1).max())
-            told = f"{_agreement(found, scores):.4f} ({_agreement(wanted, scores):.4f})" if name == "STS-B" else ""
-            times = [tuple(_seconds(work, device) for work in (ours, theirs, plain)) for _ in range(options.runs)]
-            rates = [len(rows) / statistics.median(column) for column in list(zip(*times, strict=True))[:2]]
-            ratio, to_plain = (statistics.median(turn[n] / turn[0] for turn in times) for n in (1, 2))
+            vectors, expected = ours(), theirs_fp32()
+            distance = float(np.linalg.norm(vectors - expected, axis=1).max())
+            correlations = ""
+            if name == "STS-B":
+                correlations = f"{_correlation(vectors, gold_scores):.4f} ({_correlation(expected, gold_scores):.4f})"
+            times = [tuple(_seconds(work, device) for work in (ours, theirs, theirs_fp32)) for _ in range(options.runs)]
+            speeds = [len(rows) / statistics.median(column) for column in list(zip(*times, strict=True))[:2]]
+            ratio, to_fp32 = (statistics.median(turn[n] / turn[0] for turn in times) for n in (1, 2))
             print(
-                f"{name:<6} {precision:<10} {rates[0]:>9.0f}/s {rates[1]:>11.0f}/s {ratio:>6.2f} {to_plain:>8.2f}  "
-                f"{distance:>8.1e}  {told}",
+                f"{name:<7} {precision:<9} {speeds[0]:>9.0f}/s {speeds[1]:>11.0f}/s {ratio:>6.2f} {to_fp32:>8.2f}  "
+                f"{distance:>8.1e}  {correlations}",
                 flush=True,
             )
 
 
-def texts(most: int) -> tuple[dict[str, list[str]], list[float]]:
-    """Sentences by corpus; those of STS-B stand in pairs, whose scores come with them."""
+def sentences(limit: int) -> tuple[dict[str, list[str]], list[float]]:
+    """Return sentences by dataset, and the gold scores of STS-B, whose sentences come in pairs."""
     with gzip.open(DATA / "stsb/stsb-en-dev.csv.gz", "rt", encoding="utf-8") as file:
-        pairs = list(csv.reader(file))[: most // 2]
+        pairs = list(csv.reader(file))[: limit // 2]
     with gzip.open(DATA / "sst2/dev.tsv.gz", "rt", encoding="utf-8") as file:
-        phrases = [line.split("\t")[0] for line in file.read().splitlines()[1 : most + 1]]
-    return {"STS-B": [text for pair in pairs for text in pair[:2]], "SST-2": phrases}, [
-        float(pair[2]) for pair in pairs
-    ]
+        phrases = [line.split("\t")[0] for line in file.read().splitlines()[1 : limit + 1]]
+    datasets = {"STS-B": [text for pair in pairs for text in pair[:2]], "SST-2": phrases}
+    return datasets, [float(pair[2]) for pair in pairs]
 
 
 def _peer(folder: Path | None) -> Any:
@@ -100,7 +101,7 @@ def _peer(folder: Path | None) -> Any:
     return transformers.BertModel(config).eval()
 
 
-def _framed(ids: list[int], tokenizer: Tokenizer) -> Row:
+def _add_special_tokens(ids: list[int], tokenizer: Tokenizer) -> Row:
     row = [tokenizer.id("class"), *ids[:254], tokenizer.id("separator")]
     return Row(row, len(row))
 
@@ -108,14 +109,14 @@ def _framed(ids: list[int], tokenizer: Tokenizer) -> Row:
 def _sides(
     peer: Any, tokenizer: Tokenizer, rows: list[Row], batch: int, device: torch.device
 ) -> list[tuple[str, Work, Work]]:
-    """(precision, our work, theirs), each giving the vectors of all rows; int8 stands beside their fp32."""
+    """Return (precision, ours, theirs), functions that embed all rows; our int8 is compared with their fp32."""
     with tempfile.TemporaryDirectory() as folder:
         peer.save_pretrained(folder)
-        found = read_foreign(Path(folder))
-    network = with_weights(found.config, found.weights, "transformers").eval().to(device)
+        imported = read_foreign(Path(folder))
+    network = with_weights(imported.config, imported.weights, "transformers").eval().to(device)
     fp32 = _theirs(peer, rows, batch, device)
-    half = _theirs(copy.deepcopy(peer).to(torch.bfloat16), rows, batch, device)
-    sides = [("fp32", torch.float32, fp32), ("bf16", torch.bfloat16, half)]
+    bf16 = _theirs(copy.deepcopy(peer).to(torch.bfloat16), rows, batch, device)
+    sides = [("fp32", torch.float32, fp32), ("bf16", torch.bfloat16, bf16)]
     if device.type == "cpu":
         sides.append(("int8", torch.int8, fp32))
     return [(name, _ours(network, dtype, tokenizer, rows), theirs) for name, dtype, theirs in sides]
@@ -123,7 +124,7 @@ def _sides(
 
 def _ours(network: Any, dtype: torch.dtype, tokenizer: Tokenizer, rows: list[Row]) -> Work:
     if next(network.parameters()).is_cuda:
-        network = copy.deepcopy(network).to(dtype)  # on a CPU the reader turns it, and lays it out
+        network = copy.deepcopy(network).to(dtype)  # on a CPU, optimize_for_inference converts it
     model = Model(network, (tokenizer,), dtype=dtype)
     return lambda: np.stack(
         read(
@@ -140,33 +141,34 @@ def _theirs(peer: Any, rows: list[Row], batch: int, device: torch.device) -> Wor
     order = sorted(range(len(rows)), key=lambda n: -len(rows[n].ids))
 
     def work() -> np.ndarray[Any, Any]:
-        found = np.empty((len(rows), peer.config.hidden_size), np.float32)
+        out = np.empty((len(rows), peer.config.hidden_size), np.float32)
         with torch.inference_mode():
             for start in range(0, len(order), batch):
-                chosen = order[start : start + batch]
-                max_length = len(rows[chosen[0]].ids)
-                ids = torch.tensor([rows[n].ids + [0] * (max_length - len(rows[n].ids)) for n in chosen], device=device)
-                mask = torch.tensor(
-                    [[1] * len(rows[n].ids) + [0] * (max_length - len(rows[n].ids)) for n in chosen], device=device
+                indices = order[start : start + batch]
+                lengths = torch.tensor([len(rows[n].ids) for n in indices], device=device)
+                max_length = len(rows[indices[0]].ids)
+                ids = torch.tensor(
+                    [rows[n].ids + [0] * (max_length - len(rows[n].ids)) for n in indices], device=device
                 )
+                mask = (torch.arange(max_length, device=device) < lengths[:, None]).long()
                 hidden = peer(input_ids=ids, attention_mask=mask).last_hidden_state.float()
                 vectors = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-                found[chosen] = F.normalize(vectors, dim=-1).cpu().numpy()
-        return found
+                out[indices] = F.normalize(vectors, dim=-1).cpu().numpy()
+        return out
 
     return work
 
 
-def _agreement(vectors: np.ndarray[Any, Any], scores: list[float]) -> float:
+def _correlation(vectors: np.ndarray[Any, Any], scores: list[float]) -> float:
     return spearman((vectors[0::2] * vectors[1::2]).sum(1).tolist(), scores)
 
 
 def _seconds(work: Work, device: torch.device) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     work()
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Peers that take turns, each in a process of its own: within one, libraries wait for each other's OpenMP threads."""
+"""Peers in separate processes that take turns: within one process, libraries wait for each other's OpenMP threads."""
 
 import multiprocessing
 import time
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 
 class Turn(NamedTuple):
-    """Seconds by the clock and of the processor, and what came out."""
+    """Wall-clock and CPU seconds of one run, and its result."""
 
     clock: float
     cpu: float
@@ -15,24 +15,24 @@ class Turn(NamedTuple):
 
 
 def timed(work: Callable[[], Any]) -> Turn:
-    """One run of a piece of work."""
-    begun, used = time.perf_counter(), time.process_time()
+    """Run a function once and time it."""
+    start, cpu_start = time.perf_counter(), time.process_time()
     result = work()
-    return Turn(time.perf_counter() - begun, time.process_time() - used, result)
+    return Turn(time.perf_counter() - start, time.process_time() - cpu_start, result)
 
 
 class Side:
-    """The work that `make(*given)` gives, made and run in another process."""
+    """A process that calls `make(*args)` once and runs the function it returns on request."""
 
-    def __init__(self, make: Callable[..., Callable[[], Any]], *given: Any):
+    def __init__(self, make: Callable[..., Callable[[], Any]], *args: Any):
         context = multiprocessing.get_context("spawn")
         self.pipe, end = context.Pipe()
-        self.process = context.Process(target=_serve, args=(end, make, given), daemon=True)
+        self.process = context.Process(target=_serve, args=(end, make, args), daemon=True)
         self.process.start()
         end.close()
 
     def run(self) -> Turn:
-        """Run it once, and wait for it."""
+        """Run the function once and wait for its result."""
         self.pipe.send(None)
         return self.pipe.recv()
 
@@ -43,8 +43,8 @@ class Side:
         self.process.kill()
 
 
-def _serve(pipe: Any, make: Callable[..., Callable[[], Any]], given: tuple[Any, ...]) -> None:
-    work = make(*given)
+def _serve(pipe: Any, make: Callable[..., Callable[[], Any]], args: tuple[Any, ...]) -> None:
+    work = make(*args)
     while True:
         pipe.recv()
         pipe.send(timed(work))

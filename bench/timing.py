@@ -1,4 +1,4 @@
-"""Time and peak memory of a piece of work, and the matrix ceiling of the machine it runs on."""
+"""Time and peak memory of a function, and the machine's matmul throughput."""
 
 import ctypes
 import gc
@@ -14,20 +14,20 @@ import torch
 
 
 def measure(work: Callable[[], object], device: torch.device, seconds: float = 1.0) -> tuple[float, float]:
-    """Median seconds of `work` after a warm-up, and the bytes it needed at its peak beyond what was there before."""
-    work()  # allocators fill, kernels compile
+    """Return the median seconds of `work` after a warm-up, and its peak memory in bytes beyond what was in use."""
+    work()  # warms up allocators and compiles kernels
     peak = peak_memory(work, device)
-    begun, times = time.perf_counter(), []
-    while len(times) < 3 or (time.perf_counter() - begun < seconds and len(times) < 100):
+    start, times = time.perf_counter(), []
+    while len(times) < 3 or (time.perf_counter() - start < seconds and len(times) < 100):
         times.append(_once(work, device))
-        if len(times) >= 2 and time.perf_counter() - begun > 10 * seconds:
+        if len(times) >= 2 and time.perf_counter() - start > 10 * seconds:
             break
     return statistics.median(times), peak
 
 
 def _once(work: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
-        # Ten in a row: the GPU works while the host prepares the next, as in a network of many layers.
+        # Ten in a row, so that launches overlap with execution as in a deep network.
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
         for _ in range(10):
@@ -35,13 +35,13 @@ def _once(work: Callable[[], object], device: torch.device) -> float:
         last.record()
         torch.cuda.synchronize()
         return first.elapsed_time(last) / 10_000
-    begun = time.perf_counter()
+    start = time.perf_counter()
     work()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def peak_memory(work: Callable[[], object], device: torch.device) -> float:
-    """Bytes in use at the peak of `work`, beyond what was in use before."""
+    """Return the peak memory of `work` in bytes, beyond what was in use before."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -50,9 +50,9 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> float:
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
     gc.collect()
-    with suppress(OSError, AttributeError):  # glibc: give back what earlier work has freed
+    with suppress(OSError, AttributeError):  # glibc: return freed memory to the system
         ctypes.CDLL(None).malloc_trim(0)
-    with suppress(OSError):  # Linux: start the high-water mark anew
+    with suppress(OSError):  # Linux: reset the high-water mark
         Path("/proc/self/clear_refs").write_text("5")
     before = _resident("VmRSS")
     work()
@@ -68,7 +68,7 @@ def _resident(field: str) -> float:
 
 
 def matrix_ceiling(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations a second of a large matrix product on random numbers: the limit for attention."""
+    """Return the FLOP/s of a large matmul, the practical limit for other kernels."""
     size = 8192 if device.type == "cuda" else 2048
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     seconds, _ = measure(lambda: a @ b, device)
@@ -76,7 +76,7 @@ def matrix_ceiling(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def machine(device: torch.device) -> str:
-    """What this ran on, for the head of a table."""
+    """Describe the machine, for the head of a table."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name()}, torch {torch.__version__}"
     names = [

@@ -1,14 +1,13 @@
-"""Translation beside transformers and CTranslate2 on the same random weights, in one run: tokens a second and ratios.
+"""Translation speed against transformers and CTranslate2 on the same random weights: tokens/s and ratios.
 
     python -m bench.translate                 greedy and beam 4, transformer-base, 32 sentences of 24 tokens
-    python -m bench.translate --runs 9        more of them, for a machine that others use too
-    python -m bench.translate --sentences 128 --workers 2      batches of 32 side by side, a thread each
+    python -m bench.translate --runs 9        more turns, for a shared machine
+    python -m bench.translate --sentences 128 --workers 2      concurrent batches of 32, one thread each
 
-All take turns, each in a process of its own (within one, CTranslate2 and torch wait for each other's threads); a ratio
-is the median of the ratios of each turn, so that a slow moment of the machine falls on all. Where others use it too,
-two threads mostly wait for each other: --threads 1 and the ratio by CPU time then say more. Every sentence gets as
-many tokens everywhere, and the texts are compared. The limit is what the matrix products alone would take at the
-rate of one such product, measured in the same run.
+The engines take turns, each in its own process (in one process, CTranslate2 and torch wait for each other's threads); a
+ratio is the median of each turn's ratios. On a shared machine use --threads 1 and the CPU time ratio. Every engine
+generates the same number of tokens, and their outputs are compared. `of limit` is relative to the time of the matmuls
+alone at the speed of a single matmul measured in the same run.
 """
 
 import argparse
@@ -33,8 +32,8 @@ from clearhead.inference.optimize import PackedLinear
 from clearhead.model import build
 from tests.model.peers import copy, from_hugging_face
 
-WORDS, PADDING, END = 8000, 7999, 0
-WIDTH, FF_WIDTH, LAYERS, BATCH = 512, 2048, 6, 32
+VOCAB_SIZE, PADDING, EOS = 8000, 7999, 0
+DIM, FF_DIM, LAYERS, BATCH_SIZE = 512, 2048, 6, 32
 Search = Callable[[], list[list[int]]]
 ENGINES = (
     "clearhead float32",
@@ -43,7 +42,7 @@ ENGINES = (
     "CTranslate2 float32",
     "CTranslate2 int8",
 )
-PAIRS = (  # which of the engines are compared
+PAIRS = (  # engines whose ratios are printed
     ("clearhead float32", "transformers float32"),
     ("clearhead float32", "CTranslate2 float32"),
     ("clearhead int8", "CTranslate2 int8"),
@@ -52,25 +51,27 @@ PAIRS = (  # which of the engines are compared
 
 
 class Work(NamedTuple):
-    """What is translated, and how."""
+    """What to translate, and how."""
 
     sources: list[list[int]]
     beam: int
     tokens: int
     threads: int
     workers: int
-    folder: str  # CTranslate2's
+    folder: str  # of the CTranslate2 model
 
 
 def main() -> None:
-    """Parse the options, run every search, print the tables."""
+    """Parse the options, run every engine, print the tables."""
     parser = argparse.ArgumentParser(prog="python -m bench.translate", description=__doc__.split("\n")[0])
     parser.add_argument("--sentences", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=24, help="of each source and each target")
+    parser.add_argument("--tokens", type=int, default=24, help="tokens per source and per target")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=1, help="batches of 32 at a time, 1 or more, a thread each")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="concurrent batches of 32; with 2 or more, one thread each"
+    )
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--beams", default="1,4", help="separated by commas; 1 is greedy search")
+    parser.add_argument("--beams", default="1,4", help="beam sizes, separated by commas; 1 is greedy search")
     options = parser.parse_args()
     threads = options.threads if options.workers == 1 else 1
     torch.set_num_threads(threads)
@@ -78,29 +79,32 @@ def main() -> None:
     sources = torch.randint(1, PADDING, (options.sentences, options.tokens)).tolist()
     print(f"{datetime.date.today()}  {machine(torch.device('cpu'))}")
     print(f"transformers {transformers.__version__}, CTranslate2 {ctranslate2.__version__}")
-    ceilings = {kind: ceiling(kind, options.sentences * options.tokens) for kind in ("float32", "int8")}
-    print("matrix products: " + ", ".join(f"{rate / 1e9:.0f} G/s in {kind}" for kind, rate in ceilings.items()))
-    print(f"{LAYERS} + {LAYERS} layers of {WIDTH}, {WORDS} words; {options.sentences} × {options.tokens} tokens\n")
+    ceilings = {dtype: ceiling(dtype, options.sentences * options.tokens) for dtype in ("float32", "int8")}
+    print("matmul: " + ", ".join(f"{speed / 1e9:.0f} GFLOP/s in {dtype}" for dtype, speed in ceilings.items()))
+    print(
+        f"{LAYERS} + {LAYERS} layers, dim {DIM}, vocabulary {VOCAB_SIZE}; "
+        f"{options.sentences} × {options.tokens} tokens\n"
+    )
     with tempfile.TemporaryDirectory() as folder:
         convert(pair()[1], folder)
         for beam in map(int, options.beams.split(",")):
             work = Work(sources, beam, options.tokens, threads, options.workers, folder)
             with ExitStack() as stack:
-                sides = {name: stack.enter_context(Side(search, name, work)) for name in ENGINES}
+                sides = {name: stack.enter_context(Side(engine, name, work)) for name in ENGINES}
                 compare(sides, beam, options.runs, options.sentences * options.tokens, ceilings)
 
 
-def compare(sides: dict[str, Side], beam: int, runs: int, written: int, ceilings: dict[str, float]) -> None:
-    """Let all take turns and print what came out."""
-    texts = {name: side.run().result for name, side in sides.items()}
+def compare(sides: dict[str, Side], beam: int, runs: int, new_tokens: int, ceilings: dict[str, float]) -> None:
+    """Let the engines take turns and print tokens/s and ratios."""
+    outputs = {name: side.run().result for name, side in sides.items()}
     turns = [{name: side.run() for name, side in sides.items()} for _ in range(runs)]
-    print(f"{'greedy' if beam == 1 else f'beam {beam}':<22} {'tokens/s':>9} {'of the limit':>13} {'same texts':>11}")
-    expected = texts["transformers float32"]
+    print(f"{'greedy' if beam == 1 else f'beam {beam}':<22} {'tokens/s':>9} {'of limit':>9} {'equal outputs':>14}")
+    expected = outputs["transformers float32"]
     for name in sides:
-        rate = written / statistics.median(turn[name].clock for turn in turns)
-        share = rate * operations(beam) / ceilings[name.split()[1]]
-        same = sum(a == b for a, b in zip(texts[name], expected, strict=True))
-        print(f"{name:<22} {rate:>9.0f} {share:>13.0%} {same:>7}/{len(expected)}")
+        speed = new_tokens / statistics.median(turn[name].clock for turn in turns)
+        of_limit = speed * flops_per_token(beam) / ceilings[name.split()[1]]
+        equal = sum(a == b for a, b in zip(outputs[name], expected, strict=True))
+        print(f"{name:<22} {speed:>9.0f} {of_limit:>9.0%} {equal:>10}/{len(expected)}")
     print(f"{'':<45} {'ratio':>6} {'by CPU time':>12}")
     for ours, theirs in PAIRS:
         clock = statistics.median(turn[theirs].clock / turn[ours].clock for turn in turns)
@@ -109,120 +113,122 @@ def compare(sides: dict[str, Side], beam: int, runs: int, written: int, ceilings
     print(flush=True)
 
 
-def operations(beam: int) -> float:
-    """Multiplications and additions of the matrix products for each target token, with its share of the source."""
-    square, wide, words = WIDTH * WIDTH, WIDTH * FF_WIDTH, WIDTH * WORDS
-    source = LAYERS * (4 * square + 2 * wide) + LAYERS * 2 * square  # encoder, keys and values of the source
-    return 2.0 * (source + beam * (LAYERS * (6 * square + 2 * wide) + words))
+def flops_per_token(beam: int) -> float:
+    """Return the matmul FLOPs per target token, including one source token."""
+    attention, feed_forward, lm_head = DIM * DIM, DIM * FF_DIM, DIM * VOCAB_SIZE
+    source = LAYERS * (4 * attention + 2 * feed_forward) + LAYERS * 2 * attention  # encoder, cross-attention k and v
+    return 2.0 * (source + beam * (LAYERS * (6 * attention + 2 * feed_forward) + lm_head))
 
 
-def ceiling(kind: str, rows: int) -> float:
-    """Operations a second of one product of the model's shape, with weights laid out for it, at its best."""
-    x = torch.randn(rows, WIDTH)
-    numbers, weight = x.to(torch.int8), torch.ones(FF_WIDTH, WIDTH, dtype=torch.int8).t()
-    packed = PackedLinear(nn.Linear(WIDTH, FF_WIDTH), torch.float32)
+def ceiling(dtype: str, rows: int) -> float:
+    """Return the best FLOP/s of a single feed-forward matmul with a packed weight."""
+    x = torch.randn(rows, DIM)
+    quantized, weight = x.to(torch.int8), torch.ones(FF_DIM, DIM, dtype=torch.int8).t()
+    packed = PackedLinear(nn.Linear(DIM, FF_DIM), torch.float32)
     with torch.inference_mode():
-        works = [timed(lambda: torch._int_mm(numbers, weight) if kind == "int8" else packed(x)) for _ in range(50)]
-    return 2 * rows * WIDTH * FF_WIDTH / min(turn.clock for turn in works)
+        turns = [timed(lambda: torch._int_mm(quantized, weight) if dtype == "int8" else packed(x)) for _ in range(50)]
+    return 2 * rows * DIM * FF_DIM / min(turn.clock for turn in turns)
 
 
 def pair() -> tuple[Any, Any]:
-    """Transformer-base with the same random weights, ours and theirs, scores spread as after training."""
+    """Return transformer-base in both libraries with the same random weights, its logits scaled as after training."""
     torch.manual_seed(0)
     config = transformers.MarianConfig(
-        vocab_size=WORDS,
-        d_model=WIDTH,
+        vocab_size=VOCAB_SIZE,
+        d_model=DIM,
         encoder_layers=LAYERS,
         decoder_layers=LAYERS,
         encoder_attention_heads=8,
         decoder_attention_heads=8,
-        encoder_ffn_dim=FF_WIDTH,
-        decoder_ffn_dim=FF_WIDTH,
+        encoder_ffn_dim=FF_DIM,
+        decoder_ffn_dim=FF_DIM,
         max_position_embeddings=512,
         activation_function="relu",
         scale_embedding=True,
         dropout=0.0,
         pad_token_id=PADDING,
         decoder_start_token_id=PADDING,
-        eos_token_id=END,
+        eos_token_id=EOS,
         forced_eos_token_id=None,
         attn_implementation="sdpa",
     )
     peer = transformers.MarianMTModel(config).eval()
     with torch.no_grad():
         peer.model.decoder.layers[-1].final_layer_norm.weight.mul_(6.0)
-    ours, table = from_hugging_face(peer)
-    network = build(ours).eval()
+    config, table = from_hugging_face(peer)
+    network = build(config).eval()
     copy(network, peer, table)
     return network, peer
 
 
 def convert(peer: Any, folder: str) -> None:
-    """The peer's weights as CTranslate2 reads them; its words are w0, w1 …, without the padding, which it has not."""
+    """Convert the peer's weights for CTranslate2, with tokens w0, w1 … and without padding, which it does not have."""
     spec = MarianMTLoader().get_model_spec(peer)
-    words = [f"w{number}" for number in range(PADDING)]
-    spec.register_source_vocabulary(words)
-    spec.register_target_vocabulary(words)
-    spec.config.eos_token = spec.config.decoder_start_token = words[END]
-    spec.config.unk_token = words[1]
+    vocabulary = [f"w{token}" for token in range(PADDING)]
+    spec.register_source_vocabulary(vocabulary)
+    spec.register_target_vocabulary(vocabulary)
+    spec.config.eos_token = spec.config.decoder_start_token = vocabulary[EOS]
+    spec.config.unk_token = vocabulary[1]
     spec.validate()
     spec.optimize()
     spec.save(folder)
 
 
-def search(name: str, work: Work) -> Search:
-    """One engine's search, which gives the best text of every source."""
+def engine(name: str, work: Work) -> Search:
+    """Return an engine's function, which gives the best hypothesis of every source."""
     torch.set_num_threads(work.threads)
     transformers.logging.set_verbosity_error()
-    library, kind = name.split()
+    library, dtype = name.split()
     if library == "CTranslate2":
-        return third(kind, work)
+        return with_ctranslate2(dtype, work)
     network, peer = pair()
-    return ours(network, getattr(torch, kind), work) if library == "clearhead" else theirs(peer, work)
+    if library == "transformers":
+        return with_transformers(peer, work)
+    return with_clearhead(network, getattr(torch, dtype), work)
 
 
-def ours(network: Any, kind: torch.dtype, work: Work) -> Search:
-    """As `Model.translate`."""
-    reader, tokens = optimize_for_inference(network, kind), work.tokens
+def with_clearhead(network: Any, dtype: torch.dtype, work: Work) -> Search:
+    """Clearhead's translate, as `Model.translate` calls it."""
+    optimized, tokens = optimize_for_inference(network, dtype), work.tokens
     config = GenerationConfig(
         beam=work.beam,
         max_new_tokens=tokens,
         min_new_tokens=tokens,
         banned_ids=((PADDING,),),
-        batch_size=BATCH,
+        batch_size=BATCH_SIZE,
         workers=work.workers,
     )
-    return lambda: [found[0].ids for found in translate(reader, work.sources, config, begin=PADDING, end=END)]
+    return lambda: [outputs[0].ids for outputs in translate(optimized, work.sources, config, begin=PADDING, end=EOS)]
 
 
-def theirs(peer: Any, work: Work) -> Search:
+def with_transformers(peer: Any, work: Work) -> Search:
     """transformers' generate."""
     ids, tokens = torch.tensor(work.sources), work.tokens
     options = {"num_beams": work.beam, "do_sample": False, "min_new_tokens": tokens, "max_new_tokens": tokens}
 
     def run() -> list[list[int]]:
-        found: list[list[int]] = []
-        for batch in ids.split(BATCH):
-            texts = peer.generate(
+        hypotheses: list[list[int]] = []
+        for batch in ids.split(BATCH_SIZE):
+            outputs = peer.generate(
                 input_ids=batch, attention_mask=torch.ones_like(batch), bad_words_ids=[[PADDING]], **options
             )
-            found += texts[:, 1:].tolist()
-        return found
+            hypotheses += outputs[:, 1:].tolist()
+        return hypotheses
 
     return run
 
 
-def third(kind: str, work: Work) -> Search:
+def with_ctranslate2(dtype: str, work: Work) -> Search:
     """CTranslate2's translate_batch."""
-    words = [[f"w{number}" for number in row] for row in work.sources]
+    sources = [[f"w{token}" for token in row] for row in work.sources]
     translator = ctranslate2.Translator(
-        work.folder, compute_type=kind, inter_threads=work.workers, intra_threads=work.threads
+        work.folder, compute_type=dtype, inter_threads=work.workers, intra_threads=work.threads
     )
     options = {"beam_size": work.beam, "min_decoding_length": work.tokens, "max_decoding_length": work.tokens}
 
     def run() -> list[list[int]]:
-        found = translator.translate_batch(words, max_batch_size=BATCH, **options)
-        return [[int(word[1:]) for word in each.hypotheses[0]] for each in found]
+        results = translator.translate_batch(sources, max_batch_size=BATCH_SIZE, **options)
+        return [[int(token[1:]) for token in result.hypotheses[0]] for result in results]
 
     return run
 

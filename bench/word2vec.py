@@ -1,12 +1,12 @@
-"""word2vec against gensim on the novels: words per second and quality, in turn in one run, two threads each.
+"""word2vec against gensim on the novels, two threads each: words/s, quality and ratios.
 
     python -m bench.word2vec                one seed
     python -m bench.word2vec --seeds 3      the mean of three
-    python -m bench.word2vec --books 5      quick: rates mean something, scores do not
+    python -m bench.word2vec --books 5      quick: speed is meaningful, quality is not
 
 Reads english_novels and wordsim from CLEARHEAD_DATA (default ../shared/data). gensim (pip install gensim) is the peer;
-without it only our own figures are printed. Rates are raw words × epochs / time of training, reading and counting left
-out, as gensim counts. On a machine that others use too, the rate a core-second says more than the rate a second.
+without it only our results are printed. Speed is raw words × epochs / training time, without reading and counting, as
+gensim reports it. On a shared machine, compare words per core-second.
 """
 
 import argparse
@@ -34,22 +34,22 @@ except ImportError:
     gensim = None
 
 DIM, WINDOW, NEGATIVES, EPOCHS, MIN_COUNT, WORKERS = 100, 5, 5, 3, 5, 2
-THEIR_RATE = 0.025  # gensim's learning rate unless told otherwise
+GENSIM_LR = 0.025  # gensim's default learning rate
 Work = Callable[[], WordVectors]
 
 
 class Result(NamedTuple):
-    """One run."""
+    """Speed and quality of one run."""
 
-    rate: float
-    core_rate: float
+    speed: float  # words/s
+    core_speed: float  # words per core-second
     wordsim: float
     simlex: float
     analogies: float
 
 
 def main() -> None:
-    """Train with both, print rates, scores and ratios."""
+    """Train with both, print speed, quality and ratios."""
     parser = argparse.ArgumentParser(prog="python -m bench.word2vec", description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("CLEARHEAD_DATA", "../shared/data")))
     parser.add_argument("--seeds", type=int, default=1)
@@ -59,14 +59,14 @@ def main() -> None:
     if not files:
         parser.error(f"no english_novels/*.txt.gz in {options.data}; set CLEARHEAD_DATA")
     corpus = read_corpus(files, MIN_COUNT)
-    peer = f"gensim {gensim.__version__}" if gensim else "gensim is not installed: ours alone (pip install gensim)"
+    peer = f"gensim {gensim.__version__}" if gensim else "gensim is not installed: no peer (pip install gensim)"
     print(
         f"{datetime.date.today()}  torch {torch.__version__}, {peer}; {corpus.raw_words:,} words of {len(files)} novels"
     )
     print(f"{DIM} dimensions, window {WINDOW}, {NEGATIVES} negatives, {EPOCHS} epochs, {WORKERS} threads")
-    rates = [Word2VecSettings(cbow=cbow).learning_rate for cbow in (False, True)]
-    print(f"learning rates: gensim {THEIR_RATE}; ours skip-gram {rates[0]}, CBOW {rates[1]}, unless a row says so\n")
-    print(f"{'':32}{'words/s':>12}{'per core-s':>12}{'WordSim':>9}{'SimLex':>8}{'analogies':>11}")
+    lrs = [Word2VecSettings(cbow=cbow).learning_rate for cbow in (False, True)]
+    print(f"learning rates: gensim {GENSIM_LR}; clearhead skip-gram {lrs[0]}, CBOW {lrs[1]}, unless a row says so\n")
+    print(f"{'':32}{'words/s':>12}{'words/core-s':>14}{'WordSim':>9}{'SimLex':>8}{'analogies':>11}")
     results: dict[str, list[Result]] = {}
     with tempfile.TemporaryDirectory() as folder:
         sentences = write_sentences(read_corpus(files, 1), Path(folder) / "sentences.txt") if gensim else []
@@ -87,19 +87,19 @@ def main() -> None:
 def contestants(
     corpus: Corpus, sentences: list[list[str]], file: Path, seed: int
 ) -> Iterator[tuple[str, Callable[[], Work]]]:
-    """Everyone who trains with this seed, each as a function that prepares and returns the work to time."""
+    """Yield each trainer for this seed: its name, and a function that prepares and returns the work to time."""
     for cbow in (False, True):
         method = "CBOW" if cbow else "skip-gram"
         if gensim:
             yield f"gensim {method} iter", lambda cbow=cbow: theirs(cbow, seed, sentences=sentences)
             yield f"gensim {method} file", lambda cbow=cbow: theirs(cbow, seed, corpus_file=str(file))
-        yield f"ours {method}", lambda cbow=cbow: ours(corpus, cbow, seed)
-        if not cbow:  # like for like: our default was chosen on these novels and these tests, gensim's was not
-            yield f"ours {method} {THEIR_RATE}", lambda: ours(corpus, False, seed, learning_rate=THEIR_RATE)
+        yield f"clearhead {method}", lambda cbow=cbow: ours(corpus, cbow, seed)
+        if not cbow:  # also with gensim's learning rate: our default was tuned on this data, gensim's was not
+            yield f"clearhead {method} {GENSIM_LR}", lambda: ours(corpus, False, seed, learning_rate=GENSIM_LR)
 
 
 def ours(corpus: Corpus, cbow: bool, seed: int, **more: Any) -> Work:
-    """Our training, ready to go."""
+    """Prepare our training."""
     settings = Word2VecSettings(
         dim=DIM, window=WINDOW, negatives=NEGATIVES, epochs=EPOCHS, cbow=cbow, workers=WORKERS, seed=seed, **more
     )
@@ -114,7 +114,7 @@ def ours(corpus: Corpus, cbow: bool, seed: int, **more: Any) -> Work:
 
 
 def theirs(cbow: bool, seed: int, **source: Any) -> Work:
-    """gensim's training, vocabulary built, ready to go."""
+    """Prepare gensim's training; its vocabulary is already built."""
     model = Word2Vec(
         vector_size=DIM, window=WINDOW, negative=NEGATIVES, epochs=EPOCHS, min_count=MIN_COUNT, workers=WORKERS,
         sg=int(not cbow), seed=seed,
@@ -130,7 +130,7 @@ def theirs(cbow: bool, seed: int, **source: Any) -> Work:
 
 
 def write_sentences(corpus: Corpus, file: Path) -> list[list[str]]:
-    """The corpus as lists of words, in memory and as a file, a sentence a line."""
+    """Return the corpus as lists of words, and write it to a file, one sentence per line."""
     pairs = zip(corpus.sentences.tolist(), corpus.ids.tolist(), strict=True)
     sentences = [[corpus.words[number] for _, number in group] for _, group in groupby(pairs, key=lambda pair: pair[0])]
     file.write_text("".join(" ".join(words) + "\n" for words in sentences), encoding="utf-8")
@@ -138,35 +138,35 @@ def write_sentences(corpus: Corpus, file: Path) -> list[list[str]]:
 
 
 def run(work: Work, words: int, tests: Path) -> Result:
-    """Time the work and score what it gives."""
-    begun, core = time.perf_counter(), time.process_time()
+    """Time the training and evaluate its vectors."""
+    start, cpu_start = time.perf_counter(), time.process_time()
     vectors = work()
-    seconds, core_seconds = time.perf_counter() - begun, time.process_time() - core
+    seconds, core_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     wordsim, simlex = (score_pairs(vectors, tests / name).spearman for name in ("wordsim353.tsv", "simlex999.txt"))
     sections = score_analogies(vectors, tests / "questions-words.txt")
-    right = sum(section.right for section in sections) / sum(section.asked for section in sections)
-    return Result(words / seconds, words / core_seconds, wordsim, simlex, right)
+    analogies = sum(section.right for section in sections) / sum(section.asked for section in sections)
+    return Result(words / seconds, words / core_seconds, wordsim, simlex, analogies)
 
 
 def show(name: str, result: Result) -> None:
-    """A line of the table."""
-    rate, core_rate, wordsim, simlex, right = result
-    print(f"{name:32}{rate:>12,.0f}{core_rate:>12,.0f}{wordsim:>9.3f}{simlex:>8.3f}{right:>11.1%}", flush=True)
+    """Print a line of the table."""
+    speed, core_speed, wordsim, simlex, analogies = result
+    print(f"{name:32}{speed:>12,.0f}{core_speed:>14,.0f}{wordsim:>9.3f}{simlex:>8.3f}{analogies:>11.1%}", flush=True)
 
 
 def compare(means: dict[str, Result], theirs: dict[str, Result]) -> None:
-    """Each of ours over the faster of gensim's for the same method, and over the fastest of all."""
-    fastest = max(theirs, key=lambda name: theirs[name].rate)
+    """Print our ratios to the faster gensim run of the same method, and to the fastest of all."""
+    fastest = max(theirs, key=lambda name: theirs[name].speed)
     print()
     for method in ("skip-gram", "CBOW"):
-        same = max((name for name in theirs if method in name), key=lambda name: theirs[name].rate)
+        same = max((name for name in theirs if method in name), key=lambda name: theirs[name].speed)
         for rival in dict.fromkeys([same, fastest]):
-            for name in (each for each in means if each.startswith(f"ours {method}")):
+            for name in (each for each in means if each.startswith(f"clearhead {method}")):
                 our, their = means[name], theirs[rival]
                 print(
-                    f"{name} / {rival}: words/s {our.rate / their.rate:.2f}, per core-second "
-                    f"{our.core_rate / their.core_rate:.2f} (at least 1); WordSim {our.wordsim - their.wordsim:+.3f} "
-                    "(at least -0.020)"
+                    f"{name} / {rival}: words/s {our.speed / their.speed:.2f}, words/core-s "
+                    f"{our.core_speed / their.core_speed:.2f} (target: at least 1); "
+                    f"WordSim {our.wordsim - their.wordsim:+.3f} (target: at least -0.020)"
                 )
 
 

@@ -1,4 +1,4 @@
-"""What every test shares: one thread, a fixed hypothesis profile, no torch.compile."""
+"""Settings and fixtures shared by all tests: one thread, a fixed hypothesis profile, no torch.compile."""
 
 import os
 import signal
@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 from clearhead.ops.native import library as native
 
 torch.set_num_threads(1)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would children
-# Derandomised, and every example seeds torch itself: a red run can be repeated by anyone.
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell inherit ignoring it
+# Derandomized, and every example seeds torch itself, so that failures are reproducible.
 common = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much]}
 settings.register_profile("fixed", derandomize=True, max_examples=50, **common)
 settings.register_profile("thorough", max_examples=500, **common)  # pytest --hypothesis-profile=thorough
@@ -28,7 +28,7 @@ def _seed() -> None:
 
 @pytest.fixture(params=["native", "torch"])
 def between(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A test that takes this runs twice: with native code between products, and with torch's operations."""
+    """Run the test twice: with the native C kernels and with PyTorch ops."""
     if request.param == "torch":
         monkeypatch.setattr(native, "library", lambda: None)
     elif native.library() is None:

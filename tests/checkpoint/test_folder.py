@@ -17,9 +17,9 @@ from clearhead.checkpoint.tensors import tensors_of
 from clearhead.config import ModelConfig, preset, preset_names
 from clearhead.errors import UserError
 from clearhead.model import build
-from clearhead.ops.linear.quantized import quantize_module
 from clearhead.text import Tokenizer
 from tests.checkpoint.small import TEXTS, contents, equal, network, tokenizer
+from tests.quantization import quantize_module
 from tests.strategies import configs, logits, network_of, tokens
 
 TINY = [name for name in preset_names() if name.startswith("tiny")]

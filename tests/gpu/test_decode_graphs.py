@@ -1,4 +1,4 @@
-"""Steps recorded as CUDA graphs, compiled or not, write what the ordinary path writes: `make test-gpu`."""
+"""Decode steps replayed from CUDA graphs, compiled or not, equal eager decoding: `make test-gpu`."""
 
 import gc
 from typing import Any
@@ -12,18 +12,18 @@ from clearhead.inference import replay as graphs
 from clearhead.inference.cuda_graph import Choice
 from clearhead.inference.step import Step
 from clearhead.model import build
-from clearhead.ops.linear.quantized import quantize_module
 from clearhead.ops.triton import decode_attention as kernel
 from clearhead.ops.triton.decode_attention import kernel_supports
 from tests.inference.one_token import check, given
 from tests.inference.random_writers import same
+from tests.quantization import quantize_module
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
 ]
 SETTINGS = [
-    GenerationConfig(max_new_tokens=600),  # outgrows the first recording
+    GenerationConfig(max_new_tokens=600),  # outgrows the first graph
     GenerationConfig(max_new_tokens=40, logprobs=True),
     GenerationConfig(max_new_tokens=40, temperature=1.3, top_k=9, top_p=0.9, min_p=0.02, logprobs=True),
     GenerationConfig(max_new_tokens=40, temperature=0.7, samples=3),
@@ -32,8 +32,8 @@ SETTINGS = [
 PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14], [3, 3]]
 
 
-def writer(name: str, dtype: torch.dtype = torch.float64) -> Any:
-    """A random network whose scores spread by about 2, on the GPU."""
+def random_decoder(name: str, dtype: torch.dtype = torch.float64) -> Any:
+    """A random network on the GPU whose logits have a standard deviation of about 2."""
     torch.manual_seed(1)
     network = build(preset(name, ["max_positions=2048"])).eval()
     with torch.no_grad():
@@ -45,45 +45,45 @@ def writer(name: str, dtype: torch.dtype = torch.float64) -> Any:
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt", "tiny-llama"])
-def test_recorded_steps_write_the_texts_of_the_ordinary_path(name: str) -> None:
-    network = writer(name)
+def test_replayed_steps_generate_the_same_tokens_as_eager_steps(name: str) -> None:
+    network = random_decoder(name)
     for config in SETTINGS:
         graphs._GRAPHS.pop(network, None)
         expected = generate(network, PROMPTS, config, end=0, seeds=[5, 6, 5, 2**40])
         assert enable_cuda_graphs(network)
-        for _ in range(2):  # recorded, and replayed from a recording that was used before
+        for _ in range(2):  # captured, then replayed from a graph that was used before
             assert same(generate(network, PROMPTS, config, end=0, seeds=[5, 6, 5, 2**40]), expected)
         assert graphs._GRAPHS[network].recordings
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "compiled"),  # few are compiled, since each tunes its kernels
+    ("name", "rows", "compiled"),  # few are compiled, because autotuning is slow
     [
         *((name, rows, False) for name in ("tiny-gpt", "tiny-llama") for rows in (1, 3, 32)),
         ("tiny-gpt", 1, True),
         ("tiny-llama", 1, True),
-        ("tiny-llama", 64, True),  # so many that whole rows are shared out, not slots
+        ("tiny-llama", 64, True),  # so many rows that the cache is not split
     ],
 )
-def test_scores_of_recorded_steps_are_those_of_the_ordinary_path(name: str, rows: int, compiled: bool) -> None:
+def test_replayed_steps_have_the_same_logits_as_eager_steps(name: str, rows: int, compiled: bool) -> None:
     prompts = [torch.randint(4000, (1 + 37 * n % 100,)).tolist() for n in range(rows)]
     ids = torch.randint(4000, (12, rows, 1), device="cuda")
     for dtype, tolerance in ((torch.bfloat16, 0.03),) if compiled else ((torch.float32, 1e-4), (torch.bfloat16, 0.03)):
-        network = writer(name, dtype)
-        capture_steps = graphs.GraphCache(network, compiled)
+        network = random_decoder(name, dtype)
+        graph_cache = graphs.GraphCache(network, compiled)
         with torch.inference_mode():
-            step, other = (Step(network, rows, 200) for _ in range(2))
-            for one in (step, other):
-                one.start(prompts)
-            replayed = graphs.ReplayStep(other, capture_steps, Choice(None))
+            eager, other = (Step(network, rows, 200) for _ in range(2))
+            for step in (eager, other):
+                step.start(prompts)
+            replayed = graphs.ReplayStep(other, graph_cache, Choice(None))
             for tokens in ids:
-                expected, found = step.next(tokens)[:, 0].float(), replayed.next(tokens)[:, 0].float()
-                assert (found - expected).norm() < tolerance * expected.norm()
+                expected, logits = eager.next(tokens)[:, 0].float(), replayed.next(tokens)[:, 0].float()
+                assert (logits - expected).norm() < tolerance * expected.norm()
 
 
 @pytest.mark.parametrize(("temperature", "rows"), [(0.0, 1), (1.0, 4)])
-def test_compiled_steps_write_the_texts_of_the_ordinary_path(temperature: float, rows: int) -> None:
-    network, config = writer("tiny-llama"), GenerationConfig(max_new_tokens=60, temperature=temperature)
+def test_compiled_steps_generate_the_same_tokens_as_eager_steps(temperature: float, rows: int) -> None:
+    network, config = random_decoder("tiny-llama"), GenerationConfig(max_new_tokens=60, temperature=temperature)
     expected = generate(network, PROMPTS[:rows], config, end=0)
     assert enable_cuda_graphs(network, compiled=True)
     assert same(generate(network, PROMPTS[:rows], config, end=0), expected)
@@ -94,7 +94,7 @@ def test_compiled_steps_write_the_texts_of_the_ordinary_path(temperature: float,
 @pytest.mark.parametrize(
     ("shape", "group"),
     [
-        ((1, 8, 512, 64), 4),  # cut up
+        ((1, 8, 512, 64), 4),  # split
         ((32, 8, 512, 64), 4),
         ((16, 12, 512, 64), 1),
         ((3, 3, 200, 128), 3),
@@ -103,7 +103,7 @@ def test_compiled_steps_write_the_texts_of_the_ordinary_path(temperature: float,
         ((130, 1, 300, 256), 5),
     ],
 )
-def test_the_kernel_finds_what_the_formula_finds(
+def test_the_kernel_equals_the_reference(
     shape: tuple[int, int, int, int], group: int, dtype: torch.dtype, rotated: bool
 ) -> None:
     edges = [shape[2] - 1, 0, 1, 31, 32, 33, 63, 64, 65, 127, 128, 129]
@@ -113,14 +113,14 @@ def test_the_kernel_finds_what_the_formula_finds(
     check(case)
 
 
-@pytest.mark.parametrize("shares", [1, 2, 7, 64])
-def test_shares_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch, shares: int) -> None:
-    monkeypatch.setattr(kernel, "cut", lambda keys: (64, shares))
+@pytest.mark.parametrize("splits", [1, 2, 7, 64])
+def test_any_number_of_splits_equals_the_reference(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
+    monkeypatch.setattr(kernel, "split_cache", lambda keys: (64, splits))
     for length in (0, 63, 64, 65, 1000, 2047):
         check(given((2, 4, 2048, 64), 4, [length, 2047 - length], torch.bfloat16, True, "cuda"))
 
 
-def test_the_kernel_is_left_alone_where_it_does_not_fit() -> None:
+def test_unsupported_shapes_and_dtypes_are_refused() -> None:
     keys = torch.empty(2, 2, 64, 64, device="cuda")
     assert kernel_supports(torch.empty(2, 8, 64, device="cuda"), keys)
     assert not kernel_supports(torch.empty(2, 8, 64, device="cuda").double(), keys.double())
@@ -132,39 +132,39 @@ def test_the_kernel_is_left_alone_where_it_does_not_fit() -> None:
 
 
 @pytest.mark.parametrize(("name", "rows"), [("tiny-gpt", 1), ("tiny-llama", 1), ("tiny-llama", 64)])
-def test_compiled_steps_by_the_kernel_write_the_texts_of_the_ordinary_path(
+def test_compiled_steps_with_the_kernel_generate_the_same_tokens_as_eager_steps(
     monkeypatch: pytest.MonkeyPatch, name: str, rows: int
 ) -> None:
-    network, config = writer(name, torch.float32), GenerationConfig(max_new_tokens=60)
+    network, config = random_decoder(name, torch.float32), GenerationConfig(max_new_tokens=60)
     prompts = [[5 + row, 6, 7][: 1 + row % 3] for row in range(rows)]
     expected = generate(network, prompts, config, end=0)
-    monkeypatch.setattr("clearhead.inference.static_decoder.cached_attention", None)  # nor does anything else look back
+    monkeypatch.setattr("clearhead.inference.static_decoder.cached_attention", None)  # only the kernel attends
     monkeypatch.setattr("clearhead.inference.static_decoder.sdpa", None)
     assert enable_cuda_graphs(network, compiled=True)
-    found = generate(network, prompts, config, end=0)
-    told = [output.ids == other.ids for [output], [other] in zip(found, expected, strict=True)]
-    assert sum(told) >= 0.95 * rows, "all but near ties"
+    outputs = generate(network, prompts, config, end=0)
+    equal = [output.ids == other.ids for [output], [other] in zip(outputs, expected, strict=True)]
+    assert sum(equal) >= 0.95 * rows, "all but near ties"
 
 
-def test_eight_bit_weights_write_on_nearly_as_whole_ones_score() -> None:
-    network = writer("tiny-llama", torch.bfloat16)
-    small = quantize_module(writer("tiny-llama", torch.bfloat16))
+def test_int8_weights_have_nearly_the_same_logits_as_bf16_weights() -> None:
+    network = random_decoder("tiny-llama", torch.bfloat16)
+    quantized = quantize_module(random_decoder("tiny-llama", torch.bfloat16))
     ids = torch.randint(4000, (12, 1, 1), device="cuda")
     for compiled in (False, True):
         with torch.inference_mode():
-            step, other = Step(network, 1, 200), Step(small, 1, 200)
-            step.start([[5, 6, 7]]), other.start([[5, 6, 7]])
-            replayed = graphs.ReplayStep(other, graphs.GraphCache(small, compiled), Choice(None))
+            eager, other = Step(network, 1, 200), Step(quantized, 1, 200)
+            eager.start([[5, 6, 7]]), other.start([[5, 6, 7]])
+            replayed = graphs.ReplayStep(other, graphs.GraphCache(quantized, compiled), Choice(None))
             for tokens in ids:
-                expected, found = step.next(tokens).float(), replayed.next(tokens).float()
-                assert (found - expected).norm() < 0.1 * expected.norm()
+                expected, logits = eager.next(tokens).float(), replayed.next(tokens).float()
+                assert (logits - expected).norm() < 0.1 * expected.norm()
 
 
-def test_texts_written_at_once_do_not_meet_and_memory_comes_back() -> None:
-    network, config = writer("tiny-llama"), GenerationConfig(max_new_tokens=50, temperature=1.0)
+def test_concurrent_streams_are_independent_and_memory_is_freed() -> None:
+    network, config = random_decoder("tiny-llama"), GenerationConfig(max_new_tokens=50, temperature=1.0)
     expected = [list(stream(network, [prompt], config, end=0, seed=prompt)) for prompt in (3, 4)]
-    held = []
-    for _ in range(2):  # what a first recording leaves, rooms of cuBLAS for its stream among them, a second one uses
+    allocated = []
+    for _ in range(2):  # what the first graph leaves behind, such as cuBLAS workspaces, is reused by the second
         assert enable_cuda_graphs(network)
         texts: list[list[int]] = [[], []]
         streams = [stream(network, [prompt], config, end=0, seed=prompt) for prompt in (3, 4)]
@@ -175,5 +175,5 @@ def test_texts_written_at_once_do_not_meet_and_memory_comes_back() -> None:
         del graphs._GRAPHS[network], streams, tokens
         gc.collect()
         torch.cuda.synchronize()
-        held.append(torch.cuda.memory_allocated())
-    assert held[1] < held[0] + (4 << 20)
+        allocated.append(torch.cuda.memory_allocated())
+    assert allocated[1] < allocated[0] + (4 << 20)

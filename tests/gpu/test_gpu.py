@@ -1,4 +1,4 @@
-"""Equality of the fast paths on a CUDA device: `make test-gpu`. Elsewhere these are skipped, and say why."""
+"""Fast paths on a CUDA device equal the reference: `make test-gpu`; skipped without one."""
 
 import pytest
 import torch
@@ -9,8 +9,9 @@ from clearhead.model import Documents, KVCache, Mask, Pattern, attend, attention
 from clearhead.model.heads import mean_pool
 from clearhead.ops.attention.dispatch import BACKENDS, choose_backend
 from clearhead.ops.attention.varlen import varlen_options
-from clearhead.ops.linear.quantized import QuantizedLinear, quantize_module, quantize_rows
+from clearhead.ops.linear.quantized import QuantizedLinear, quantize_rows
 from tests.equality import check, inputs
+from tests.quantization import quantize_module
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,11 +39,12 @@ every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_pattern_equals_the_reference(pattern: Pattern, causal: bool, dtype: torch.dtype) -> None:
     for tokens, heads, groups, dim in ((1, 4, 2, 64), (200, 4, 4, 64), (777, 6, 2, 32)):
         for lengths in (None, torch.tensor([tokens, tokens // 2], device="cuda")):
-            real = torch.ones(2, tokens, dtype=torch.bool, device="cuda")
+            padding_mask = torch.ones(2, tokens, dtype=torch.bool, device="cuda")
             if lengths is not None:
-                real = torch.arange(tokens, device="cuda") < lengths[:, None]
-            for name in ("sdpa", "sparse"):  # flex, which compiles for every case, has a test of its own
-                check(*inputs(2, heads, groups, tokens, dtype, dim, "cuda"), Mask(causal, pattern, lengths), real, name)
+                padding_mask = torch.arange(tokens, device="cuda") < lengths[:, None]
+            mask = Mask(causal, pattern, lengths)
+            for name in ("sdpa", "sparse"):  # flex compiles for every case and has its own test
+                check(*inputs(2, heads, groups, tokens, dtype, dim, "cuda"), mask, padding_mask, name)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def test_every_pattern_equals_the_reference(pattern: Pattern, causal: bool, dtyp
     ids=str,
 )
 def test_flex_equals_the_reference(kind: str, dtype: torch.dtype, dim: int, causal: bool) -> None:
-    """Few cases, since each one compiles a kernel for forward and one for backward."""
+    """Few cases, because each compiles a forward and a backward kernel."""
     for tokens, size, summary in ((130, 5, 2), (1000, 129, 8)):
         q, k, v = inputs(2, 4, 2, tokens, dtype, dim, "cuda")
         mask = Mask(causal, Pattern(kind, size, summary if kind == "summary" else 0))
@@ -80,16 +82,16 @@ def test_varlen_equals_the_reference(groups: int, causal: bool, pattern: Pattern
 
 
 @every_dtype
-def test_packed_targets_look_at_packed_sources(dtype: torch.dtype) -> None:
-    ours, theirs = Documents.of([5, 1, 40], device="cuda"), Documents.of([7, 90, 2], device="cuda")
-    q = inputs(1, 4, 4, ours.total, dtype, 32, "cuda")[0]
-    _, k, v = inputs(1, 4, 4, theirs.total, dtype, 32, "cuda")
-    mask = Mask(documents=(ours, theirs))
-    check(q, k, v, mask, torch.ones(1, ours.total, dtype=torch.bool, device="cuda"), None)
+def test_cross_attention_between_packed_batches_equals_the_reference(dtype: torch.dtype) -> None:
+    targets, sources = Documents.of([5, 1, 40], device="cuda"), Documents.of([7, 90, 2], device="cuda")
+    q = inputs(1, 4, 4, targets.total, dtype, 32, "cuda")[0]
+    _, k, v = inputs(1, 4, 4, sources.total, dtype, 32, "cuda")
+    mask = Mask(documents=(targets, sources))
+    check(q, k, v, mask, torch.ones(1, targets.total, dtype=torch.bool, device="cuda"), None)
 
 
 @every_dtype
-def test_a_query_that_may_look_at_nothing_gets_zeros(dtype: torch.dtype) -> None:
+def test_a_fully_masked_row_gives_zeros(dtype: torch.dtype) -> None:
     for name in (None, *BACKENDS):
         q, k, v = inputs(2, 2, 2, 96, dtype, 64, "cuda")
         out = attend(q, k, v, Mask(lengths=torch.tensor([0, 96], device="cuda")), backend=name)
@@ -102,7 +104,7 @@ def test_a_query_that_may_look_at_nothing_gets_zeros(dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("name", ["tiny-translator", "tiny-encoder", "tiny-gpt", "tiny-llama"])
 @pytest.mark.parametrize("attention", ["full", "window", "strided", "fixed"])
-def test_networks_give_on_the_gpu_what_they_give_on_the_cpu(name: str, attention: str) -> None:
+def test_the_gpu_equals_the_cpu(name: str, attention: str) -> None:
     extra = {"window": ["window=16"], "strided": ["stride=8"], "fixed": ["stride=8", "summary=2"]}.get(attention, [])
     network = build(preset(name, [f"attention={attention}", *extra])).eval()
     ids, lengths = torch.randint(4000, (3, 50)), torch.tensor([50, 31, 7])
@@ -110,46 +112,45 @@ def test_networks_give_on_the_gpu_what_they_give_on_the_cpu(name: str, attention
         {"lengths": lengths} if name != "tiny-translator" else {"source_lengths": lengths, "target_lengths": lengths}
     )
     inputs = (ids, ids) if name == "tiny-translator" else (ids,)
-    real = torch.arange(50) < lengths[:, None]
+    padding_mask = torch.arange(50) < lengths[:, None]
     with torch.no_grad(), attention_backend("reference"):
         expected = network(*inputs, **arguments)
     network.cuda()
     with torch.no_grad():
         on_gpu = {key: value.cuda() for key, value in arguments.items()}
-        found = network(*(x.cuda() for x in inputs), **on_gpu).cpu()
-        half = network.bfloat16()(*(x.cuda() for x in inputs), **on_gpu).cpu().float()
-    torch.testing.assert_close(found[real], expected[real], rtol=1e-4, atol=1e-4)
-    assert (half[real] - expected[real]).norm() < 0.03 * expected[real].norm()
+        fp32 = network(*(x.cuda() for x in inputs), **on_gpu).cpu()
+        bf16 = network.bfloat16()(*(x.cuda() for x in inputs), **on_gpu).cpu().float()
+    torch.testing.assert_close(fp32[padding_mask], expected[padding_mask], rtol=1e-4, atol=1e-4)
+    assert (bf16[padding_mask] - expected[padding_mask]).norm() < 0.03 * expected[padding_mask].norm()
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt", "tiny-llama"])
 def test_cached_equals_uncached_and_packed_equals_unpacked(name: str) -> None:
     network, ids = build(preset(name)).eval().cuda(), torch.randint(4000, (2, 40), device="cuda")
     with torch.no_grad():
-        whole = network(ids)
-        cache, pieces = KVCache(network.config, 2, 40), []
-        for piece in ids.split([17, 1, 1, 5, 16], dim=1):
-            pieces.append(network(piece, cache=cache))
-        torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-4, atol=1e-4)
+        uncached = network(ids)
+        cache = KVCache(network.config, 2, 40)
+        chunks = [network(chunk, cache=cache) for chunk in ids.split([17, 1, 1, 5, 16], dim=1)]
+        torch.testing.assert_close(torch.cat(chunks, dim=1), uncached, rtol=1e-4, atol=1e-4)
         network.bfloat16()
         packed = network(ids.view(1, -1), documents=Documents.of([40, 40], device="cuda")).view(2, 40, -1)
-        assert (packed.float() - whole).norm() < 0.03 * whole.norm()
+        assert (packed.float() - uncached).norm() < 0.03 * uncached.norm()
 
 
-def test_eight_bits_on_the_gpu_equal_the_formula_and_ignore_batch_mates() -> None:
-    for inputs_, outputs, exact in ((64, 24, True), (50, 7, False)):
-        linear = nn.Linear(inputs_, outputs, bias=False).cuda()
-        small = QuantizedLinear(linear)
+def test_int8_equals_the_formula_and_batch_mates_never_change_a_row() -> None:
+    for in_features, out_features, exact in ((64, 24, True), (50, 7, False)):
+        linear = nn.Linear(in_features, out_features, bias=False).cuda()
+        layer = QuantizedLinear(linear)
         for rows in (1, 16, 17, 100):
-            x = torch.randn(rows, inputs_, device="cuda")
-            numbers, scale = quantize_rows(x)
+            x = torch.randn(rows, in_features, device="cuda")
+            quantized, scale = quantize_rows(x)
             weight, weight_scale = quantize_rows(linear.weight.detach())
-            expected = (numbers.double() @ weight.double().T) * scale * weight_scale.T
+            expected = (quantized.double() @ weight.double().T) * scale * weight_scale.T
             if exact:
-                torch.testing.assert_close(small(x).double(), expected, rtol=1e-6, atol=1e-6)
-                assert torch.equal(small(x[:1]), small(x)[:1])
-            else:  # no integer product for this shape: the weights alone are rounded
-                assert (small(x).double() - expected).norm() < 0.02 * expected.norm()
+                torch.testing.assert_close(layer(x).double(), expected, rtol=1e-6, atol=1e-6)
+                assert torch.equal(layer(x[:1]), layer(x)[:1])
+            else:  # no int8 matmul for this shape: only the weights are quantized
+                assert (layer(x).double() - expected).norm() < 0.02 * expected.norm()
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -162,17 +163,17 @@ def test_a_quantized_network_runs_on_the_gpu(bits: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny-translator", "tiny-llama"])
-def test_networks_compile_in_one_piece_and_stay_equal(name: str) -> None:
+def test_networks_compile_without_graph_breaks_and_stay_equal(name: str) -> None:
     torch.compiler.reset()
     network, ids = build(preset(name)).eval().cuda(), torch.randint(4000, (2, 64), device="cuda")
     inputs = (ids, ids) if name == "tiny-translator" else (ids,)
     with torch.no_grad():
         expected = network(*inputs)
-        found = torch.compile(network, fullgraph=True)(*inputs)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        compiled = torch.compile(network, fullgraph=True)(*inputs)
+    torch.testing.assert_close(compiled, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_windows_compile_with_the_layer_around_them() -> None:
+def test_layers_with_window_attention_compile() -> None:
     torch.compiler.reset()
     network = build(preset("tiny-llama", ["attention=[full, window]", "window=16"])).eval().cuda()
     ids = torch.randint(4000, (2, 200), device="cuda")
@@ -184,6 +185,6 @@ def test_windows_compile_with_the_layer_around_them() -> None:
 
 
 @every_dtype
-def test_the_mean_of_a_long_document_is_added_up_in_fp32(dtype: torch.dtype) -> None:
+def test_mean_pooling_accumulates_in_fp32(dtype: torch.dtype) -> None:
     hidden, documents = torch.ones(1, 4000, 8, device="cuda", dtype=dtype), Documents.of([3000, 1000], "cuda")
     torch.testing.assert_close(mean_pool(hidden, documents=documents), torch.ones_like(hidden[0, :2]))

@@ -18,11 +18,11 @@ from clearhead.inference.cuda_graph import CapturedGraph, Choice
 from clearhead.inference.static_decoder import FusedLinear, StaticKV, cached_attention
 from clearhead.inference.step import Step
 from clearhead.model import Mask, attend, build
-from clearhead.ops.linear.quantized import quantize_module
 from clearhead.text import train
 from tests.inference.random_writers import FEW, rows_for, same, sharpened
 from tests.inference.reference import END, search
 from tests.inference.test_texts import TEXTS, writer
+from tests.quantization import quantize_module
 from tests.strategies import VOCABULARY, configs
 
 decoders = configs(families=("decoder",)).filter(lambda config: set(config.attention) == {"full"})

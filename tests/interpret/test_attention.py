@@ -5,7 +5,7 @@ import torch
 from clearhead.config import preset
 from clearhead.interpret import capture_attention
 from clearhead.model import KVCache, build
-from clearhead.ops.linear.quantized import quantize_module
+from tests.quantization import quantize_module
 
 
 def test_weights_are_a_distribution_over_what_may_be_seen() -> None:

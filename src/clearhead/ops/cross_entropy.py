@@ -1,6 +1,6 @@
-"""Cross entropy of a large vocabulary in pieces, so that its scores are never in memory all at once.
+"""Chunked cross-entropy for large vocabularies: the full logits are never in memory at once.
 
-N rows · D width · V words
+N rows · D model dim · V vocabulary
 """
 
 from collections.abc import Callable
@@ -11,52 +11,54 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-IGNORED = -100  # the label of positions without a loss
+IGNORED = -100  # label of positions without a loss
 
 
 class Chunk(NamedTuple):
-    """Of some rows what their losses are made of, and the gradient of their total."""
+    """Loss statistics of some rows, and the gradient of their total loss."""
 
-    # (4, N) of each row's scores: the log of the sum of their powers, the answer's, the best; with smoothing, the mean
-    rows: Tensor
-    scores: Tensor  # (N, V) the gradient by the scores
+    # (4, N): logsumexp of each row's logits, the label's logit, the largest, and (with label smoothing) the mean
+    stats: Tensor
+    scores: Tensor  # (N, V) gradient with respect to the logits
 
 
-def cross_entropy_chunk(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float) -> Chunk:
-    """`cross_entropy` of x Wᵀ + b and its gradient, written out: softmax minus the answer; compiled, few passes.
+def cross_entropy_chunk(
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, label_smoothing: float
+) -> Chunk:
+    """Cross-entropy of x Wᵀ + b and its gradient, softmax minus the smoothed label, in few passes once compiled.
 
     x (N, D), weight (V, D), labels (N,).
     """
-    scores = to_fp32(F.linear(x, weight, bias))  # (N, V)
-    classes, answers = scores.shape[-1], labels.clamp(min=0)[:, None]
-    spread = torch_smoothing(smoothing, classes)
-    best = scores.amax(dim=1, keepdim=True)
-    log_sum = best + (scores - best).exp().sum(dim=1, keepdim=True).log()
-    rows = torch.cat([log_sum, scores.gather(1, answers), best, scores.mean(dim=1, keepdim=True)], 1)
-    here = torch.arange(classes, device=x.device) == answers
-    grad = (scores - log_sum).exp() - spread / classes - (1 - spread) * here.to(scores)
-    return Chunk(rows.T, grad.masked_fill((labels == IGNORED)[:, None], 0).to(x.dtype))
+    logits = to_fp32(F.linear(x, weight, bias))  # (N, V)
+    vocab_size, targets = logits.shape[-1], labels.clamp(min=0)[:, None]
+    eps = torch_smoothing(label_smoothing, vocab_size)
+    max_logit = logits.amax(dim=1, keepdim=True)
+    logsumexp = max_logit + (logits - max_logit).exp().sum(dim=1, keepdim=True).log()
+    stats = torch.cat([logsumexp, logits.gather(1, targets), max_logit, logits.mean(dim=1, keepdim=True)], 1)
+    one_hot = torch.arange(vocab_size, device=x.device) == targets
+    grad = (logits - logsumexp).exp() - eps / vocab_size - (1 - eps) * one_hot.to(logits)
+    return Chunk(stats.T, grad.masked_fill((labels == IGNORED)[:, None], 0).to(x.dtype))
 
 
-def torch_smoothing(smoothing: float, classes: int) -> float:
-    """Our smoothing ε as torch has it: it shares it out to all classes, the right one among them."""
-    return smoothing * classes / max(1, classes - 1)
+def torch_smoothing(label_smoothing: float, classes: int) -> float:
+    """Convert our label smoothing ε, spread over the wrong classes, to torch's, spread over all classes."""
+    return label_smoothing * classes / max(1, classes - 1)
 
 
-def from_rows(labels: Tensor, rows: Tensor, spread: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Total, count, plain and right from four numbers of each row's scores, (4, N), summed in float64.
+def _loss_sums(labels: Tensor, stats: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return total loss, count, loss without smoothing, and correct predictions from stats (4, N), summed in float64.
 
-    A score that ties with the best counts as right.
+    A logit that ties with the largest counts as correct.
     """
-    counts = labels != IGNORED
-    log_sum, answered, best, mean = rows.double().masked_fill(~counts, 0)
-    plain = (log_sum - answered).sum()
-    total = plain + spread * (answered - mean).sum() if spread else plain
-    return total, counts.sum(), plain, ((answered == best) & counts).sum()
+    valid = labels != IGNORED
+    logsumexp, label_logit, max_logit, mean_logit = stats.double().masked_fill(~valid, 0)
+    unsmoothed = (logsumexp - label_logit).sum()
+    total = unsmoothed + eps * (label_logit - mean_logit).sum() if eps else unsmoothed
+    return total, valid.sum(), unsmoothed, ((label_logit == max_logit) & valid).sum()
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """`cross_entropy` of x Wᵀ + b for some rows at a time: gradients are made at once and the scores dropped."""
+    """Cross-entropy of x Wᵀ + b, `chunk_size` rows at a time: gradients are computed in forward, logits discarded."""
 
     @staticmethod
     def forward(
@@ -65,45 +67,46 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         labels: Tensor,
-        smoothing: float,
-        rows: int,
-        work: Callable[..., Chunk],
+        label_smoothing: float,
+        chunk_size: int,
+        chunk_fn: Callable[..., Chunk],
     ) -> tuple[Tensor, ...]:
-        # Autocast would cast the matrix anew for every piece; what is added up over the pieces stays in fp32.
+        # Cast once: autocast would cast the weight for every chunk. Sums over chunks stay in fp32.
         dtype = matmul_dtype(x)
         inputs, matrix, offset = (None if t is None else t.detach().to(dtype) for t in (x, weight, bias))
         assert inputs is not None
         assert matrix is not None
-        seen: list[Tensor] = []
+        stats: list[Tensor] = []
         grads: list[Tensor | None] = [torch.empty_like(x), None, None]
-        for at in range(0, len(x), rows):
-            here = slice(at, at + rows)
-            found = work(inputs[here], matrix, offset, labels[here], smoothing)
-            _product(found.scores, matrix, grads[0][here])  # type: ignore[index]
-            grads[1] = _add_matmul(grads[1], found.scores.T, inputs[here])
+        for start in range(0, len(x), chunk_size):
+            rows = slice(start, start + chunk_size)
+            chunk = chunk_fn(inputs[rows], matrix, offset, labels[rows], label_smoothing)
+            _matmul_into(chunk.scores, matrix, grads[0][rows])  # type: ignore[index]
+            grads[1] = _add_matmul(grads[1], chunk.scores.T, inputs[rows])
             if bias is not None:
-                more = found.scores.sum(0, dtype=accumulation_dtype(found.scores))
-                grads[2] = more if grads[2] is None else grads[2].add_(more)
-            seen.append(found.rows)
-            del found  # its scores go before the next ones come
+                bias_grad = chunk.scores.sum(0, dtype=accumulation_dtype(chunk.scores))
+                grads[2] = bias_grad if grads[2] is None else grads[2].add_(bias_grad)
+            stats.append(chunk.stats)
+            del chunk  # free its logits before the next chunk
         ctx.save_for_backward(*grads)
-        total, count, plain, right = from_rows(labels, torch.cat(seen, 1), torch_smoothing(smoothing, len(weight)))
-        kind = accumulation_dtype(x)
-        rest = count, plain.to(kind, copy=True), right
-        ctx.mark_non_differentiable(*rest)
-        return total.to(kind), *rest
+        eps = torch_smoothing(label_smoothing, len(weight))
+        total, count, unsmoothed, correct = _loss_sums(labels, torch.cat(stats, 1), eps)
+        sum_dtype = accumulation_dtype(x)
+        constants = count, unsmoothed.to(sum_dtype, copy=True), correct
+        ctx.mark_non_differentiable(*constants)
+        return total.to(sum_dtype), *constants
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        def scaled(found: Tensor | None) -> Tensor | None:  # on a GPU a list is scaled faster than found * grad
-            return None if found is None else torch._foreach_mul([found], grad.to(found.dtype))[0]
+        def scaled(saved: Tensor | None) -> Tensor | None:  # _foreach_mul is faster than saved * grad on a GPU
+            return None if saved is None else torch._foreach_mul([saved], grad.to(saved.dtype))[0]
 
         return *map(scaled, ctx.saved_tensors), None, None, None, None
 
 
-def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """out = a b, which may be narrower."""
+def _matmul_into(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """out = a b, where out may have a lower precision."""
     if out.dtype == a.dtype:
         torch.mm(a, b, out=out)
     else:
@@ -111,7 +114,7 @@ def _product(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def _add_matmul(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
-    """total + a b in fp32 or wider, for a and b that may be narrower; a GPU has no narrow product in between."""
+    """total + a b, accumulated in fp32 or float64; on a GPU without rounding the product to bf16 or fp16 first."""
     if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
         if total is None:
             return torch.mm(a, b, out_dtype=torch.float32)
@@ -121,15 +124,16 @@ def _add_matmul(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
 
 
 def matmul_dtype(x: Tensor) -> torch.dtype:
-    """What a linear layer computes in: autocast's dtype where that is on and applies."""
+    """Return the dtype a linear layer computes in: autocast's where it is on and applies."""
     casts = x.dtype != torch.float64 and torch.is_autocast_enabled(x.device.type)
     return torch.get_autocast_dtype(x.device.type) if casts else x.dtype
 
 
 def accumulation_dtype(x: Tensor) -> torch.dtype:
-    """What to add up in: fp32, or float64 for x that is."""
+    """Return the dtype to accumulate in: float64 for float64, else fp32."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def to_fp32(x: Tensor) -> Tensor:
+    """Convert to fp32; float64 stays float64."""
     return x.to(accumulation_dtype(x))

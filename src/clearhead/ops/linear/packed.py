@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -10,21 +11,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.ops.gelu import gelu_tanh
-from clearhead.ops.linear.quantized import ROWS
+from clearhead.ops.linear.quantized import TYPICAL_ROWS
+
+log = logging.getLogger("clearhead")
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN is here, knows this dtype, and takes weights in its own order."""
+    """Whether oneDNN can prepack linear weights of this dtype here."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        log.info("linear weights are not packed: this torch has no oneDNN prepacking")
         return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+        return True
+    log.info("linear weights are not packed: oneDNN does not support %s on this CPU", dtype)
+    return False
 
 
 class PackedLinear(nn.Module):
-    """x W ᵀ + b with W in oneDNN's own blocks, which saves laying it out anew in every step; and what follows, if it is
-    one of `activations`, while the numbers are at hand."""
+    """y = x Wᵀ + b with W prepacked for oneDNN, which saves a reorder per call, and an optional fused activation."""
 
-    activations: ClassVar[dict[Any, tuple[str, str]]] = {  # oneDNN's name and form of each
+    activations: ClassVar[dict[Any, tuple[str, str]]] = {  # function: oneDNN's name and variant
         None: ("none", ""),
         torch.relu_: ("relu", ""),
         F.gelu: ("gelu", "none"),
@@ -34,12 +40,12 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype):
         super().__init__()
-        # No parameter, which would have to be looked for at every step.
+        # A plain attribute: looking up a parameter costs time in every step.
         self.plain_bias = None if linear.bias is None else linear.bias.detach().to(dtype)
         self.activation: Callable[[Tensor], Tensor] | None = None
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(dtype), ROWS)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(dtype), TYPICAL_ROWS)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, in) to (…, out)."""
-        name, form = self.activations[self.activation]
-        return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.plain_bias, name, [], form)
+        """(…, K) to (…, N)."""
+        name, variant = self.activations[self.activation]
+        return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.plain_bias, name, [], variant)

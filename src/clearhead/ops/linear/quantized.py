@@ -1,7 +1,7 @@
-"""Linear layers with small weights: int8 for each output channel, or int4 in groups.   M rows · K inputs · N outputs
+"""Quantized linear layers: int8 per output channel, or int4 in groups.   M rows · K inputs · N outputs
 
-With int8, the activations are rounded too, each row by its own largest value: a row's result never depends on the
-rows beside it. With int4 only the weights are small.
+With int8, activations are quantized too, each row by its own absolute maximum, so that a row's result never depends on
+the other rows of the batch. int4 is weight-only.
 """
 
 from __future__ import annotations
@@ -17,91 +17,88 @@ from torch.nn import functional as F
 from clearhead.ops.native import library as native
 
 log = logging.getLogger("clearhead")
-LARGEST = 127  # of signed bytes, so that -127 is there too
-ROWS = 32  # of a typical step, for which weights are laid out; others work as well
+INT8_MAX = 127  # symmetric: -128 is not used
+TYPICAL_ROWS = 32  # the batch size that oneDNN lays weights out for; others work as well
 
 
 class QuantizedLinear(nn.Module):
-    """y = x Wᵀ + b with W in 8 bits, a scale for each output, or in 4, a scale and a lowest value for each group.
+    """y = x Wᵀ + b with W in int8 (a scale per output) or int4 (a scale and a minimum per group of inputs).
 
-    Eight bits run on integer matrix units; on a CPU a second copy, in the order of its kernel, is laid out when first
-    needed. Where those are missing, and always for four bits in fp32, the weights are spread out to floating point for
-    the product: the same function, slower.
+    int8 runs on integer matrix units; on a CPU the weight is repacked for oneDNN on first use. Without an integer
+    kernel, and for int4 in fp32, the weight is dequantized for the matmul: the same function, slower.
     """
 
     weight: Tensor
     scale: Tensor
     group_min: Tensor | None
-    nonnegative = False  # whether what it reads never is below 0, as behind a relu: rounded the same, with less work
+    nonnegative = False  # whether the input is never negative, as after ReLU: same result, less work
 
     def __init__(self, linear: nn.Linear, bits: int = 8, group: int = 32):
         super().__init__()
         _check(bits, group)
-        self.outputs, self.inputs = linear.weight.shape
-        if bits == 4 and self.inputs % group:
-            raise ValueError(f"group: {group} does not divide the {self.inputs} inputs; use one that does")
+        self.out_features, self.in_features = linear.weight.shape
+        if bits == 4 and self.in_features % group:
+            raise ValueError(f"group: {group} does not divide the {self.in_features} inputs; use one that does")
         self.bits, self.group = bits, group
         weight = linear.weight.detach().float()
         if bits == 8:
             quantized, scale = quantize_rows(weight)
-            lowest = None
+            group_min = None
         else:
-            quantized, scale, lowest = _quantize_groups(weight, group)
-        self.register_buffer("weight", quantized)  # (N, K) int8, or (N, K/2) uint8 with two values a byte
+            quantized, scale, group_min = _quantize_groups(weight, group)
+        self.register_buffer("weight", quantized)  # (N, K) int8, or (N, K/2) uint8 with two values per byte
         self.register_buffer("scale", scale)  # (N, 1), or (N, K/group)
-        self.register_buffer("group_min", lowest)
+        self.register_buffer("group_min", group_min)  # None, or (N, K/group)
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone(), requires_grad=False)
-        self._packed: PackedInt8Weight | tuple[Tensor, Tensor] | None = (
-            None  # the same weights as a kernel wants them, once used
-        )
+        self._packed: PackedInt8Weight | tuple[Tensor, Tensor] | None = None  # the kernel's layout, made on first use
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, K) to (…, N)."""
         if x.dim() == 2 and isinstance(self._packed, PackedInt8Weight) and x.dtype == torch.float32:
-            return self._packed(x)  # most steps of a search: nothing else is asked
-        rows = x.reshape(-1, self.inputs)
-        if self.bits == 8 and _has_int8_matmul(rows, self.outputs):
+            return self._packed(x)  # shortcut for decode steps, where every check costs
+        rows = x.reshape(-1, self.in_features)
+        if self.bits == 8 and _has_int8_matmul(rows, self.out_features):
             out = self._int8_matmul(rows)
-        elif self.bits == 4 and rows.dtype == torch.bfloat16 and rows.is_cpu and self.outputs % 16 == 0:
+        elif self.bits == 4 and rows.dtype == torch.bfloat16 and rows.is_cpu and self.out_features % 16 == 0:
             out = self._int4_matmul(rows)
         else:
-            out = self._biased(F.linear(rows, self.dequantize().to(rows.dtype)))
-        return out.to(x.dtype).reshape(*x.shape[:-1], self.outputs)
+            out = self._add_bias(F.linear(rows, self.dequantize().to(rows.dtype)))
+        return out.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
 
-    def _biased(self, out: Tensor) -> Tensor:
+    def _add_bias(self, out: Tensor) -> Tensor:
         return out if self.bias is None else out.add_(self.bias)
 
     def dequantize(self) -> Tensor:
-        """The weights in fp32, as close to the original as the bits allow: (N, K)."""
+        """Return the weight in fp32: (N, K)."""
         if self.group_min is None:
             return self.weight.float() * self.scale
-        pairs = torch.stack([self.weight & 15, self.weight >> 4], dim=-1).flatten(1)  # (N, K), values 0 to 15
-        groups = pairs.unflatten(1, (-1, self.group)).float()  # (N, K/group, group)
+        groups = unpack_int4(self.weight).unflatten(1, (-1, self.group)).float()  # (N, K/group, group)
         return (groups * self.scale[..., None] + self.group_min[..., None]).flatten(1)
 
     def _int8_matmul(self, rows: Tensor) -> Tensor:
         if rows.is_cpu and has_onednn_int8():
             return self.packed()(rows.float())
-        numbers, scale = quantize_rows(rows.float())  # (M, K), (M, 1)
-        if rows.is_cuda and len(rows) <= 16:  # CUDA's product wants more than 16 rows
-            numbers = F.pad(numbers, (0, 0, 0, 17 - len(rows)))
-        sums = torch._int_mm(numbers, self.weight.t())[: len(rows)]  # (M, N) int32, exact
-        return self._biased(sums.float().mul_(self.scale.t()).mul_(scale))
+        quantized, scale = quantize_rows(rows.float())  # (M, K), (M, 1)
+        if rows.is_cuda and len(rows) <= 16:  # torch._int_mm needs more than 16 rows on CUDA
+            quantized = F.pad(quantized, (0, 0, 0, 17 - len(rows)))
+        sums = torch._int_mm(quantized, self.weight.t())[: len(rows)]  # (M, N) int32, exact
+        return self._add_bias(sums.float().mul_(self.scale.t()).mul_(scale))
 
     def packed(self) -> PackedInt8Weight:
-        """The same 8-bit weights as oneDNN wants them, on a CPU that multiplies bytes."""
+        """Return the int8 weight in oneDNN's layout; needs `has_onednn_int8()`."""
         if not isinstance(self._packed, PackedInt8Weight):
             self._packed = PackedInt8Weight(self)
         return self._packed
 
     def _int4_matmul(self, rows: Tensor) -> Tensor:
         if not isinstance(self._packed, tuple):
-            self._packed = _pack_four(self)
-        out = torch._weight_int4pack_mm_for_cpu(rows.contiguous(), self._packed[0], self.group, self._packed[1])
-        return self._biased(out)
+            self._packed = pack_int4(self)
+        packed, scale_and_mid = self._packed
+        out = torch._weight_int4pack_mm_for_cpu(rows.contiguous(), packed, self.group, scale_and_mid)
+        return self._add_bias(out)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        self._packed = None  # moved or turned; below, loaded: what was laid out is no longer true
+        self._packed = None  # stale once the weight is moved, converted or (below) loaded
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -109,84 +106,97 @@ class QuantizedLinear(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
 
     def extra_repr(self) -> str:
-        return f"{self.inputs}, {self.outputs}, bits={self.bits}"
+        return f"{self.in_features}, {self.out_features}, bits={self.bits}"
 
 
 class PackedInt8Weight:
-    """Eight-bit weights in oneDNN's blocks, and what else their product needs: not in the module, whose parameters
-    take as long to find as a small product takes."""
+    """An int8 weight in oneDNN's blocked layout, with its scale and bias.
+
+    A plain object, because looking up a module's parameters takes as long as a small matmul.
+    """
 
     def __init__(self, layer: QuantizedLinear):
-        self.weights = torch.ops.onednn.qlinear_prepack(layer.weight, [ROWS, layer.inputs])
-        self.plain = layer.weight
-        self.scale, self.zeros = layer.scale[:, 0].clone(), torch.zeros(layer.outputs, dtype=torch.int32)  # (N,)
-        self.shift = torch.full((layer.inputs,), 1.5 * 2**23 + 128)
+        self.weights = torch.ops.onednn.qlinear_prepack(layer.weight, [TYPICAL_ROWS, layer.in_features])
+        self.unpacked = layer.weight
+        self.scale = layer.scale[:, 0].clone()  # (N,)
+        self.zero_points = torch.zeros(layer.out_features, dtype=torch.int32)
+        self.rounding_offset = torch.full((layer.in_features,), 1.5 * 2**23 + 128)
         self.bias = None if layer.bias is None else layer.bias.detach().float()
-        self.nonnegative, self.native = layer.nonnegative, native.supports(layer.inputs, layer.outputs)
+        self.nonnegative, self.use_native = layer.nonnegative, native.supports(layer.in_features, layer.out_features)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Rows (M, K) in fp32, each rounded by itself, to (M, N)."""
-        if self.native:
+        """Quantize fp32 rows (M, K) and multiply them with the weight: (M, N)."""
+        if self.use_native:
             return native.dequantize(self.raw(native.quantize(native.GemmOutput(rows.contiguous()))))
-        unsigned, largest = _unsigned_rows(rows, self.shift, self.nonnegative)
-        return _spread_rows(self.product(unsigned), largest, self.bias)
+        quantized, absmax = _quantize_rows_unsigned(rows, self.rounding_offset, self.nonnegative)
+        return _scale_and_bias(self._matmul(quantized), absmax, self.bias)
 
-    def raw(self, small: native.QuantizedRows) -> native.GemmOutput:
-        """Rows (M, K) in bytes to what native code goes on with."""
-        return native.GemmOutput(self.product(small.numbers), small.scales, self.bias)
+    def raw(self, rows: native.QuantizedRows) -> native.GemmOutput:
+        """Multiply quantized rows (M, K) with the weight; row scales and bias are left to the next native kernel."""
+        return native.GemmOutput(self._matmul(rows.numbers), rows.scales, self.bias)
 
-    def product(self, unsigned: Tensor) -> Tensor:
-        """Bytes (M, K), 128 standing for 0, times the weights: (M, N) in fp32."""
-        if len(unsigned) == 1:  # faster so
-            sums = torch._int_mm(unsigned.bitwise_xor(128).view(torch.int8), self.plain.t())
+    def _matmul(self, quantized: Tensor) -> Tensor:
+        """uint8 rows (M, K) with zero point 128 times the weight and its scales: (M, N) in fp32."""
+        if len(quantized) == 1:  # faster for a single row
+            sums = torch._int_mm(quantized.bitwise_xor(128).view(torch.int8), self.unpacked.t())
             return sums.float().mul_(self.scale)
-        return _onednn_int8_matmul(unsigned, self.weights, self.scale, self.zeros)
+        return _onednn_int8_matmul(quantized, self.weights, self.scale, self.zero_points)
 
 
-def _unsigned_rows(x: Tensor, shift: Tensor, nonnegative: bool) -> tuple[Tensor, Tensor]:
-    """As `quantize_rows` in as few operations as torch allows: numbers with 128 added, and each row's largest (M, 1).
+def _quantize_rows_unsigned(x: Tensor, rounding_offset: Tensor, nonnegative: bool) -> tuple[Tensor, Tensor]:
+    """Like `quantize_rows` in fewer ops: uint8 rows with zero point 128, and each row's absolute maximum (M, 1).
 
-    A float behind 1.5 · 2²³ is a whole number, rounded by the addition itself, whose lowest byte is the one wanted. In
-    a row of zeros it is any byte, since what comes of it is multiplied by 0.
+    Adding 1.5 · 2²³ rounds a float to an integer, whose value is then in the low byte. A row of zeros quantizes to
+    arbitrary bytes, which is fine because its result is multiplied by 0.
     """
-    largest = (x if nonnegative else x.abs()).amax(dim=1, keepdim=True)
-    whole = torch.addcmul(shift, x, largest.reciprocal(), value=LARGEST)
-    return whole.view(torch.int32).to(torch.uint8), largest
+    absmax = (x if nonnegative else x.abs()).amax(dim=1, keepdim=True)
+    rounded = torch.addcmul(rounding_offset, x, absmax.reciprocal(), value=INT8_MAX)
+    return rounded.view(torch.int32).to(torch.uint8), absmax
 
 
-def _spread_rows(out: Tensor, largest: Tensor, bias: Tensor | None) -> Tensor:
-    """out (M, N) of rows that were rounded by their largest values (M, 1), plus the bias (N,); in place."""
+def _scale_and_bias(out: Tensor, absmax: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply out (M, N) by the row scales, absmax (M, 1) / 127, and add the bias (N,), in place."""
     if bias is None:
-        return out.mul_(largest / LARGEST)
-    return torch.addcmul(bias, out, largest, value=1 / LARGEST, out=out)
+        return out.mul_(absmax / INT8_MAX)
+    return torch.addcmul(bias, out, absmax, value=1 / INT8_MAX, out=out)
 
 
-def _onednn_int8_matmul(unsigned: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
-    """Bytes (M, K), 128 standing for 0, times packed weights: (M, N) in fp32, already times the weights' scales."""
-    product = torch.ops.onednn.qlinear_pointwise.default
-    return product(unsigned, 1.0, 128, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+def _onednn_int8_matmul(quantized: Tensor, packed: Tensor, scale: Tensor, zero_points: Tensor) -> Tensor:
+    """uint8 rows (M, K) with zero point 128 times a packed weight and its scales: (M, N) in fp32."""
+    qlinear = torch.ops.onednn.qlinear_pointwise.default
+    return qlinear(quantized, 1.0, 128, packed, scale, zero_points, None, 1.0, 0, torch.float32, "none", [], "")
 
 
-def _pack_four(layer: QuantizedLinear) -> tuple[Tensor, Tensor]:
-    """The kernel's order of the same numbers, from -8 up, and scale and middle of each group (K/group, N, 2)."""
+def pack_int4(layer: QuantizedLinear) -> tuple[Tensor, Tensor]:
+    """Return an int4 weight in the layout of torch's CPU kernel, and scale and midpoint per group (K/group, N, 2)."""
     assert layer.group_min is not None
-    values = torch.stack([layer.weight & 15, layer.weight >> 4], dim=-1).flatten(1).to(torch.int32)
-    both = torch.stack([layer.scale, layer.group_min + 8 * layer.scale], dim=-1).transpose(0, 1)
-    return torch._convert_weight_to_int4pack_for_cpu(values, 1), both.to(torch.bfloat16).contiguous()
+    scale_and_mid = torch.stack([layer.scale, layer.group_min + 8 * layer.scale], dim=-1).transpose(0, 1)
+    packed = torch._convert_weight_to_int4pack_for_cpu(unpack_int4(layer.weight).to(torch.int32), 1)
+    return packed, scale_and_mid.to(torch.bfloat16).contiguous()
+
+
+def unpack_int4(weight: Tensor) -> Tensor:
+    """Unpack (N, K/2) bytes to (N, K) values from 0 to 15."""
+    return torch.stack([weight & 15, weight >> 4], dim=-1).flatten(1)
 
 
 @cache
 def has_onednn_int8() -> bool:
-    """Whether oneDNN multiplies bytes exactly here: without VNNI or AMX it adds in 16 bits, which overflow."""
+    """Whether oneDNN's int8 matmul is available and exact: without VNNI or AMX it overflows in 16 bits."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.onednn, "qlinear_pointwise"):
+        log.info("int8: this torch has no oneDNN int8 matmul; using torch._int_mm")
         return False
     largest = torch.full((2, 64), 255, dtype=torch.uint8)
     try:
         packed = torch.ops.onednn.qlinear_prepack(torch.full((16, 64), 127, dtype=torch.int8), [2, 64])
         sums = _onednn_int8_matmul(largest, packed, torch.ones(16), torch.zeros(16, dtype=torch.int32))
-    except RuntimeError:
+    except RuntimeError as error:
+        log.info("int8: oneDNN's matmul does not run here: %s; using torch._int_mm", error)
         return False
-    return bool((sums == 127 * 127 * 64).all())
+    exact = bool((sums == 127 * 127 * 64).all())
+    if not exact:
+        log.info("int8: oneDNN's matmul overflows on this CPU (no VNNI or AMX); using torch._int_mm")
+    return exact
 
 
 def _check(bits: int, group: int) -> None:
@@ -197,39 +207,22 @@ def _check(bits: int, group: int) -> None:
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x (M, K) as int8 from -127 to 127, with the scale (M, 1) of each row: x ≈ numbers · scale."""
-    scale = x.abs().amax(dim=1, keepdim=True).div_(LARGEST).clamp_(min=1e-30)
+    """Quantize x (M, K) to int8 from -127 to 127 with a scale per row (M, 1): x ≈ quantized · scale."""
+    scale = x.abs().amax(dim=1, keepdim=True).div_(INT8_MAX).clamp_(min=1e-30)
     return (x / scale).round_().to(torch.int8), scale
 
 
 def _quantize_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(N, K) as two 4-bit values a byte (N, K/2), with scale and lowest value (N, K/group) of each group."""
+    """Quantize (N, K) to int4, two values per byte (N, K/2), with scale and minimum of each group (N, K/group)."""
     groups = weight.unflatten(1, (-1, group))  # (N, K/group, group)
-    lowest, highest = groups.amin(dim=2), groups.amax(dim=2)
-    scale = ((highest - lowest) / 15).clamp(min=1e-30)
-    values = ((groups - lowest[..., None]) / scale[..., None]).round().clamp(0, 15).to(torch.uint8).flatten(1)
-    return values[:, 0::2] | (values[:, 1::2] << 4), scale, lowest
+    group_min, group_max = groups.amin(dim=2), groups.amax(dim=2)
+    scale = ((group_max - group_min) / 15).clamp(min=1e-30)
+    values = ((groups - group_min[..., None]) / scale[..., None]).round().clamp(0, 15).to(torch.uint8).flatten(1)
+    return values[:, 0::2] | (values[:, 1::2] << 4), scale, group_min
 
 
-def _has_int8_matmul(rows: Tensor, outputs: int) -> bool:
-    """Whether torch has an int8 matrix product for this device and shape."""
+def _has_int8_matmul(rows: Tensor, out_features: int) -> bool:
+    """Whether torch has an int8 matmul for this device and shape."""
     if rows.is_cpu:
         return True
-    return rows.is_cuda and rows.shape[1] % 8 == 0 and outputs % 8 == 0
-
-
-def quantize_module(module: nn.Module, bits: int = 8, group: int = 32) -> nn.Module:
-    """Replace every linear layer below `module` by its small form, in place; for inference, it has no gradient.
-
-    An output matrix tied to the embedding gets a small copy; the embedding stays as it is. A layer whose width no
-    group divides keeps its full weights, and the log says so.
-    """
-    _check(bits, group)
-    for name, child in list(module.named_children()):
-        if not isinstance(child, nn.Linear):
-            quantize_module(child, bits, group)
-        elif bits == 4 and child.in_features % group:
-            log.warning("%s keeps its weights: its %d inputs are no multiple of %d", name, child.in_features, group)
-        else:
-            setattr(module, name, QuantizedLinear(child, bits, group))
-    return module
+    return rows.is_cuda and rows.shape[1] % 8 == 0 and out_features % 8 == 0

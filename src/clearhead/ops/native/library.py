@@ -1,9 +1,9 @@
-"""What happens on a CPU between the matrix products of a step, by native.c where it could be compiled.
+"""Python bindings of native.c: CPU kernels for attention, residual + norm + int8 quantization, and beam top-k.
 
-B rows · H heads · T queries · S keys · E head width · M rows of numbers · D width
+B batch · H heads · T queries · S keys · E head dim · M rows of a matrix · D dim · V vocabulary
 
-The C file is compiled when the package is installed, and only if there is a compiler; without it, or with
-CLEARHEAD_NATIVE=0, torch's operations do the same.
+native.c is compiled when the package is installed, if there is a C compiler; without it, or with CLEARHEAD_NATIVE=0,
+callers use PyTorch ops instead.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 log = logging.getLogger("clearhead")
-WIDE = 32  # every width must be a multiple of it: two vectors of 16 numbers are computed at once
-VERSION = 1  # of what native.c does, as it stands there
-LITTLE = 4096  # numbers for which a second thread is not worth waking
+DIM_MULTIPLE = 32  # the kernels process two vectors of 16 floats at a time
+VERSION = 2  # must equal VERSION in native.c
+MIN_PARALLEL_SIZE = 4096  # elements below which a second thread does not pay
 
 
 class GemmOutput(NamedTuple):
-    """What a product has given, if its rows still have to be multiplied with their scales and to get the bias."""
+    """A GEMM's fp32 output before its row scales and bias are applied."""
 
     numbers: Tensor  # (M, D)
     scales: Tensor | None = None  # (M,)
@@ -35,115 +35,113 @@ class GemmOutput(NamedTuple):
 
 
 class QuantizedRows(NamedTuple):
-    """Rows rounded to bytes, each by its own largest value; 128 stands for 0."""
+    """Rows in symmetric int8, each with its own scale, stored as uint8 with zero point 128."""
 
     numbers: Tensor  # (M, D) uint8
-    scales: Tensor  # (M,) what a step of one is worth
+    scales: Tensor  # (M,)
 
 
 class NormParams(NamedTuple):
-    """A layer norm."""
+    """Parameters of a LayerNorm."""
 
     weight: Tensor  # (D,)
     bias: Tensor | None
     eps: float
 
 
-NOTHING = (None, None)
-NO_NORM = (None, None, 0.0)
-
-
-class _Look(ctypes.Structure):
-    """As `struct look` in native.c."""
+class _AttentionArgs(ctypes.Structure):
+    """Mirrors `struct attention_args` in native.c."""
 
     _fields_: ClassVar = [
-        *(("asked", c_void_p), ("apart", c_int64), ("place", c_int64), ("scales", c_void_p), ("bias", c_void_p)),
-        *(("keys", c_void_p), ("values", c_void_p), ("row", c_int64), ("head", c_int64), ("key", c_int64)),
-        *((name, c_void_p) for name in ("allowed", "lengths", "out", "bytes", "sizes")),
-        *((name, c_int64) for name in ("rows", "heads", "queries", "count", "dim", "halves")),
+        *(("qkv", c_void_p), ("qkv_stride", c_int64), ("write_slot", c_int64), ("scales", c_void_p)),
+        *((name, c_void_p) for name in ("bias", "keys", "values")),
+        *((name, c_int64) for name in ("batch_stride", "head_stride", "key_stride")),
+        *((name, c_void_p) for name in ("mask", "lengths", "out", "quantized", "quantized_scales")),
+        *((name, c_int64) for name in ("batch", "heads", "queries", "keys_visible", "head_dim", "is_bf16")),
     ]
 
 
-class _Between(ctypes.Structure):
-    """As `struct between` in native.c."""
+class _ResidualNormArgs(ctypes.Structure):
+    """Mirrors `struct residual_norm_args` in native.c."""
 
     _fields_: ClassVar = [
-        *((name, c_void_p) for name in ("x", "scales", "bias", "residual", "weight", "shift")),
-        *((name, c_void_p) for name in ("sum", "normed", "bytes", "sizes")),
+        *((name, c_void_p) for name in ("x", "scales", "bias", "residual", "weight", "norm_bias")),
+        *((name, c_void_p) for name in ("sum", "normed", "quantized", "quantized_scales")),
         *((name, c_int64) for name in ("rows", "dim", "relu")),
         ("eps", c_float),
     ]
 
 
-class _Best(ctypes.Structure):
-    """As `struct best` in native.c."""
+class _TopKArgs(ctypes.Structure):
+    """Mirrors `struct topk_args` in native.c."""
 
     _fields_: ClassVar = [
-        *((name, c_void_p) for name in ("scores", "totals", "sums", "beams", "words")),
-        *((name, c_int64) for name in ("rows", "each", "count", "kept")),
+        *((name, c_void_p) for name in ("logprobs", "beam_scores", "scores", "beams", "tokens")),
+        *((name, c_int64) for name in ("rows", "beam_count", "vocab_size", "k")),
     ]
 
 
 @cache
 def library() -> Any | None:
-    """The compiled functions, or None where there are none."""
+    """Return the compiled library, or None where it is missing or turned off."""
     if os.environ.get("CLEARHEAD_NATIVE") == "0":
         return None
-    own = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"  # that of another Python would do as well
-    for path in sorted(Path(__file__).parent.glob("_native.*"), key=lambda path: path.name != own):
+    preferred = f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"  # one built for another Python works as well
+    for path in sorted(Path(__file__).parent.glob("_native.*"), key=lambda path: path.name != preferred):
         try:
-            found = ctypes.CDLL(str(path))  # torch's OpenMP is loaded already, and its threads are shared
-            for function in (found.clearhead_look, found.clearhead_between, found.clearhead_best):
+            lib = ctypes.CDLL(str(path))  # torch's OpenMP is already loaded, so its threads are shared
+            for function in (lib.clearhead_attention, lib.clearhead_residual_norm_quantize, lib.clearhead_topk):
                 function.argtypes = [c_void_p, c_int64]
-            found.clearhead_layout.restype = c_int64
-        except (OSError, AttributeError) as error:  # of another system, or an older file
-            log.info("%s cannot be used: %s", path, error)
+            lib.clearhead_abi.restype = c_int64
+        except (OSError, AttributeError) as error:  # built for another system, or from an older native.c
+            log.info("%s: cannot be loaded: %s; reinstall the package to rebuild it", path, error)
             continue
-        if found.clearhead_layout() == VERSION + 1000 * sum(map(ctypes.sizeof, (_Look, _Between, _Best))):
-            return found
-        log.info("%s was compiled from another version of native.c; install the package again", path)
+        struct_sizes = sum(map(ctypes.sizeof, (_AttentionArgs, _ResidualNormArgs, _TopKArgs)))
+        if lib.clearhead_abi() == VERSION + 1000 * struct_sizes:
+            return lib
+        log.info("%s: built from another version of native.c; reinstall the package to rebuild it", path)
     return None
 
 
-def supports(*widths: int) -> bool:
-    """Whether rows of numbers of these widths can be computed here."""
-    return library() is not None and not any(dim % WIDE for dim in widths)
+def supports(*dims: int) -> bool:
+    """Whether the library is loaded and supports rows of these dims."""
+    return library() is not None and not any(dim % DIM_MULTIPLE for dim in dims)
 
 
 def attend(
-    asked: GemmOutput,
+    qkv: GemmOutput,
     k: Tensor,
     v: Tensor,
-    allowed: Tensor | None = None,
+    mask: Tensor | None = None,
     lengths: Tensor | None = None,
-    place: int | None = None,
-    small: QuantizedRows | None = None,
+    write_slot: int | None = None,
+    quantized_out: QuantizedRows | None = None,
 ) -> Tensor:
-    """Attention over k and v (B, H, S, E), in fp32 or bf16, the heads joined: (B · T, H · E), and the same in bytes.
+    """Attention over k and v (B, H, S, E) in fp32 or bf16, with merged heads: (B · T, H · E), optionally in int8 too.
 
-    What a product has `asked` are queries (B · T, H · E); or, with a `place`, these and as many keys and values, which
-    are put in place first, from that slot on. `allowed` (B, T, up to S) says which keys a query sees, or `lengths` (B,)
-    how many, or all are seen; each must see one.
+    `qkv` holds queries (B · T, H · E); with a `write_slot`, queries, keys and values (B · T, 3 · H · E), whose keys and
+    values are first written to the cache from that slot on. `mask` (B, T, up to S) is True where a query may attend, or
+    `lengths` (B,) gives the number of keys, or all are visible. Every query must have at least one visible key.
     """
-    (rows, heads, keys, dim), held, x = k.shape, k.stride(), asked.numbers
-    lines, outputs = x.shape
-    queries, seen = lines // rows, keys if allowed is None else allowed.shape[2]
-    assert (lines, outputs) == (rows * queries, heads * dim * (1 if place is None else 3)), "q, or q, k and v"
-    assert (held, k.dtype) == (v.stride(), v.dtype), "keys and values must be laid out alike"
-    assert held[3] == 1, "a head's numbers must lie together"
+    (batch, heads, slots, head_dim), strides, x = k.shape, k.stride(), qkv.numbers
+    rows, columns = x.shape
+    queries, keys_visible = rows // batch, slots if mask is None else mask.shape[2]
+    parts = 1 if write_slot is None else 3
+    assert (rows, columns) == (batch * queries, heads * head_dim * parts), "qkv must hold q, or q, k and v"
+    assert (strides, k.dtype) == (v.stride(), v.dtype), "k and v must have the same strides and dtype"
+    assert strides[3] == 1, "the head dim must be contiguous"
     assert k.dtype is torch.float32 or k.dtype is torch.bfloat16
-    assert allowed is None or (_is_plain(allowed, torch.bool, (rows, queries, seen)) and seen <= keys)
-    assert lengths is None or _is_plain(lengths, torch.int64, (rows,))
-    assert place is None or place + queries <= keys, "there must be room"
-    assert _is_plain(x, torch.float32, x.shape)
-    out = torch.empty(lines, heads * dim)
-    numbers, sizes = small or NOTHING
-    wanted = _Look(
-        *(x.data_ptr(), outputs, -1 if place is None else place, _to(asked.scales), _to(asked.bias)),
-        *(k.data_ptr(), v.data_ptr(), *held[:3], _to(allowed), _to(lengths), out.data_ptr(), _to(numbers), _to(sizes)),
-        *(rows, heads, queries, seen, dim, k.dtype is torch.bfloat16),
+    assert mask is None or (_is_dense(mask, torch.bool, (batch, queries, keys_visible)) and keys_visible <= slots)
+    assert lengths is None or _is_dense(lengths, torch.int64, (batch,))
+    assert write_slot is None or write_slot + queries <= slots, "the new keys must fit into the cache"
+    assert _is_dense(x, torch.float32, x.shape)
+    out = torch.empty(rows, heads * head_dim)
+    args = _AttentionArgs(
+        *(x.data_ptr(), columns, -1 if write_slot is None else write_slot, _pointer(qkv.scales), _pointer(qkv.bias)),
+        *(k.data_ptr(), v.data_ptr(), *strides[:3], _pointer(mask), _pointer(lengths), out.data_ptr()),
+        *(*_pointers(quantized_out), batch, heads, queries, keys_visible, head_dim, k.dtype is torch.bfloat16),
     )
-    _call("clearhead_look", wanted, k.numel())
+    _call("clearhead_attention", args, k.numel())
     return out
 
 
@@ -157,67 +155,69 @@ def residual_norm_quantize(
     normed: Tensor | None = None,
     small: QuantizedRows | None = None,
 ) -> None:
-    """From one product to the next: what it gave (M, D), plus the residual, behind a relu if there is one.
+    """Apply a GEMM's scales and bias, add the residual, apply ReLU, LayerNorm and int8 quantization in one pass.
 
-    This is written to `sum`, which may be the product itself; its norm to `normed`; and whichever came last, rounded to
-    bytes, to `small`. None of these: it is not wanted.
+    Writes the requested outputs: `sum`, the value before the norm (may be the GEMM output itself); `normed`, after it;
+    and `small`, the last of these in int8.
     """
     x = raw.numbers
-    assert _is_plain(x, torch.float32, x.shape)
-    assert residual is None or _is_plain(residual, torch.float32, x.shape)
+    assert _is_dense(x, torch.float32, x.shape)
+    assert residual is None or _is_dense(residual, torch.float32, x.shape)
     rows, dim = x.shape
-    weight, bias, eps = norm or NO_NORM
-    numbers, sizes = small or NOTHING
-    wanted = _Between(
-        *(x.data_ptr(), _to(raw.scales), _to(raw.bias), _to(residual), _to(weight), _to(bias)),
-        *(_to(sum), _to(normed), _to(numbers), _to(sizes), rows, dim, relu, eps),
+    weight, bias, eps = norm or (None, None, 0.0)
+    args = _ResidualNormArgs(
+        *(x.data_ptr(), _pointer(raw.scales), _pointer(raw.bias), _pointer(residual), _pointer(weight), _pointer(bias)),
+        *(_pointer(sum), _pointer(normed), *_pointers(small), rows, dim, relu, eps),
     )
-    _call("clearhead_between", wanted, rows * dim)
+    _call("clearhead_residual_norm_quantize", args, rows * dim)
 
 
 def empty_quantized_rows(rows: int, dim: int) -> QuantizedRows:
-    """Room for rows of bytes."""
+    """Allocate an uninitialized `QuantizedRows`."""
     return QuantizedRows(torch.empty(rows, dim, dtype=torch.uint8), torch.empty(rows))
 
 
 def quantize(raw: GemmOutput, relu: bool = False, norm: NormParams | None = None) -> QuantizedRows:
-    """What a product gave, behind a relu or a norm if there is one, in bytes alone."""
-    small = empty_quantized_rows(*raw.numbers.shape)
-    residual_norm_quantize(raw, None, relu, norm, small=small)
-    return small
+    """Return a GEMM's output in int8, optionally after ReLU or a LayerNorm."""
+    quantized = empty_quantized_rows(*raw.numbers.shape)
+    residual_norm_quantize(raw, None, relu, norm, small=quantized)
+    return quantized
 
 
 def dequantize(raw: GemmOutput) -> Tensor:
-    """What a product gave, in fp32, in its own place."""
+    """Apply a GEMM's scales and bias in place and return its output in fp32."""
     residual_norm_quantize(raw, sum=raw.numbers)
     return raw.numbers
 
 
-def top_continuations(scores: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The highest of totals (B, K) plus scores (B, K, V), highest first, their beams and words: (B, count) each."""
-    rows, beams, words = scores.shape
-    assert 0 < count <= beams * words
-    assert _is_plain(scores, torch.float32, scores.shape)
-    assert _is_plain(totals, torch.float32, (rows, beams))
-    sums, chosen = torch.empty(rows, count), torch.empty(2, rows, count, dtype=torch.long)
-    first, second = chosen
-    pointers = (scores.data_ptr(), totals.data_ptr(), sums.data_ptr(), first.data_ptr(), second.data_ptr())
-    _call("clearhead_best", _Best(*pointers, rows, beams, words, count), scores.numel())
-    return sums, first, second
+def top_continuations(logprobs: Tensor, beam_scores: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the k best of beam_scores (B, beams) + logprobs (B, beams, V), with their beams and tokens: (B, k)."""
+    rows, beam_count, vocab_size = logprobs.shape
+    assert 0 < k <= beam_count * vocab_size
+    assert _is_dense(logprobs, torch.float32, logprobs.shape)
+    assert _is_dense(beam_scores, torch.float32, (rows, beam_count))
+    scores, (beams, tokens) = torch.empty(rows, k), torch.empty(2, rows, k, dtype=torch.long)
+    pointers = (x.data_ptr() for x in (logprobs, beam_scores, scores, beams, tokens))
+    _call("clearhead_topk", _TopKArgs(*pointers, rows, beam_count, vocab_size, k), logprobs.numel())
+    return scores, beams, tokens
 
 
-def _to(x: Tensor | None) -> int | None:
+def _pointer(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
-def _is_plain(x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
-    """Whether native code can read x: these numbers, on the CPU, one behind the other."""
+def _pointers(rows: QuantizedRows | None) -> tuple[int | None, int | None]:
+    return (None, None) if rows is None else (rows.numbers.data_ptr(), rows.scales.data_ptr())
+
+
+def _is_dense(x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    """Whether x is a contiguous CPU tensor of this dtype and shape."""
     return x.dtype is dtype and x.shape == shape and x.is_contiguous() and x.is_cpu
 
 
-def _call(name: str, asked: ctypes.Structure, numbers: int) -> None:
-    """Let a function of the library do what is asked with so many numbers; meanwhile other threads may run."""
-    functions = library()
-    assert functions is not None, "ask fits() first"
-    if not getattr(functions, name)(ctypes.byref(asked), torch.get_num_threads() if numbers > LITTLE else 1):
-        raise MemoryError("not enough memory for a step of decoding")
+def _call(name: str, args: ctypes.Structure, size: int) -> None:
+    """Call a function of the library without the GIL, on one thread for small inputs."""
+    lib = library()
+    assert lib is not None, "check supports() first"
+    if not getattr(lib, name)(ctypes.byref(args), torch.get_num_threads() if size > MIN_PARALLEL_SIZE else 1):
+        raise MemoryError("native kernel: out of memory; free some, or use a smaller batch")

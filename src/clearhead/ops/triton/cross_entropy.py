@@ -1,6 +1,6 @@
-"""The cross entropy of large batches on a GPU: each row of scores is read once from memory and becomes its gradient.
+"""Triton cross-entropy: reads each row of logits once from memory and overwrites it with its gradient.
 
-N rows · D width · V words
+N rows · D model dim · V vocabulary
 """
 
 # mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def, unused-ignore"
@@ -14,95 +14,99 @@ from clearhead.ops.cross_entropy import IGNORED, Chunk, torch_smoothing
 try:
     import triton
     from triton import language as tl
-except ImportError:  # there is none for this platform; `piece` does the same
+except ImportError:  # no Triton on this platform; `cross_entropy_chunk` does the same
     triton = None
 
-BLOCK, WARPS = 8192, 16  # words of a row that a program looks at together, as an H200 likes it
+BLOCK, WARPS = 8192, 16  # logits of a row that a program processes at a time, tuned on an H200
 
 
 def kernel_supports(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this machine can use it."""
+    """Whether the kernel runs here: CUDA with Triton, and not float64."""
     return triton is not None and device.type == "cuda" and dtype != torch.float64
 
 
 def triton_cross_entropy_chunk(
-    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, label_smoothing: float
 ) -> Chunk:
-    """As `piece`: what cross entropy is made of, and its gradient; x (N, D), weight (V, D), labels (N,)."""
-    scores = F.linear(x, weight, bias)  # (N, V)
-    words, rows = scores.shape[-1], torch.empty(4, len(x), device=x.device)
-    spread = torch_smoothing(smoothing, words)
-    _to_gradient[(len(x),)](scores, labels, *rows, words, spread, IGNORED, smoothing > 0, BLOCK, num_warps=WARPS)
-    return Chunk(rows, scores)
+    """Like `cross_entropy_chunk`: loss statistics and gradient for x (N, D), weight (V, D), labels (N,)."""
+    logits = F.linear(x, weight, bias)  # (N, V)
+    vocab_size, stats = logits.shape[-1], torch.empty(4, len(x), device=x.device)
+    eps = torch_smoothing(label_smoothing, vocab_size)
+    _cross_entropy[(len(x),)](
+        logits, labels, *stats, vocab_size, eps, IGNORED, label_smoothing > 0, BLOCK, num_warps=WARPS
+    )
+    return Chunk(stats, logits)
 
 
 if triton is not None:
-    LOG2 = tl.constexpr(1.4426950408889634)  # of e: a GPU has powers of two
+    LOG2E = tl.constexpr(1.4426950408889634)  # GPUs compute exp2
 
     @triton.jit
-    def _to_gradient(
-        scores,
+    def _cross_entropy(
+        logits,
         labels,
-        log_sums,
-        answers,
-        bests,
-        means,
-        words,
-        spread,
+        logsumexps,
+        label_logits,
+        max_logits,
+        mean_logits,
+        vocab_size,
+        eps,
         ignored: tl.constexpr,
         smooth: tl.constexpr,
         block: tl.constexpr,
     ):
-        """A program for each row: one pass for its log sum, answer, best and mean, one to write softmax − answer.
+        """One program per row: a pass for the statistics, then one that writes softmax minus the smoothed label.
 
-        Arithmetic takes as long as memory here: whole blocks go without a mask, and the answer is put in at the end.
+        Compute takes as long as memory here, so full blocks are not masked and the label is subtracted at the end.
         """
         row = tl.program_id(0)
-        at = scores + row.to(tl.int64) * words
+        at = logits + row.to(tl.int64) * vocab_size
         label = tl.load(labels + row)
-        counts = label != ignored
-        answer = tl.load(at + tl.where(counts, label, 0)).to(tl.float32)
-        best, total, together = -float("inf"), 0.0, 0.0
-        whole, inside = words // block * block, tl.arange(0, block)
-        for first in range(0, whole, block):
-            x = tl.load(at + first + inside, eviction_policy="evict_last").to(tl.float32)  # for the second pass
-            best, total = _seen(x, best, total)
-            if smooth:  # only then is the mean asked for
-                together += tl.sum(x, 0)
-        if whole < words:
-            there = whole + inside < words
-            x = tl.load(at + whole + inside, mask=there, other=-float("inf")).to(tl.float32)
-            best, total = _seen(x, best, total)
+        valid = label != ignored
+        label_logit = tl.load(at + tl.where(valid, label, 0)).to(tl.float32)
+        max_logit, sum_exp, sum_logits = -float("inf"), 0.0, 0.0
+        full, offsets = vocab_size // block * block, tl.arange(0, block)
+        for first in range(0, full, block):
+            x = tl.load(at + first + offsets, eviction_policy="evict_last").to(tl.float32)  # for the second pass
+            max_logit, sum_exp = _online_softmax(x, max_logit, sum_exp)
+            if smooth:  # the mean is only used with label smoothing
+                sum_logits += tl.sum(x, 0)
+        if full < vocab_size:
+            mask = full + offsets < vocab_size
+            x = tl.load(at + full + offsets, mask=mask, other=-float("inf")).to(tl.float32)
+            max_logit, sum_exp = _online_softmax(x, max_logit, sum_exp)
             if smooth:
-                together += tl.sum(tl.where(there, x, 0.0), 0)
-        log_sum = best + tl.log(total)
-        tl.store(log_sums + row, log_sum)
-        tl.store(answers + row, answer)
-        tl.store(bests + row, best)
-        tl.store(means + row, together / words)
-        share, base = spread / words, log_sum * LOG2
-        if counts:
-            for first in range(0, whole, block):
-                x = tl.load(at + first + inside, eviction_policy="evict_first").to(tl.float32)
-                x = tl.exp2(x * LOG2 - base)
+                sum_logits += tl.sum(tl.where(mask, x, 0.0), 0)
+        logsumexp = max_logit + tl.log(sum_exp)
+        tl.store(logsumexps + row, logsumexp)
+        tl.store(label_logits + row, label_logit)
+        tl.store(max_logits + row, max_logit)
+        tl.store(mean_logits + row, sum_logits / vocab_size)
+        eps_each, base = eps / vocab_size, logsumexp * LOG2E
+        if valid:
+            for first in range(0, full, block):
+                x = tl.load(at + first + offsets, eviction_policy="evict_first").to(tl.float32)
+                x = tl.exp2(x * LOG2E - base)
                 if smooth:
-                    x -= share
-                tl.store(at + first + inside, x.to(scores.dtype.element_ty), eviction_policy="evict_first")
-            if whole < words:
-                there = whole + inside < words
-                x = tl.load(at + whole + inside, mask=there, other=-float("inf")).to(tl.float32)
-                x = tl.exp2(x * LOG2 - base) - share
-                tl.store(at + whole + inside, x.to(scores.dtype.element_ty), mask=there)
-            tl.debug_barrier()  # all of the row is written
-            x = tl.exp2(answer * LOG2 - base) - share - (1.0 - spread)
-            tl.store(at + label, x.to(scores.dtype.element_ty))
+                    x -= eps_each
+                tl.store(at + first + offsets, x.to(logits.dtype.element_ty), eviction_policy="evict_first")
+            if full < vocab_size:
+                mask = full + offsets < vocab_size
+                x = tl.load(at + full + offsets, mask=mask, other=-float("inf")).to(tl.float32)
+                x = tl.exp2(x * LOG2E - base) - eps_each
+                tl.store(at + full + offsets, x.to(logits.dtype.element_ty), mask=mask)
+            tl.debug_barrier()  # the whole row is written
+            x = tl.exp2(label_logit * LOG2E - base) - eps_each - (1.0 - eps)
+            tl.store(at + label, x.to(logits.dtype.element_ty))
         else:
-            for first in range(0, words, block):
-                nothing = tl.zeros((block,), scores.dtype.element_ty)
-                tl.store(at + first + inside, nothing, mask=first + inside < words)
+            for first in range(0, vocab_size, block):
+                zeros = tl.zeros((block,), logits.dtype.element_ty)
+                tl.store(at + first + offsets, zeros, mask=first + offsets < vocab_size)
 
     @triton.jit
-    def _seen(x, best, total):
-        """The best and the sum of powers so far, of which the best is one."""
-        higher = tl.maximum(best, tl.max(x, 0))
-        return higher, total * tl.exp2((best - higher) * LOG2) + tl.sum(tl.exp2(x * LOG2 - higher * LOG2), 0)
+    def _online_softmax(x, max_logit, sum_exp):
+        """Update the running maximum and sum of exponentials with a block of logits."""
+        new_max = tl.maximum(max_logit, tl.max(x, 0))
+        return new_max, sum_exp * tl.exp2((max_logit - new_max) * LOG2E) + tl.sum(
+            tl.exp2(x * LOG2E - new_max * LOG2E), 0
+        )
