@@ -4,11 +4,11 @@ import torch
 
 from bench.timing import measure
 from clearhead.config import ModelConfig
+from clearhead.inference import cuda_graph_replay as graphs
 from clearhead.inference import enable_cuda_graphs
-from clearhead.inference import replay as graphs
 from clearhead.inference.cuda_graph import Choice
+from clearhead.inference.model_runner import Step
 from clearhead.inference.sampling import Sampler
-from clearhead.inference.step import Step
 from clearhead.model import build
 
 CONTEXTS = [128, 256, 512, 1024, 2048, 4096]

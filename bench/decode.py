@@ -26,8 +26,8 @@ from torch.nn import functional as F
 from bench.context import by_context
 from bench.timing import machine, measure
 from clearhead.config import GenerationConfig, ModelConfig, preset
+from clearhead.inference import cuda_graph_replay as graphs
 from clearhead.inference import enable_cuda_graphs
-from clearhead.inference import replay as graphs
 from clearhead.inference.generate import prepare_batch
 from clearhead.inference.generation_batch import GenerationBatch
 from clearhead.model import build

@@ -1,4 +1,4 @@
-"""BLEU and chrF: cases worked out by hand, signatures, and what the tokenizers do."""
+"""BLEU and chrF: hand-computed cases, signatures, tokenization."""
 
 import math
 import subprocess
@@ -8,76 +8,76 @@ import pytest
 
 from clearhead.evaluate import bleu, chrf, tokenized_bleu
 
-TRUE = ["The cat sat on the mat.", "It rained all day."]
+REFERENCES = ["The cat sat on the mat.", "It rained all day."]
 
 
-def test_a_perfect_translation_has_all_points() -> None:
-    assert bleu(TRUE, TRUE).value == pytest.approx(100)
-    assert chrf(TRUE, TRUE).value == pytest.approx(100)
+def test_perfect_translations_score_100() -> None:
+    assert bleu(REFERENCES, REFERENCES).value == pytest.approx(100)
+    assert chrf(REFERENCES, REFERENCES).value == pytest.approx(100)
 
 
 def test_bleu_is_the_formula_of_the_paper() -> None:
-    # Of 7 tokens 6 are right, of 6 pairs 4, of 5 triples 2, of 4 quadruples 1; as long as the reference.
-    found = bleu(["The cat sat on a mat."], [TRUE[0]])
-    assert found.value == pytest.approx(100 * (6 / 7 * 4 / 6 * 2 / 5 * 1 / 4) ** 0.25)
-    # All of 5 tokens are right, but 7 were due: the brevity penalty.
-    assert bleu(["The cat sat on the"], [TRUE[0]]).value == pytest.approx(100 * math.exp(1 - 7 / 5))
+    # Correct: 6 of 7 unigrams, 4 of 6 bigrams, 2 of 5 trigrams, 1 of 4 4-grams; as long as the reference.
+    score = bleu(["The cat sat on a mat."], [REFERENCES[0]])
+    assert score.value == pytest.approx(100 * (6 / 7 * 4 / 6 * 2 / 5 * 1 / 4) ** 0.25)
+    # All of 5 tokens are correct, but the reference has 7: brevity penalty.
+    assert bleu(["The cat sat on the"], [REFERENCES[0]]).value == pytest.approx(100 * math.exp(1 - 7 / 5))
 
 
-def test_bleu_is_of_the_corpus_and_not_a_mean_of_sentences() -> None:
-    said = [TRUE[0], "dry"]
-    assert bleu(said, TRUE).value == pytest.approx(100 * (7 / 8) ** 0.25 * math.exp(1 - 12 / 8))
+def test_bleu_is_computed_over_the_corpus_not_averaged_over_sentences() -> None:
+    outputs = [REFERENCES[0], "dry"]
+    assert bleu(outputs, REFERENCES).value == pytest.approx(100 * (7 / 8) ** 0.25 * math.exp(1 - 12 / 8))
 
 
-def test_signatures_say_how_a_score_came_about() -> None:
-    name, _, signature = bleu(TRUE, TRUE)
+def test_signatures_record_how_a_score_was_computed() -> None:
+    name, _, signature = bleu(REFERENCES, REFERENCES)
     assert name == "BLEU"
     assert signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
-    assert "|case:lc|" in bleu(TRUE, TRUE, lowercase=True).signature
-    assert "|tok:zh|" in bleu(TRUE, TRUE, tokenize="zh").signature
-    assert chrf(TRUE, TRUE).name == "chrF2"
-    assert chrf(TRUE, TRUE).signature.startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:")
+    assert "|case:lc|" in bleu(REFERENCES, REFERENCES, lowercase=True).signature
+    assert "|tok:zh|" in bleu(REFERENCES, REFERENCES, tokenize="zh").signature
+    assert chrf(REFERENCES, REFERENCES).name == "chrF2"
+    assert chrf(REFERENCES, REFERENCES).signature.startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:")
     assert "|tok:none|" in tokenized_bleu([["a"]], [["a"]]).signature
 
 
-def test_lowercase_forgets_case() -> None:
-    said = [text.upper() for text in TRUE]
-    assert bleu(said, TRUE).value < 20
-    assert bleu(said, TRUE, lowercase=True).value == pytest.approx(100)
+def test_lowercase_ignores_case() -> None:
+    outputs = [text.upper() for text in REFERENCES]
+    assert bleu(outputs, REFERENCES).value < 20
+    assert bleu(outputs, REFERENCES, lowercase=True).value == pytest.approx(100)
 
 
-def test_chinese_is_counted_by_character() -> None:
-    said, true = ["我喜欢喝绿茶。"], ["我喜欢喝红茶。"]
-    # Of 7 characters 6 are right, of 6 pairs 4, of 5 triples 2, of 4 quadruples 1.
+def test_chinese_is_tokenized_by_character() -> None:
+    outputs, references = ["我喜欢喝绿茶。"], ["我喜欢喝红茶。"]
+    # Correct: 6 of 7 characters, 4 of 6 bigrams, 2 of 5 trigrams, 1 of 4 4-grams.
     expected = 100 * (6 / 7 * 4 / 6 * 2 / 5 * 1 / 4) ** 0.25
-    assert bleu(said, true, tokenize="zh").value == pytest.approx(expected)
-    assert bleu(said, true).value == 0, "without spaces, the whole line is one word"
+    assert bleu(outputs, references, tokenize="zh").value == pytest.approx(expected)
+    assert bleu(outputs, references).value == 0, "without spaces, the whole line is one word"
 
 
-def test_tokens_are_taken_as_they_are() -> None:
-    said, true = ["a", "b", "c-d", ",", "e"], ["a", "b", "c-d", ",", "f"]
-    assert tokenized_bleu([said], [true]).value == pytest.approx(100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
+def test_given_tokens_are_not_tokenized_again() -> None:
+    output, reference = ["a", "b", "c-d", ",", "e"], ["a", "b", "c-d", ",", "f"]
+    assert tokenized_bleu([output], [reference]).value == pytest.approx(100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
     assert tokenized_bleu([["A", "B", "C", "D"]], [["a", "b", "c", "d"]], lowercase=True).value == pytest.approx(100)
 
 
-def test_tokenized_text_is_no_cause_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_tokenized_text_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     tokenized_bleu([["yes", "."]] * 200, [["yes", "."]] * 200)
     assert not caplog.records
 
 
-@pytest.mark.parametrize("score", [bleu, chrf])
-def test_wrong_use_is_refused(score) -> None:
+@pytest.mark.parametrize("metric", [bleu, chrf])
+def test_invalid_arguments_are_refused(metric) -> None:
     for sides, message in (((["a"], []), "1 outputs and 0"), (([], []), "0 outputs"), (("a", "a"), "lists of texts")):
         with pytest.raises(ValueError, match=message):
-            score(*sides)
+            metric(*sides)
 
 
 @pytest.mark.parametrize("tokens", ["ab", ["a b"], [""]])
-def test_tokens_that_would_fall_apart_are_refused(tokens) -> None:
+def test_tokens_with_spaces_and_empty_tokens_are_refused(tokens) -> None:
     with pytest.raises(ValueError, match="list of tokens"):
         tokenized_bleu([["a"]], [tokens])
 
 
-def test_sacrebleu_is_imported_when_it_is_needed() -> None:
+def test_sacrebleu_is_imported_lazily() -> None:
     code = "import sys, clearhead.evaluate; assert not {'sacrebleu', 'torch', 'numpy'} & {*sys.modules}"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

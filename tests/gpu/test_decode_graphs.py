@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from clearhead.config import GenerationConfig, preset
+from clearhead.inference import cuda_graph_replay as graphs
 from clearhead.inference import enable_cuda_graphs, generate, stream
-from clearhead.inference import replay as graphs
 from clearhead.inference.cuda_graph import Choice
-from clearhead.inference.step import Step
+from clearhead.inference.model_runner import Step
 from clearhead.model import build
 from clearhead.ops.triton import decode_attention as kernel
 from clearhead.ops.triton.decode_attention import kernel_supports
-from tests.inference.one_token import check, given
-from tests.inference.random_writers import same
+from tests.inference.decode_attention_cases import check, given
+from tests.inference.random_models import same
 from tests.quantization import quantize_module
 
 pytestmark = [

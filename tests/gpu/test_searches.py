@@ -8,7 +8,7 @@ import torch
 
 from clearhead.config import GenerationConfig, ModelConfig
 from clearhead.model import build
-from tests.inference.random_writers import same
+from tests.inference.random_models import same
 from tests.inference.reference import search
 
 pytestmark = [

@@ -1,4 +1,4 @@
-"""Tiny models of Hugging Face with random weights whose words are far apart, ours with the same weights beside them."""
+"""Tiny transformers models with random weights and well separated logits, and ours with the same weights."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from clearhead.model import build
 from tests.model.peers import copy, disturb, from_hugging_face
 
-WORDS, PADDING, POSITIONS = 61, 60, 64
+VOCAB, PADDING, POSITIONS = 61, 60, 64
 
 
 class Pair(NamedTuple):
-    """Our network, theirs, and the token that ends a text."""
+    """Our network, theirs, and the EOS id."""
 
     ours: Any
     theirs: Any
@@ -22,10 +22,10 @@ class Pair(NamedTuple):
 
 
 def marian() -> Pair:
-    """A translator; its end has a bias, so that texts end before the limit and at it."""
+    """A translator; EOS has a bias, so that some outputs end before the limit and some at it."""
     peer = transformers.MarianMTModel(
         transformers.MarianConfig(
-            vocab_size=WORDS,
+            vocab_size=VOCAB,
             d_model=32,
             encoder_layers=2,
             decoder_layers=2,
@@ -46,20 +46,20 @@ def marian() -> Pair:
     disturb(peer, 0.12)
     last = peer.model.decoder.layers[-1].final_layer_norm
 
-    def scores() -> Tensor:
-        source, target = torch.randint(WORDS, (64, 9)), torch.randint(WORDS, (64, 9))
+    def logits() -> Tensor:
+        source, target = torch.randint(VOCAB, (64, 9)), torch.randint(VOCAB, (64, 9))
         return peer(input_ids=source, decoder_input_ids=target).logits.flatten(0, 1)
 
-    end = _spread(peer, last, scores)
+    end = _scale_logits(peer, last, logits)
     peer.final_logits_bias[0, end] = 6.0
     return Pair(_ours(peer), peer, end)
 
 
 def gpt2() -> Pair:
-    """Learned positions, tied words."""
+    """A decoder with learned positions and tied embeddings."""
     peer = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(
-            vocab_size=WORDS,
+            vocab_size=VOCAB,
             n_embd=32,
             n_layer=2,
             n_head=4,
@@ -72,15 +72,15 @@ def gpt2() -> Pair:
         )
     )
     disturb(peer, 0.12)
-    end = _spread(peer, peer.transformer.ln_f, lambda: peer(torch.randint(WORDS, (64, 9))).logits.flatten(0, 1))
+    end = _scale_logits(peer, peer.transformer.ln_f, lambda: peer(torch.randint(VOCAB, (64, 9))).logits.flatten(0, 1))
     return Pair(_ours(peer), peer, end)
 
 
 def llama() -> Pair:
-    """Rotary positions, two key-value heads for four."""
+    """A decoder with RoPE and two key-value heads for four heads."""
     peer = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
-            vocab_size=WORDS,
+            vocab_size=VOCAB,
             hidden_size=32,
             intermediate_size=48,
             num_hidden_layers=2,
@@ -92,21 +92,21 @@ def llama() -> Pair:
         )
     )
     disturb(peer, 0.12)
-    end = _spread(peer, peer.model.norm, lambda: peer(torch.randint(WORDS, (64, 9))).logits.flatten(0, 1))
+    end = _scale_logits(peer, peer.model.norm, lambda: peer(torch.randint(VOCAB, (64, 9))).logits.flatten(0, 1))
     return Pair(_ours(peer), peer, end)
 
 
 @torch.no_grad()
-def _spread(peer: Any, norm: nn.Module, scores: Any) -> int:
-    """Scale the last norm until the scores of a position have a spread of 3; the likeliest word is to be the end."""
+def _scale_logits(peer: Any, norm: nn.Module, random_logits: Any) -> int:
+    """Scale the last norm until logits have a standard deviation of 3; return the most likely token, used as EOS."""
     peer.eval()
-    for _ in range(3):  # a bias beside the weight makes it not quite linear
-        norm.weight.mul_(3 / scores().std(dim=-1).mean())
-    found = scores()
-    assert 2.5 < found.std(dim=-1).mean() < 3.5
-    share = found.softmax(dim=-1).mean(dim=0)
-    share[PADDING] = 0
-    return int(share.argmax())
+    for _ in range(3):  # not linear in the weight, because the norm has a bias too
+        norm.weight.mul_(3 / random_logits().std(dim=-1).mean())
+    logits = random_logits()
+    assert 2.5 < logits.std(dim=-1).mean() < 3.5
+    mean_probs = logits.softmax(dim=-1).mean(dim=0)
+    mean_probs[PADDING] = 0
+    return int(mean_probs.argmax())
 
 
 def _ours(peer: Any) -> Any:
@@ -117,17 +117,17 @@ def _ours(peer: Any) -> Any:
 
 
 def padded(rows: Sequence[Sequence[int]], left: bool) -> tuple[Tensor, Tensor]:
-    """Rows and their attention mask, as transformers wants them."""
+    """Return padded rows and their attention mask for transformers."""
     max_length = max(map(len, rows))
-    ids, real = [], []
+    ids, mask = [], []
     for row in rows:
-        fill, before = max_length - len(row), (max_length - len(row)) * left
-        ids.append([PADDING] * before + list(row) + [PADDING] * (fill - before))
-        real.append([0] * before + [1] * len(row) + [0] * (fill - before))
-    return torch.tensor(ids), torch.tensor(real)
+        padding, before = max_length - len(row), (max_length - len(row)) * left
+        ids.append([PADDING] * before + list(row) + [PADDING] * (padding - before))
+        mask.append([0] * before + [1] * len(row) + [0] * (padding - before))
+    return torch.tensor(ids), torch.tensor(mask)
 
 
 def random_rows(count: int, max_length: int = 12, generator: torch.Generator | None = None) -> list[list[int]]:
-    """Rows of 1 to `longest` random words."""
-    sizes = torch.randint(1, max_length + 1, (count,), generator=generator).tolist()
-    return [torch.randint(PADDING, (size,), generator=generator).tolist() for size in sizes]
+    """Rows of 1 to `max_length` random tokens."""
+    lengths = torch.randint(1, max_length + 1, (count,), generator=generator).tolist()
+    return [torch.randint(PADDING, (length,), generator=generator).tolist() for length in lengths]

@@ -1,4 +1,4 @@
-"""Alignments are the cross-attention by which each word was written."""
+"""Alignments are the cross-attention weights with which each token was predicted."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from clearhead.interpret import capture_attention
 from tests.inference.peers import PADDING, gpt2, marian, random_rows
 
 
-def test_soft_alignments_are_the_cross_attention_of_transformers() -> None:
+def test_alignment_weights_equal_the_cross_attention_of_transformers() -> None:
     pair = marian()
     pair.theirs.set_attn_implementation("eager")
     config = GenerationConfig(
@@ -22,39 +22,39 @@ def test_soft_alignments_are_the_cross_attention_of_transformers() -> None:
     ):
         assert len(outputs) == 2
         for output in outputs:
-            written = torch.tensor([[PADDING, *output.ids[:-1]]])
-            their = pair.theirs(torch.tensor([source]), decoder_input_ids=written, output_attentions=True)
-            expected = their.cross_attentions[-2][0].mean(dim=0)
+            decoder_input = torch.tensor([[PADDING, *output.ids[:-1]]])
+            theirs = pair.theirs(torch.tensor([source]), decoder_input_ids=decoder_input, output_attentions=True)
+            expected = theirs.cross_attentions[-2][0].mean(dim=0)
             assert output.alignment.shape == (len(output.ids), len(source))
             torch.testing.assert_close(output.alignment, expected, atol=1e-5, rtol=0)
 
 
-def test_a_prefix_is_not_aligned_and_any_layer_can_be_asked() -> None:
+def test_a_prefix_is_not_aligned_and_any_layer_can_be_used() -> None:
     pair = marian()
     source, prompt, target = [4, 5, 6, pair.end], [PADDING, 7, 8], [9, 10]
     for layer in (-1, -2):
-        found = alignment_weights(pair.ours, source, prompt, target, layer)
-        with capture_attention(pair.ours) as looks, torch.no_grad():
+        weights = alignment_weights(pair.ours, source, prompt, target, layer)
+        with capture_attention(pair.ours) as traces, torch.no_grad():
             pair.ours(torch.tensor([source]), torch.tensor([[*prompt, *target]]))
-        weights = looks[f"decoder.layers.{2 + layer}.cross_attention"].weights[0].mean(dim=0)
-        torch.testing.assert_close(found, weights[2:4], atol=1e-6, rtol=0)
-    assert alignment_weights(pair.ours, source, prompt, target, -9).shape == (2, 4), "a layer too far is the first"
+        expected = traces[f"decoder.layers.{2 + layer}.cross_attention"].weights[0].mean(dim=0)
+        torch.testing.assert_close(weights, expected[2:4], atol=1e-6, rtol=0)
+    assert alignment_weights(pair.ours, source, prompt, target, -9).shape == (2, 4), "clamped to the first layer"
 
 
-def test_an_empty_text_has_an_empty_alignment() -> None:
+def test_an_empty_target_has_an_empty_alignment() -> None:
     pair = marian()
     assert alignment_weights(pair.ours, [4, pair.end], [PADDING], []).shape == (0, 2)
     assert alignment_links(torch.zeros(0, 2)) == []
     assert format_alignment([]) == ""
 
 
-def test_hard_links_are_where_a_word_looked_most_and_moses_sorts_them() -> None:
+def test_links_are_the_highest_weights_and_the_moses_format_sorts_them() -> None:
     weights = torch.tensor([[0.1, 0.7, 0.2], [0.6, 0.3, 0.1], [0.2, 0.5, 0.3]])
     assert alignment_links(weights) == [(1, 0), (0, 1), (1, 2)]
     assert format_alignment(alignment_links(weights)) == "0-1 1-0 1-2"
 
 
-def test_a_decoder_has_nothing_to_align_with() -> None:
+def test_a_decoder_cannot_align() -> None:
     pair = gpt2()
     with pytest.raises(UserError, match="align"):
         generate(pair.ours, [[1]], GenerationConfig(align=True), end=0)

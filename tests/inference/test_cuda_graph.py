@@ -1,4 +1,4 @@
-"""Replayed steps over fixed places give the texts of the ordinary path; on a CPU a replay is a call (see tests/gpu)."""
+"""Replayed decode steps give the outputs of eager ones; on a CPU a replay runs the step (see tests/gpu)."""
 
 import gc
 from typing import Any
@@ -10,18 +10,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from clearhead.config import GenerationConfig, ModelConfig
-from clearhead.inference import StopStrings, enable_cuda_graphs, generate, stream
-from clearhead.inference import generation_batch as rows_module
-from clearhead.inference import replay as graphs
-from clearhead.inference import static_decoder as joined
+from clearhead.inference import StopStrings, cuda_graph_replay, enable_cuda_graphs, generate, static_decoder, stream
+from clearhead.inference import generation_batch as batch_module
 from clearhead.inference.cuda_graph import CapturedGraph, Choice
+from clearhead.inference.model_runner import Step
 from clearhead.inference.static_decoder import FusedLinear, StaticKV, cached_attention
-from clearhead.inference.step import Step
 from clearhead.model import Mask, attend, build
 from clearhead.text import train
-from tests.inference.random_writers import FEW, rows_for, same, sharpened
+from tests.inference.random_models import FEW, TEXTS, random_network, rows_for, same, sharpened
 from tests.inference.reference import END, search
-from tests.inference.test_texts import TEXTS, writer
 from tests.quantization import quantize_module
 from tests.strategies import VOCABULARY, configs
 
@@ -43,175 +40,176 @@ SETTINGS = st.sampled_from(
 
 
 @pytest.fixture(autouse=True)
-def small_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few slots that texts outgrow them, and looks as rare as on a GPU."""
-    monkeypatch.setattr(joined, "CHUNK", 2)
-    monkeypatch.setattr(graphs, "FIRST_SLOTS", 8)
-    monkeypatch.setattr(rows_module, "sync_interval", lambda device: 3)
-    monkeypatch.setattr(graphs, "sync_interval", lambda device: 3)
+def small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make graphs so small that texts outgrow them, and checks for finished rows as rare as on a GPU."""
+    monkeypatch.setattr(static_decoder, "CHUNK", 2)
+    monkeypatch.setattr(cuda_graph_replay, "FIRST_SLOTS", 8)
+    monkeypatch.setattr(batch_module, "sync_interval", lambda device: 3)
+    monkeypatch.setattr(cuda_graph_replay, "sync_interval", lambda device: 3)
 
 
-def replayed(network: Any) -> graphs.GraphCache:
-    """As `enable_cuda_graphs` does it on a CUDA device."""
-    found = graphs._GRAPHS[network] = graphs.GraphCache(network, compiled=False)
-    return found
+def enable_replay(network: Any) -> cuda_graph_replay.GraphCache:
+    """What `enable_cuda_graphs` does on a CUDA device."""
+    graphs = cuda_graph_replay._GRAPHS[network] = cuda_graph_replay.GraphCache(network, compiled=False)
+    return graphs
 
 
 @FEW
 @given(decoders, st.integers(0, 99), SETTINGS)
-def test_replays_give_the_texts_of_the_ordinary_path(
-    config: ModelConfig, seed: int, settings: GenerationConfig
-) -> None:
+def test_replay_gives_the_outputs_of_eager_steps(config: ModelConfig, seed: int, settings: GenerationConfig) -> None:
     network, rows, seeds = sharpened(config), rows_for(config, seed), [5, 6, 5, 2**40, 0]
     expected = search(network, rows, settings, seeds=seeds)
-    capture_steps = replayed(network)
+    graphs = enable_replay(network)
     assert same(search(network, rows, settings, seeds=seeds), expected)
-    assert capture_steps.recordings, "they were used"
-    before = list(capture_steps.recordings)
+    assert graphs.recordings, "graphs were used"
+    before = list(graphs.recordings)
     assert same(search(network, rows[::-1], settings, seeds=seeds[::-1]), expected[::-1])
-    assert capture_steps.recordings[-1] in before, "and used again"
+    assert graphs.recordings[-1] in before, "and used again"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_replayed_stream_gives_the_text_of_the_search(temperature: float) -> None:
+def test_a_replayed_stream_equals_generate(temperature: float) -> None:
     network, settings = sharpened(PLAIN), GenerationConfig(max_new_tokens=40, temperature=temperature)
-    [[found]] = generate(network, [[3, 4]], settings, end=END, seeds=[7])
-    replayed(network)
-    assert list(stream(network, [3, 4], settings, end=END, seed=7)) == found.ids
+    [[output]] = generate(network, [[3, 4]], settings, end=END, seeds=[7])
+    enable_replay(network)
+    assert list(stream(network, [3, 4], settings, end=END, seed=7)) == output.ids
 
 
-def test_two_texts_at_once_do_not_share_a_recording() -> None:
+def test_two_streams_at_once_do_not_share_a_graph() -> None:
     network, settings = sharpened(PLAIN), GenerationConfig(max_new_tokens=30, temperature=1.0)
     expected = [list(stream(network, [prompt], settings, end=(), seed=prompt)) for prompt in (3, 4)]
-    capture_steps = replayed(network)
-    one, other = (stream(network, [prompt], settings, end=(), seed=prompt) for prompt in (3, 4))
-    pairs: list[list[int]] = [[], []]
+    graphs = enable_replay(network)
+    first, second = (stream(network, [prompt], settings, end=(), seed=prompt) for prompt in (3, 4))
+    outputs: list[list[int]] = [[], []]
     for _ in range(30):
-        for text, tokens in zip(pairs, (one, other), strict=True):
-            text.extend(token for token in [next(tokens, None)] if token is not None)
-    assert pairs == expected
+        for output, tokens in zip(outputs, (first, second), strict=True):
+            output.extend(token for token in [next(tokens, None)] if token is not None)
+    assert outputs == expected
     abandoned = stream(network, [5], settings, end=END, seed=5)
     next(abandoned)
-    count = len(capture_steps.recordings)
-    del abandoned, one, other
+    count = len(graphs.recordings)
+    del abandoned, first, second
     gc.collect()
     list(stream(network, [6], settings, end=END, seed=6))
-    assert len(capture_steps.recordings) <= max(count, graphs.KEPT + 1), "what nobody uses is taken again"
+    assert len(graphs.recordings) <= max(count, cuda_graph_replay.MAX_IDLE_GRAPHS + 1), "unused graphs are reused"
 
 
-def test_what_stood_in_a_recording_before_never_shows() -> None:
+def test_old_contents_of_a_graph_never_show() -> None:
     network, settings = sharpened(PLAIN), GenerationConfig(max_new_tokens=16)
     expected = generate(network, [[3, 4], [5]], settings, end=END)
-    capture_steps = replayed(network)
+    graphs = enable_replay(network)
     generate(network, [[7] * 9, [8]], settings, end=END)
-    for one in capture_steps.recordings:
-        for tensor in (*one.keys, *one.values):
+    for graph in graphs.recordings:
+        for tensor in (*graph.keys, *graph.values):
             tensor.fill_(torch.nan)
     assert same(generate(network, [[3, 4], [5]], settings, end=END), expected)
 
 
-def test_rows_that_leave_take_nothing_with_them() -> None:
+def test_dropped_rows_never_change_the_others() -> None:
     network, tokens = sharpened(PLAIN), torch.randint(VOCABULARY, (20, 3, 1))
     with torch.inference_mode():
-        plain, other = (Step(network, 3, 40) for _ in range(2))
-        for step in (plain, other):
-            step.start([[3, 4, 5, 6, 7], [8], [9, 10, 11]])
-        step = graphs.ReplayStep(other, replayed(network), Choice(None))
+        eager, other = (Step(network, 3, 40) for _ in range(2))
+        for runner in (eager, other):
+            runner.start([[3, 4, 5, 6, 7], [8], [9, 10, 11]])
+        replayed = cuda_graph_replay.ReplayStep(other, enable_replay(network), Choice(None))
         for number, ids in enumerate(tokens):
             if number == 7:
                 kept = torch.tensor([2, 0])
-                plain.select(kept)
-                step.select(kept)
-            torch.testing.assert_close(step.next(ids[: step.used]), plain.next(ids[: step.used]))
+                eager.select(kept)
+                replayed.select(kept)
+            rows = replayed.num_rows
+            torch.testing.assert_close(replayed.next(ids[:rows]), eager.next(ids[:rows]))
 
 
-def test_a_text_that_has_ended_is_not_written_on_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_steps_are_replayed_after_eos(monkeypatch: pytest.MonkeyPatch) -> None:
     network, replays = sharpened(PLAIN), []
     settings = GenerationConfig(max_new_tokens=60, temperature=1.0)
-    first = generate(network, [[3, 4]], settings, end=())[0][0].ids
-    end = next(token for token in first[8:] if token not in first[:8])
-    replayed(network)
-    monkeypatch.setattr(CapturedGraph, "replay", lambda one, step=CapturedGraph.replay: (replays.append(1), step(one)))
-    [[found]] = generate(network, [[3, 4]], settings, end=end)
-    assert found.ids == first[: first.index(end)]
-    assert len(replays) <= len(found.ids) + 6, "two looks"
+    ids = generate(network, [[3, 4]], settings, end=())[0][0].ids
+    eos = next(token for token in ids[8:] if token not in ids[:8])
+    enable_replay(network)
+    replay = CapturedGraph.replay
+    monkeypatch.setattr(CapturedGraph, "replay", lambda graph: (replays.append(1), replay(graph)))
+    [[output]] = generate(network, [[3, 4]], settings, end=eos)
+    assert output.ids == ids[: ids.index(eos)]
+    assert len(replays) <= len(output.ids) + 6, "two intervals"
 
 
-def test_stop_strings_cut_where_they_cut_without_replays() -> None:
+def test_stop_strings_end_replayed_rows_where_they_end_eager_ones() -> None:
     tokenizer = train(TEXTS, "byte-bpe", 300)
-    network, prompts = writer("decoder", len(tokenizer), decoder_layers=2), [[n, n + 1] for n in range(5, 13)]
+    network, prompts = random_network("decoder", len(tokenizer), decoder_layers=2), [[n, n + 1] for n in range(5, 13)]
     settings = GenerationConfig(max_new_tokens=30, temperature=1.0)
-    whole = [tokenizer.decode(output.ids) for [output] in generate(network, prompts, settings, end=0)]
-    stops = StopStrings([text[n : n + 2] for n, text in enumerate(whole) if len(text) > n + 2][:3], tokenizer)
-    expected = generate(network, prompts, settings, end=0, stops=stops)
+    texts = [tokenizer.decode(output.ids) for [output] in generate(network, prompts, settings, end=0)]
+    stop = StopStrings([text[n : n + 2] for n, text in enumerate(texts) if len(text) > n + 2][:3], tokenizer)
+    expected = generate(network, prompts, settings, end=0, stops=stop)
     assert {output.finished for [output] in expected} == {True, False}
-    replayed(network)
-    assert same(generate(network, prompts, settings, end=0, stops=stops), expected)
+    enable_replay(network)
+    assert same(generate(network, prompts, settings, end=0, stops=stop), expected)
 
 
-def test_replayed_texts_end_where_the_positions_of_the_model_end() -> None:
+def test_replayed_rows_end_at_max_positions() -> None:
     config = ModelConfig(family="decoder", decoder_layers=1, dim=8, heads=2, vocab_size=VOCABULARY, max_positions=20)
     network, settings = sharpened(config), GenerationConfig(max_new_tokens=40)
-    replayed(network)
-    found = generate(network, [[1] * 20, [2] * 4, [3] * 19, [4]], settings, end=())
-    assert [len(outputs[0].ids) for outputs in found] == [1, 17, 2, 20]
+    enable_replay(network)
+    outputs = generate(network, [[1] * 20, [2] * 4, [3] * 19, [4]], settings, end=())
+    assert [len(output.ids) for [output] in outputs] == [1, 17, 2, 20]
 
 
-def test_weights_that_change_are_seen_and_weights_that_move_are_noticed() -> None:
+def test_weights_changed_in_place_are_used_and_replaced_weights_are_detected() -> None:
     network, other = sharpened(GATED), sharpened(GATED)
     settings = GenerationConfig(max_new_tokens=16)
-    capture_steps = replayed(network)
+    graphs = enable_replay(network)
     names = {name for name, _ in network.named_parameters()}
     network.load_state_dict(other.state_dict())
     assert {name for name, _ in network.named_parameters()} == names
     expected = generate(other, [[3, 4]], settings, end=END)
     assert same(generate(network, [[3, 4]], settings, end=END), expected)
-    assert graphs.cuda_graphs_of(network) is capture_steps
+    assert cuda_graph_replay.cuda_graphs_of(network) is graphs
     network.decoder.layers[0].attention.query.weight = nn.Parameter(torch.randn(16, 16, dtype=torch.float64))
-    assert graphs.cuda_graphs_of(network) is None, "on a CPU there are none to be made anew"
+    assert cuda_graph_replay.cuda_graphs_of(network) is None, "on a CPU they cannot be captured again"
 
 
-def test_the_joined_twin_holds_no_weight_twice() -> None:
+def test_a_static_copy_stores_no_weight_twice() -> None:
     network = build(ModelConfig(family="decoder", decoder_layers=2, dim=16, heads=4, vocab_size=VOCABULARY, bias=True))
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    twin = joined.joined(network)
+    static = static_decoder.static_copy(network)
     storages = {tensor.untyped_storage().data_ptr() for tensor in network.state_dict().values()}
-    assert {tensor.untyped_storage().data_ptr() for tensor in twin.state_dict().values()} <= storages
+    assert {tensor.untyped_storage().data_ptr() for tensor in static.state_dict().values()} <= storages
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
 
-@pytest.mark.parametrize("many", [4, 1024])
-def test_the_formula_for_few_rows_is_attention(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joined, "MANY", many)
+@pytest.mark.parametrize("min_chunked_slots", [4, 1024])
+def test_cached_attention_equals_reference_attention(min_chunked_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static_decoder, "MIN_CHUNKED_SLOTS", min_chunked_slots)
     q, k, v = torch.randn(3, 6, 4), torch.randn(3, 2, 10, 4), torch.randn(3, 2, 10, 4)
     lengths = torch.tensor([0, 9, 4])
-    hidden = torch.zeros(3, 10).masked_fill(torch.arange(10) > lengths[:, None], -torch.inf)[:, None, None]
+    attn_bias = torch.zeros(3, 10).masked_fill(torch.arange(10) > lengths[:, None], -torch.inf)[:, None, None]
     expected = attend(q[:, :, None], k, v, Mask(causal=True, start=lengths), backend="reference")[:, :, 0]
-    torch.testing.assert_close(cached_attention(q, StaticKV(k, v, lengths, hidden)), expected)
+    torch.testing.assert_close(cached_attention(q, StaticKV(k, v, lengths, attn_bias)), expected)
 
 
-def test_eight_bits_are_read_as_they_are() -> None:
-    network, spread = sharpened(GATED), sharpened(GATED)
-    spread.load_state_dict(network.state_dict())
-    small = quantize_module(network)
-    with torch.no_grad():  # the same weights, rounded, in full width
-        for name, module in spread.named_modules():
+def test_a_static_copy_of_int8_weights_equals_the_dequantized_linears() -> None:
+    network, dequantized = sharpened(GATED), sharpened(GATED)
+    dequantized.load_state_dict(network.state_dict())
+    quantized = quantize_module(network)
+    with torch.no_grad():
+        for name, module in dequantized.named_modules():
             if isinstance(module, nn.Linear):
-                module.weight = nn.Parameter(small.get_submodule(name).spread().double(), requires_grad=False)
+                weight = quantized.get_submodule(name).dequantize().double()
+                module.weight = nn.Parameter(weight, requires_grad=False)
     settings = GenerationConfig(max_new_tokens=16)
-    capture_steps = replayed(small)
-    layer = capture_steps.twin.decoder.layers[0]
+    graphs = enable_replay(quantized)
+    layer = graphs.static_network.decoder.layers[0]
     assert isinstance(layer.attention.output, FusedLinear)
-    assert layer.attention.joint.weight.dtype == torch.int8
+    assert layer.attention.qkv.weight.dtype == torch.int8
     x = torch.randn(2, 1, 16, dtype=torch.float64)
-    parts = spread.decoder.layers[0].attention
-    expected = torch.cat([part(x) for part in (parts.query, parts.key, parts.value)], dim=-1)
-    torch.testing.assert_close(layer.attention.joint(x), expected)
-    assert len(generate(small, [[3, 4]], settings, end=())[0][0].ids) == 16
+    attention = dequantized.decoder.layers[0].attention
+    expected = torch.cat([linear(x) for linear in (attention.query, attention.key, attention.value)], dim=-1)
+    torch.testing.assert_close(layer.attention.qkv(x), expected)
+    assert len(generate(quantized, [[3, 4]], settings, end=())[0][0].ids) == 16
 
 
-def test_networks_that_have_no_graphs_go_on_without_them() -> None:
-    assert joined.can_be_static(build(PLAIN))
-    assert not enable_cuda_graphs(build(PLAIN)), "it is on a CPU"
-    assert not joined.can_be_static(build(PLAIN.model_copy(update={"attention": ("window",), "window": 4})))
-    assert not joined.can_be_static(quantize_module(build(PLAIN.model_copy(update={"dim": 32})), bits=4))
+def test_networks_without_support_run_without_graphs() -> None:
+    assert static_decoder.can_be_static(build(PLAIN))
+    assert not enable_cuda_graphs(build(PLAIN)), "on a CPU"
+    assert not static_decoder.can_be_static(build(PLAIN.model_copy(update={"attention": ("window",), "window": 4})))
+    assert not static_decoder.can_be_static(quantize_module(build(PLAIN.model_copy(update={"dim": 32})), bits=4))

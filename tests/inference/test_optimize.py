@@ -1,4 +1,4 @@
-"""A network for reading gives what the network gives, leaves it as it was, and is small where that is asked for."""
+"""An optimized network equals the original, which is unchanged; quantized ones are close to it and smaller."""
 
 from typing import Any
 
@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from clearhead.config import GenerationConfig, ModelConfig, preset
-from clearhead.inference import alignment_weights, optimize_for_inference
+from clearhead.inference import Step, alignment_weights, optimize_for_inference
 from clearhead.inference.optimize import FusedAttention, FusedFeedForward, PackedLinear
-from clearhead.inference.step import Step
 from clearhead.inference.translator_decode_layer import MaskCache, NativeTranslatorDecodeLayer, TranslatorDecodeLayer
 from clearhead.model import build
 from clearhead.model.cache import KVCache, TreeCache
@@ -20,17 +19,17 @@ from clearhead.ops.linear.int8 import Int8Linear
 from clearhead.ops.linear.quantized import PackedInt8Weight, QuantizedLinear
 from clearhead.ops.native import library as native
 from tests.inference.peers import gpt2, llama, marian, random_rows
-from tests.inference.random_writers import FEW, rows_for, same, sharpened, writers
+from tests.inference.random_models import FEW, generative_configs, rows_for, same, sharpened
 from tests.inference.reference import search
-from tests.inference.test_parity_transformers import ours
+from tests.inference.test_parity_transformers import generate_ours
 from tests.strategies import VOCABULARY, configs, network_of
 
 PRESETS = ["tiny-translator", "tiny-encoder", "tiny-gpt", "tiny-llama"]
 EPS = torch.finfo(torch.float32).eps
 
 
-def scores(network: Any, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """The network's words for the same ids on both sides, padding aside."""
+def logits_of(network: Any, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
+    """The logits for ids, which a translator gets as source and target."""
     with torch.inference_mode():
         if network.config.family == "encoder-decoder":
             return network(ids, ids, lengths, lengths)
@@ -39,251 +38,256 @@ def scores(network: Any, ids: Tensor, lengths: Tensor | None = None) -> Tensor:
 
 @FEW
 @given(configs(), st.data())
-def test_fused_and_packed_equal_the_plain_network(config: ModelConfig, data: st.DataObject) -> None:
+def test_fused_and_packed_networks_equal_the_original(config: ModelConfig, data: st.DataObject) -> None:
     network, ids = network_of(config), torch.randint(VOCABULARY, (3, 6))
     lengths = torch.tensor(data.draw(st.lists(st.integers(1, 6), min_size=3, max_size=3)))
-    real = torch.arange(6) < lengths[:, None]
-    exact = optimize_for_inference(network)
-    torch.testing.assert_close(scores(exact, ids, lengths)[real], scores(network, ids, lengths)[real])
-    rounded, plain = optimize_for_inference(network.float()), scores(network, ids, lengths)
-    size = plain[real].abs().max().clamp(min=1)
-    assert (scores(rounded, ids, lengths) - plain)[real].abs().max() <= 1e-5 * size
+    padding_mask = torch.arange(6) < lengths[:, None]
+    fused = optimize_for_inference(network)
+    torch.testing.assert_close(
+        logits_of(fused, ids, lengths)[padding_mask], logits_of(network, ids, lengths)[padding_mask]
+    )
+    packed, expected = optimize_for_inference(network.float()), logits_of(network, ids, lengths)
+    scale = expected[padding_mask].abs().max().clamp(min=1)
+    assert (logits_of(packed, ids, lengths) - expected)[padding_mask].abs().max() <= 1e-5 * scale
 
 
-def translator(*changes: str) -> tuple[Any, Any]:
-    """A small one whose norms differ from each other, too, and its twin for reading."""
+def translator(*overrides: str) -> tuple[Any, Any]:
+    """A small translator with different norms in each layer, and its optimized copy."""
     torch.manual_seed(0)
-    network = build(preset("tiny-translator", changes)).eval()
+    network = build(preset("tiny-translator", overrides)).eval()
     for parameter in network.parameters():
         parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
     return network, optimize_for_inference(network)
 
 
 @pytest.mark.parametrize("lengths", [None, [5, 2, 4]])
-@pytest.mark.parametrize("change", ["norm_position=pre", "norm_position=post", "activation=gelu", "position=rotary"])
-def test_light_steps_of_a_translator_equal_the_whole(change: str, lengths: list[int] | None, between: str) -> None:
-    network, light = translator(change)
+@pytest.mark.parametrize("override", ["norm_position=pre", "norm_position=post", "activation=gelu", "position=rotary"])
+def test_translator_decode_layers_equal_the_full_sequence(
+    override: str, lengths: list[int] | None, between: str
+) -> None:
+    network, optimized = translator(override)
     kind = NativeTranslatorDecodeLayer if between == "native" else TranslatorDecodeLayer
-    assert {type(layer) for layer in light.decoder.layers} == {Layer if "rotary" in change else kind}
+    assert {type(layer) for layer in optimized.decoder.layers} == {Layer if "rotary" in override else kind}
     source, target = torch.randint(4000, (3, 5)), torch.randint(4000, (3, 6))
-    sizes = None if lengths is None else torch.tensor(lengths)
+    source_lengths = None if lengths is None else torch.tensor(lengths)
     with torch.inference_mode():
-        whole, cache = network(source, target, sizes), KVCache(light.config, 3, 6)
-        encoder_output = light.encode(source, sizes)
-        steps = [light.logits(light.decode(target[:, :2], encoder_output, cache=cache))]
-        steps += [light.logits(light.decode(target[:, n : n + 1], None, cache=cache)) for n in range(2, 6)]
-    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-4)
+        expected, cache = network(source, target, source_lengths), KVCache(optimized.config, 3, 6)
+        encoder_output = optimized.encode(source, source_lengths)
+        logits = [optimized.logits(optimized.decode(target[:, :2], encoder_output, cache=cache))]
+        for n in range(2, 6):
+            logits.append(optimized.logits(optimized.decode(target[:, n : n + 1], None, cache=cache)))
+    torch.testing.assert_close(torch.cat(logits, dim=1), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("lengths", [None, [5, 2, 4]])
-@pytest.mark.parametrize("change", ["norm_position=pre", "norm_position=post", "position=rotary"])
-def test_light_branches_of_a_translator_equal_the_whole(change: str, lengths: list[int] | None, between: str) -> None:
-    """Each branch is read as if it stood alone, also after a row has gone on from other branches."""
-    network, light = translator(change)
+@pytest.mark.parametrize("override", ["norm_position=pre", "norm_position=post", "position=rotary"])
+def test_translator_decode_layers_with_beams_equal_single_sequences(
+    override: str, lengths: list[int] | None, between: str
+) -> None:
+    """Also after beams are reordered."""
+    network, optimized = translator(override)
     source, begin, steps = torch.randint(4000, (3, 5)), torch.randint(4000, (3, 1)), torch.randint(4000, (4, 3, 2))
-    sizes = None if lengths is None else torch.tensor(lengths)
+    source_lengths = None if lengths is None else torch.tensor(lengths)
     with torch.inference_mode():
-        cache = KVCache(light.config, 3, 5)
-        light.decode(begin, light.encode(source, sizes), cache=cache)
-        tree, texts = TreeCache(cache, branches=2, steps=4), begin[:, None].expand(-1, 2, -1)  # (B, K, tokens)
+        cache = KVCache(optimized.config, 3, 5)
+        optimized.decode(begin, optimized.encode(source, source_lengths), cache=cache)
+        tree, sequences = TreeCache(cache, branches=2, steps=4), begin[:, None].expand(-1, 2, -1)  # (B, K, T)
         for ids in steps:
             parents = torch.randint(2, (3, 2))
             tree.reorder_beams(parents)
-            texts = torch.cat([texts.gather(1, parents[:, :, None].expand_as(texts)), ids[:, :, None]], dim=2)
-            found = light.logits(light.decode(ids, None, cache=tree))
-            for branch in range(2):
-                whole = network(source, texts[:, branch], sizes)[:, -1]
-                torch.testing.assert_close(found[:, branch], whole, rtol=1e-4, atol=1e-4)
+            prefixes = sequences.gather(1, parents[:, :, None].expand_as(sequences))
+            sequences = torch.cat([prefixes, ids[:, :, None]], dim=2)
+            logits = optimized.logits(optimized.decode(ids, None, cache=tree))
+            for beam in range(2):
+                expected = network(source, sequences[:, beam], source_lengths)[:, -1]
+                torch.testing.assert_close(logits[:, beam], expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("change", ["norm_position=pre", "norm_position=post", "activation=gelu", "bias=false"])
-def test_bytes_are_read_alike_by_native_code_and_by_torch(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("override", ["norm_position=pre", "norm_position=post", "activation=gelu", "bias=false"])
+def test_int8_decode_steps_in_native_code_equal_torch(override: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if native.library() is None:
         pytest.skip("native.c was not compiled here")
     sources = [torch.randint(4000, (3 + n % 5,)).tolist() for n in range(9)]
     prompts, steps = [[1]] * 9, torch.randint(4000, (6, 9, 1))
 
-    def read() -> Tensor:
+    def decode() -> Tensor:
         torch.manual_seed(0)
-        twin = optimize_for_inference(translator(change)[0], torch.int8)
+        optimized = optimize_for_inference(translator(override)[0], torch.int8)
         with torch.inference_mode():
-            step = Step(twin, 9, 10)
-            return torch.stack([step.start(prompts, sources), *(step.next(ids)[:, 0] for ids in steps)])
+            runner = Step(optimized, 9, 10)
+            return torch.stack([runner.start(prompts, sources), *(runner.next(ids)[:, 0] for ids in steps)])
 
-    ours = read()
+    in_native = decode()
     monkeypatch.setattr(native, "library", lambda: None)
-    theirs = read()
-    assert not torch.equal(ours, theirs)
-    assert (ours - theirs).square().mean() <= 2e-4 * theirs.var(), "a number between two bytes may go either way"
+    in_torch = decode()
+    assert not torch.equal(in_native, in_torch)
+    assert (in_native - in_torch).square().mean() <= 2e-4 * in_torch.var(), "values between two int8 steps may differ"
 
 
-def test_bytes_of_a_network_in_halves_are_those_of_its_numbers(between: str) -> None:
+def test_int8_of_a_bf16_network_equals_int8_of_the_same_weights_in_fp32(between: str) -> None:
     network, _ = translator("norm_position=post")
     source, target = torch.randint(4000, (3, 5)), torch.randint(4000, (3, 1))
-    halved = build(network.config).eval()
-    halved.load_state_dict(network.bfloat16().float().state_dict())
-    found = []
-    for one in (network.bfloat16(), halved):
-        twin = optimize_for_inference(one, torch.int8)
+    fp32 = build(network.config).eval()
+    fp32.load_state_dict(network.bfloat16().float().state_dict())
+    results = []
+    for original in (network.bfloat16(), fp32):
+        optimized = optimize_for_inference(original, torch.int8)
         with torch.inference_mode():
-            cache = KVCache(twin.config, 3, 4)
-            twin.decode(target, twin.encode(source), cache=cache)
-            found.append(twin.decode(target, None, cache=cache).float())
-    torch.testing.assert_close(*found, rtol=0.05, atol=0.05)
+            cache = KVCache(optimized.config, 3, 4)
+            optimized.decode(target, optimized.encode(source), cache=cache)
+            results.append(optimized.decode(target, None, cache=cache).float())
+    torch.testing.assert_close(*results, rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("lengths", [torch.tensor([5, 2, 4], dtype=torch.int32), torch.tensor(5).expand(3)])
-def test_lengths_of_any_kind_are_read(lengths: Tensor, between: str) -> None:
-    network, light = translator("norm_position=post")
+def test_source_lengths_may_be_int32_or_expanded(lengths: Tensor, between: str) -> None:
+    network, optimized = translator("norm_position=post")
     source, target = torch.randint(4000, (3, 5)), torch.randint(4000, (3, 3))
     with torch.inference_mode():
-        cache = KVCache(light.config, 3, 4)
-        light.decode(target[:, :2], light.encode(source, lengths), cache=cache)
-        last = light.logits(light.decode(target[:, 2:], None, cache=cache))
-        torch.testing.assert_close(last[:, 0], network(source, target, lengths)[:, -1], rtol=1e-4, atol=1e-4)
+        cache = KVCache(optimized.config, 3, 4)
+        optimized.decode(target[:, :2], optimized.encode(source, lengths), cache=cache)
+        logits = optimized.logits(optimized.decode(target[:, 2:], None, cache=cache))
+        torch.testing.assert_close(logits[:, 0], network(source, target, lengths)[:, -1], rtol=1e-4, atol=1e-4)
 
 
-class Interrupted(MaskCache):
-    """As if another worker always came in between: what is held is another's as soon as it was read or put there."""
+class InterruptedMaskCache(MaskCache):
+    """A mask cache that another worker overwrites after every read and every write."""
 
-    others = (torch.tensor([9, 9]), torch.full((2, 1, 1, 9), 7.0))
+    of_other_worker = (torch.tensor([9, 9]), torch.full((2, 1, 1, 9), 7.0))
 
     @property
-    def held(self) -> Any:
-        """What this worker put there, once."""
-        found, self.__dict__["own"] = self.__dict__["own"], self.others
-        return found
+    def cached(self) -> Any:
+        """What this worker wrote, on the first read only."""
+        value, self.__dict__["own"] = self.__dict__["own"], self.of_other_worker
+        return value
 
-    @held.setter
-    def held(self, pair: Any) -> None:
-        self.__dict__["own"] = self.others if "own" in self.__dict__ else pair
+    @cached.setter
+    def cached(self, value: Any) -> None:
+        self.__dict__["own"] = self.of_other_worker if "own" in self.__dict__ else value
 
 
-def test_workers_that_share_a_network_never_see_each_others_sources() -> None:
-    unseen, lengths = Interrupted(), torch.tensor([2, 5])
+def test_workers_that_share_a_network_never_see_each_others_masks() -> None:
+    padding_masks, lengths = InterruptedMaskCache(), torch.tensor([2, 5])
     for _ in range(2):
-        hidden = unseen.of(lengths, 9)
-        assert hidden is not None
-        assert (hidden == 0).sum(dim=3).flatten().tolist() == [2, 5]
-    astray, paths = Interrupted(), torch.tensor([[[True, False], [True, True]]])
+        bias = padding_masks.padding_bias(lengths, 9)
+        assert bias is not None
+        assert (bias == 0).sum(dim=3).flatten().tolist() == [2, 5]
+    tree_masks, tree_mask = InterruptedMaskCache(), torch.tensor([[[True, False], [True, True]]])
     for _ in range(2):
-        hidden = astray.off(paths, 3)
-        assert hidden is not None
-        assert torch.equal(hidden[:, 0, :, :2] == 0, paths)
-        assert hidden[:, 0, :, 2].isneginf().all()
+        bias = tree_masks.tree_bias(tree_mask, 3)
+        assert bias is not None
+        assert torch.equal(bias[:, 0, :, :2] == 0, tree_mask)
+        assert bias[:, 0, :, 2].isneginf().all()
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_family_is_fused_packed_and_shared(name: str) -> None:
+def test_every_family_is_fused_and_packed_and_shares_its_embeddings(name: str) -> None:
     network = build(preset(name)).eval()
     before = {key: tensor.clone() for key, tensor in network.state_dict().items()}
-    twin, ids = optimize_for_inference(network), torch.randint(4000, (2, 9))
-    kinds = [type(module) for module in twin.modules()]
+    optimized, ids = optimize_for_inference(network), torch.randint(4000, (2, 9))
+    kinds = [type(module) for module in optimized.modules()]
     assert {FusedAttention, FusedFeedForward, PackedLinear} <= set(kinds)
     assert nn.Linear not in kinds
-    torch.testing.assert_close(scores(twin, ids), scores(network, ids), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits_of(optimized, ids), logits_of(network, ids), rtol=1e-5, atol=1e-5)
     assert all(torch.equal(tensor, before[key]) for key, tensor in network.state_dict().items())
     assert nn.Linear in [type(module) for module in network.modules()]
-    stacks = [(getattr(twin, side, None), getattr(network, side, None)) for side in ("encoder", "decoder")]
-    for theirs, own in ((a, b) for a, b in stacks if b is not None):
-        assert theirs.embedding.tokens.weight is own.embedding.tokens.weight, "shared, not copied"
+    stacks = [(getattr(optimized, side, None), getattr(network, side, None)) for side in ("encoder", "decoder")]
+    for stack, original in ((a, b) for a, b in stacks if b is not None):
+        assert stack.embedding.tokens.weight is original.embedding.tokens.weight, "shared, not copied"
 
 
 @pytest.mark.parametrize("make", [marian, gpt2, llama], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("beam", [1, 3])
-def test_a_network_for_reading_writes_the_same_texts(make: Any, beam: int) -> None:
+def test_an_optimized_network_generates_the_same_outputs(make: Any, beam: int) -> None:
     pair, rows = make(), random_rows(12)
     config = GenerationConfig(max_new_tokens=10, beam=beam, logprobs=True)
-    twin = optimize_for_inference(pair.ours)
-    assert same(ours(pair._replace(ours=twin), rows, config), ours(pair, rows, config), within=1e-5)
+    optimized = pair._replace(ours=optimize_for_inference(pair.ours))
+    assert same(generate_ours(optimized, rows, config), generate_ours(pair, rows, config), within=1e-5)
 
 
-def test_alignments_of_a_fused_network_are_those_of_the_plain_one() -> None:
+def test_alignments_of_an_optimized_network_are_the_same() -> None:
     network = marian().ours
-    expected = alignment_weights(network, [3, 4, 5], [60], [7, 8])
-    torch.testing.assert_close(
-        alignment_weights(optimize_for_inference(network), [3, 4, 5], [60], [7, 8]), expected, rtol=1e-5, atol=1e-6
-    )
+    weights = alignment_weights(optimize_for_inference(network), [3, 4, 5], [60], [7, 8])
+    torch.testing.assert_close(weights, alignment_weights(network, [3, 4, 5], [60], [7, 8]), rtol=1e-5, atol=1e-6)
 
 
-def test_halves_are_read_in_float32_unless_they_are_asked_for() -> None:
+def test_bf16_networks_compute_in_fp32_unless_bf16_is_requested() -> None:
     network, ids = build(preset("tiny-translator")).eval().bfloat16(), torch.randint(4000, (2, 9))
-    twin = optimize_for_inference(network)
-    wide = build(preset("tiny-translator")).eval()
-    wide.load_state_dict(network.state_dict())  # the same numbers, which float32 holds exactly
-    assert scores(twin, ids).dtype == torch.float32
-    torch.testing.assert_close(scores(twin, ids), scores(wide, ids), rtol=1e-5, atol=1e-5)
+    optimized = optimize_for_inference(network)
+    fp32 = build(preset("tiny-translator")).eval()
+    fp32.load_state_dict(network.state_dict())  # the same values, which are exact in fp32
+    assert logits_of(optimized, ids).dtype == torch.float32
+    torch.testing.assert_close(logits_of(optimized, ids), logits_of(fp32, ids), rtol=1e-5, atol=1e-5)
     assert {tensor.dtype for tensor in network.parameters()} == {torch.bfloat16}
-    words = twin.decoder.embedding.tokens.weight
-    assert words is twin.encoder.embedding.tokens.weight, "what was one matrix stays one"
-    half = scores(optimize_for_inference(wide, torch.bfloat16), ids)
-    assert half.dtype == torch.bfloat16
-    assert (half.float() - scores(wide, ids)).norm() < 0.05 * scores(wide, ids).norm()
+    embedding = optimized.decoder.embedding.tokens.weight
+    assert embedding is optimized.encoder.embedding.tokens.weight, "tied weights stay tied"
+    bf16 = logits_of(optimize_for_inference(fp32, torch.bfloat16), ids)
+    assert bf16.dtype == torch.bfloat16
+    assert (bf16.float() - logits_of(fp32, ids)).norm() < 0.05 * logits_of(fp32, ids).norm()
 
 
 @given(st.integers(2, 40), st.integers(1, 70), st.sampled_from([7, 32, 96]), st.booleans())
-def test_an_int8_product_is_off_by_no_more_than_its_steps(rows: int, outputs: int, inputs: int, bias: bool) -> None:
-    """Both factors are off by half a step at the most, a step being the largest of the row over 127:
-    |Σ (x + d)(w + e) - Σ x w| ≤ Σ |x| |e| + |w| |d| + |d| |e|."""
+def test_the_error_of_an_int8_linear_is_within_its_bound(rows: int, outputs: int, inputs: int, bias: bool) -> None:
+    """Both factors are off by at most half a step, a step being the largest of the row over 127.
+
+    |Σ (x + d)(w + e) - Σ x w| ≤ Σ |x| |e| + |w| |d| + |d| |e|
+    """
     linear, x = nn.Linear(inputs, outputs, bias=bias), torch.randn(rows, inputs)
     weight = linear.weight.detach()
     d, e = (values.abs().amax(dim=1) / 254 * (1 + 8 * EPS) for values in (x, weight))  # (rows,), (outputs,)
     bound = x.abs().sum(1)[:, None] * e + d[:, None] * weight.abs().sum(1) + inputs * d[:, None] * e
     with torch.no_grad():
-        off = (QuantizedLinear(linear)(x).double() - linear.double()(x.double())).abs()
-    assert (off <= bound + 1e-5).all()
-    assert outputs * rows < 50 or off.max() > 0
+        error = (QuantizedLinear(linear)(x).double() - linear.double()(x.double())).abs()
+    assert (error <= bound + 1e-5).all()
+    assert outputs * rows < 50 or error.max() > 0
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_int8_is_close_to_float32_in_every_family(name: str) -> None:
+def test_int8_is_close_to_fp32_in_every_family(name: str) -> None:
     network, ids = build(preset(name)).eval(), torch.randint(4000, (2, 9))
-    small = optimize_for_inference(network, torch.int8)
-    kinds = {type(module) for module in small.modules()}
+    quantized = optimize_for_inference(network, torch.int8)
+    kinds = {type(module) for module in quantized.modules()}
     assert kinds & {QuantizedLinear, Int8Linear}
     assert not kinds & {nn.Linear, PackedLinear}
-    found, expected = scores(small, ids), scores(network, ids)
-    assert (found - expected).norm() < 0.05 * expected.norm()
-    assert not torch.equal(found, expected)
+    logits, expected = logits_of(quantized, ids), logits_of(network, ids)
+    assert (logits - expected).norm() < 0.05 * expected.norm()
+    assert not torch.equal(logits, expected)
 
 
 @FEW
-@given(writers, st.integers(0, 1 << 30))
+@given(generative_configs, st.integers(0, 1 << 30))
 def test_in_int8_a_row_never_depends_on_its_batch_mates(config: ModelConfig, seed: int) -> None:
-    """The numbers of a row are its own to the last bit, as far as the products go: attention may add in another order,
-    so that a text can differ only where two words are nearly as good."""
+    """Linear layers are exact for each row; attention may sum in another order, which can decide only near ties."""
     network = optimize_for_inference(sharpened(config).float(), torch.int8)
     rows = rows_for(config, seed)
-    together = _first_scores(network, rows)
-    for row, found in zip(rows, together, strict=True):
-        alone = _first_scores(network, [row])[0]
-        step = alone.abs().max() / 127  # a difference in the last bit may become one of a step of some activation
-        assert (found - alone).abs().max() <= 2 * step
-        assert torch.corrcoef(torch.stack([found, alone]))[0, 1] > 0.99 or alone.std() < 1e-3
+    together = _prefill_logits(network, rows)
+    for row, logits in zip(rows, together, strict=True):
+        alone = _prefill_logits(network, [row])[0]
+        step = alone.abs().max() / 127  # a difference in the last bit may become one quantization step
+        assert (logits - alone).abs().max() <= 2 * step
+        assert torch.corrcoef(torch.stack([logits, alone]))[0, 1] > 0.99 or alone.std() < 1e-3
 
 
-def _first_scores(network: Any, rows: Any) -> Tensor:
-    from clearhead.inference import Step
-
+def _prefill_logits(network: Any, rows: Any) -> Tensor:
     sources, prompts = zip(*rows, strict=True)
     with torch.inference_mode():
         return Step(network, len(rows), 20).start(prompts, sources if any(sources) else None)
 
 
-def test_int8_weights_take_a_quarter_of_float32_and_a_half_once_they_are_laid_out() -> None:
+def test_int8_weights_take_a_quarter_of_fp32_and_half_with_the_packed_copy() -> None:
     network = build(preset("transformer-base").model_copy(update={"encoder_layers": 1, "decoder_layers": 1})).eval()
-    small = optimize_for_inference(network, torch.int8)
-    full = sum(module.weight.nbytes for module in network.modules() if type(module) is nn.Linear)
-    layers = [module for module in small.modules() if isinstance(module, QuantizedLinear)]
-    assert sum(layer.weight.nbytes + layer.scale.nbytes for layer in layers) < 0.26 * full
-    scores(small, torch.randint(4000, (2, 9)))
-    laid = sum(layer._packed.weights.numel() for layer in layers if isinstance(layer._packed, PackedInt8Weight))
-    assert sum(layer.weight.nbytes for layer in layers) == laid == full / 4
+    quantized = optimize_for_inference(network, torch.int8)
+    fp32_bytes = sum(module.weight.nbytes for module in network.modules() if type(module) is nn.Linear)
+    layers = [module for module in quantized.modules() if isinstance(module, QuantizedLinear)]
+    assert sum(layer.weight.nbytes + layer.scale.nbytes for layer in layers) < 0.26 * fp32_bytes
+    logits_of(quantized, torch.randint(4000, (2, 9)))
+    packed = sum(layer._packed.weights.numel() for layer in layers if isinstance(layer._packed, PackedInt8Weight))
+    assert sum(layer.weight.nbytes for layer in layers) == packed == fp32_bytes / 4
 
 
-def test_one_row_and_many_take_different_kernels_and_give_the_same() -> None:
+def test_the_int8_kernels_for_one_row_and_for_many_give_the_same() -> None:
     layer, x = QuantizedLinear(nn.Linear(2048, 300)), torch.randn(5, 2048)
-    x[0] = 100  # as large as sums become: beyond what float32 holds exactly
+    x[0] = 100  # sums beyond the integers that fp32 represents exactly
     with torch.inference_mode():
         together = layer(x)
         assert layer._packed is not None or not torch.backends.mkldnn.is_available()
@@ -291,22 +295,22 @@ def test_one_row_and_many_take_different_kernels_and_give_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny-translator", "tiny-encoder"])
-def test_only_what_reads_a_relu_is_known_to_be_never_below_zero(name: str) -> None:
-    """And is rounded as ever."""
+def test_only_linears_after_relu_are_marked_nonnegative(name: str) -> None:
+    """And the mark never changes the result."""
     network = optimize_for_inference(build(preset(name)).eval(), torch.int8)
-    known = [part for part, module in network.named_modules() if getattr(module, "nonnegative", False)]
+    marked = [part for part, module in network.named_modules() if getattr(module, "nonnegative", False)]
     relu = name == "tiny-translator"
-    assert all(part.endswith("feed_forward.down") for part in known)
-    assert len(known) == (sum(".down" in part for part, _ in network.named_modules()) if relu else 0)
+    assert all(part.endswith("feed_forward.down") for part in marked)
+    assert len(marked) == (sum(".down" in part for part, _ in network.named_modules()) if relu else 0)
     layer = QuantizedLinear(nn.Linear(64, 32))
     x = torch.randn(9, 64).relu()
     expected = layer(x), layer(x[:1])
     layer.nonnegative, layer._packed = True, None
-    for found, wanted in zip((layer(x), layer(x[:1])), expected, strict=True):
-        assert torch.equal(found, wanted)
+    for out, other in zip((layer(x), layer(x[:1])), expected, strict=True):
+        assert torch.equal(out, other)
 
 
-def test_weights_that_are_loaded_or_moved_are_laid_out_anew() -> None:
+def test_loading_a_state_dict_replaces_packed_weights() -> None:
     first, second = (QuantizedLinear(nn.Linear(64, 32)) for _ in range(2))
     x = torch.randn(3, 64)
     first(x)
@@ -314,26 +318,26 @@ def test_weights_that_are_loaded_or_moved_are_laid_out_anew() -> None:
     assert torch.equal(first(x), second(x))
 
 
-def test_a_cache_of_the_plain_network_fits_the_fused_one() -> None:
+def test_a_cache_of_the_original_config_works_with_the_optimized_network() -> None:
     network = build(preset("tiny-llama")).eval()
-    twin, ids = optimize_for_inference(network), torch.randint(4000, (2, 8))
+    optimized, ids = optimize_for_inference(network), torch.randint(4000, (2, 8))
     cache = KVCache(network.config, 2, 8)
     with torch.inference_mode():
-        parts = [twin(ids[:, :5], cache=cache), twin(ids[:, 5:], cache=cache)]
+        parts = [optimized(ids[:, :5], cache=cache), optimized(ids[:, 5:], cache=cache)]
         torch.testing.assert_close(torch.cat(parts, dim=1), network(ids), rtol=1e-4, atol=1e-5)
 
 
 @FEW
-@given(writers, st.integers(0, 1 << 30), st.sampled_from([1, 3]))
-def test_several_workers_find_what_one_finds(config: ModelConfig, seed: int, beam: int) -> None:
+@given(generative_configs, st.integers(0, 1 << 30), st.sampled_from([1, 3]))
+def test_the_number_of_workers_never_changes_the_outputs(config: ModelConfig, seed: int, beam: int) -> None:
     network, rows = sharpened(config), rows_for(config, seed, count=7)
     threads = torch.get_num_threads()
-    found = [
+    outputs = [
         search(
             network, rows, GenerationConfig(max_new_tokens=6, beam=beam, batch_size=2, workers=workers, logprobs=True)
         )
         for workers in (1, 3, 0)
     ]
-    assert same(found[1], found[0])
-    assert same(found[2], found[0])
+    assert same(outputs[1], outputs[0])
+    assert same(outputs[2], outputs[0])
     assert torch.get_num_threads() == threads

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from clearhead.config import GenerationConfig, ModelConfig
+from clearhead.inference import cuda_graph_replay as graphs
 from clearhead.inference import generate, static_decoder
-from clearhead.inference import replay as graphs
 from clearhead.ops.triton import decode_attention as kernel
 from clearhead.ops.triton.decode_attention import triton_decode_attention
-from tests.inference.one_token import check, given
-from tests.inference.random_writers import same, sharpened
+from tests.inference.decode_attention_cases import check, given
+from tests.inference.random_models import same, sharpened
 from tests.strategies import VOCABULARY
 
 NO_SPLIT, FIVE_SPLITS = (16, 1), (16, 5)  # block size in slots, splits

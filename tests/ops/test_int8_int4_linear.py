@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from clearhead.config import preset
-from clearhead.inference import INT4, optimize_for_inference, step
+from clearhead.inference import INT4, optimize_for_inference
+from clearhead.inference import model_runner as step
 from clearhead.inference.decode_layer import DecodeLayer
 from clearhead.inference.optimize import is_quantized
 from clearhead.model import Network, build

@@ -1,39 +1,37 @@
-"""Answers to scores: translations, classes, values, tags and answers beside what was expected."""
+"""Evaluation metrics: BLEU, chrF, accuracy, F1, correlations, SQuAD scores."""
 
-from clearhead.evaluate.bleu import Score, bleu, chrf, tokenized_bleu
+from clearhead.evaluate.bleu import CorpusScore, bleu, chrf, tokenized_bleu
 from clearhead.evaluate.classification_metrics import (
     F1,
-    Answers,
-    Entities,
+    AnswerScores,
+    EntityScores,
     accuracy,
-    answers,
     binary_f1,
-    confusion,
+    confusion_matrix,
     entity_f1,
     macro_f1,
-    matthews,
-    micro_f1,
+    matthews_corrcoef,
+    squad_scores,
 )
 from clearhead.text.correlation import pearson, spearman
 from clearhead.text.entities import entities
 
 __all__ = [
     "F1",
-    "Answers",
-    "Entities",
-    "Score",
+    "AnswerScores",
+    "CorpusScore",
+    "EntityScores",
     "accuracy",
-    "answers",
     "binary_f1",
     "bleu",
     "chrf",
-    "confusion",
+    "confusion_matrix",
     "entities",
     "entity_f1",
     "macro_f1",
-    "matthews",
-    "micro_f1",
+    "matthews_corrcoef",
     "pearson",
     "spearman",
+    "squad_scores",
     "tokenized_bleu",
 ]

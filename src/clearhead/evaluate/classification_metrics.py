@@ -1,6 +1,6 @@
-"""How right labels, values, tags and answers are, as shares of 1 and correlations; nothing to divide by gives 0.
+"""Accuracy, F1, Matthews correlation, entity F1 and SQuAD scores; 0 where a denominator is 0.
 
-Everywhere, the first list is what the model said and the second, of the same length, what was expected.
+Predictions and references are lists of the same length.
 """
 
 import math
@@ -8,137 +8,136 @@ import re
 import string
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from clearhead.text.correlation import paired
 from clearhead.text.entities import entities
 
-A = TypeVar("A")
-B = TypeVar("B")
-
 
 class F1(NamedTuple):
-    """Of what was said, the share that is right; of what is true, the share that was said; their harmonic mean."""
+    """Precision, recall and their harmonic mean."""
 
     precision: float
     recall: float
     f1: float
 
 
-class Entities(NamedTuple):
-    """Scores over all entities, for each type, and how many of each type there truly are."""
+class EntityScores(NamedTuple):
+    """F1 over all entities and for each type, and the number of reference entities of each type."""
 
     all: F1
     types: dict[str, F1]
     counts: dict[str, int]
 
 
-class Answers(NamedTuple):
-    """The share of answers that match exactly, and the mean share of words in common."""
+class AnswerScores(NamedTuple):
+    """The rate of exact matches, and the mean F1 of words."""
 
     exact: float
     f1: float
 
 
-def accuracy(outputs: Sequence[Hashable], references: Sequence[Hashable]) -> float:
-    """The share of equal labels."""
-    pairs = paired(outputs, references)
-    return sum(output == reference for output, reference in pairs) / len(pairs)
+def accuracy(predictions: Sequence[Hashable], references: Sequence[Hashable]) -> float:
+    """Return the rate of equal labels."""
+    pairs = paired(predictions, references)
+    return sum(prediction == reference for prediction, reference in pairs) / len(pairs)
 
 
-def binary_f1(outputs: Sequence[Hashable], references: Sequence[Hashable], positive: Hashable) -> F1:
-    """Scores of one label against all others."""
-    pairs = paired(outputs, references)
-    right = sum(output == reference == positive for output, reference in pairs)
-    return _f1(right, sum(o == positive for o, _ in pairs), sum(r == positive for _, r in pairs))
+def binary_f1(predictions: Sequence[Hashable], references: Sequence[Hashable], positive: Hashable) -> F1:
+    """Return the F1 of one label against all others."""
+    pairs = paired(predictions, references)
+    correct = sum(prediction == reference == positive for prediction, reference in pairs)
+    return _f1(correct, sum(p == positive for p, _ in pairs), sum(r == positive for _, r in pairs))
 
 
-def macro_f1(outputs: Sequence[Hashable], references: Sequence[Hashable]) -> F1:
-    """Means over all labels that were said or are true, each weighing the same."""
-    found = [_f1(*counts) for counts in _counts(outputs, references).values()]
-    return F1(*(math.fsum(values) / len(found) for values in zip(*found, strict=True)))
+def macro_f1(predictions: Sequence[Hashable], references: Sequence[Hashable]) -> F1:
+    """Return the unweighted mean of the F1 of every label that occurs in predictions or references."""
+    scores = [_f1(*counts) for counts in _label_counts(predictions, references).values()]
+    return F1(*(math.fsum(values) / len(scores) for values in zip(*scores, strict=True)))
 
 
-def micro_f1(outputs: Sequence[Hashable], references: Sequence[Hashable]) -> F1:
-    """Scores of all labels counted together; with one label each, all three are the accuracy."""
-    return _f1(*(sum(column) for column in zip(*_counts(outputs, references).values(), strict=True)))
+def matthews_corrcoef(predictions: Sequence[Hashable], references: Sequence[Hashable]) -> float:
+    """Return the Matthews correlation coefficient of two or more classes: 1 is perfect, 0 is chance."""
+    counts = _label_counts(predictions, references).values()
+    total, correct = len(predictions), sum(count[0] for count in counts)
+    products = sum(predicted * actual for _, predicted, actual in counts)
+    predicted = total**2 - sum(count[1] ** 2 for count in counts)
+    actual = total**2 - sum(count[2] ** 2 for count in counts)
+    return (total * correct - products) / math.sqrt(predicted * actual) if predicted and actual else 0.0
 
 
-def matthews(outputs: Sequence[Hashable], references: Sequence[Hashable]) -> float:
-    """Matthews correlation of two or more classes: 1 all right, 0 no better than chance, −1 (of two) all wrong."""
-    counts = _counts(outputs, references).values()
-    total, right = len(outputs), sum(count[0] for count in counts)
-    both = sum(said * true for _, said, true in counts)
-    said = total**2 - sum(count[1] ** 2 for count in counts)
-    true = total**2 - sum(count[2] ** 2 for count in counts)
-    return (total * right - both) / math.sqrt(said * true) if said and true else 0.0
-
-
-def confusion(
-    outputs: Sequence[Hashable], references: Sequence[Hashable], labels: Sequence[Hashable]
+def confusion_matrix(
+    predictions: Sequence[Hashable], references: Sequence[Hashable], labels: Sequence[Hashable]
 ) -> list[list[int]]:
-    """How often each true label (row) was called each label (column), in the order of `labels`."""
-    pairs = Counter(paired(references, outputs))
-    strangers = {label for pair in pairs for label in pair} - set(labels)
-    if strangers:
-        raise ValueError(f"labels: {min(map(repr, strangers))} occurs but is not among them")
-    return [[pairs[true, said] for said in labels] for true in labels]
+    """Return counts by reference label (row) and predicted label (column), in the order of `labels`."""
+    pairs = Counter(paired(references, predictions))
+    unknown = {label for pair in pairs for label in pair} - set(labels)
+    if unknown:
+        raise ValueError(f"labels: {min(map(repr, unknown))} occurs but is not among them")
+    return [[pairs[actual, predicted] for predicted in labels] for actual in labels]
 
 
-def entity_f1(outputs: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Entities:
-    """An entity is right when its type and both its ends are; a list of tags for each text."""
-    said: dict[str, set[tuple[int, int, int]]] = defaultdict(set)
-    true: dict[str, set[tuple[int, int, int]]] = defaultdict(set)
-    for text, (output, reference) in enumerate(paired(outputs, references)):
-        if len(output) != len(reference):
-            raise ValueError(f"text {text}: {len(output)} tags were said and {len(reference)} are true")
-        for side, tags in ((said, output), (true, reference)):
+def entity_f1(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> EntityScores:
+    """Return the F1 of entities from the tags of each text; type and span of an entity must both be correct."""
+    predicted: dict[str, set[tuple[int, int, int]]] = defaultdict(set)
+    actual: dict[str, set[tuple[int, int, int]]] = defaultdict(set)
+    for text, (prediction, reference) in enumerate(paired(predictions, references)):
+        if len(prediction) != len(reference):
+            raise ValueError(f"text {text}: {len(prediction)} predicted tags, but {len(reference)} reference tags")
+        for spans, tags in ((predicted, prediction), (actual, reference)):
             for kind, first, last in entities(tags):
-                side[kind].add((text, first, last))
-    counts = {kind: (len(said[kind] & true[kind]), len(said[kind]), len(true[kind])) for kind in sorted({*said, *true})}
+                spans[kind].add((text, first, last))
+    kinds = sorted({*predicted, *actual})
+    counts = {kind: (len(predicted[kind] & actual[kind]), len(predicted[kind]), len(actual[kind])) for kind in kinds}
     total = _f1(*(sum(count[column] for count in counts.values()) for column in range(3)))
-    return Entities(
-        total, {kind: _f1(*count) for kind, count in counts.items()}, {kind: count[2] for kind, count in counts.items()}
-    )
+    types = {kind: _f1(*count) for kind, count in counts.items()}
+    return EntityScores(total, types, {kind: count[2] for kind, count in counts.items()})
 
 
-def answers(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> Answers:
-    """Exact match and F1 of SQuAD 2.0: the best of each question's references counts.
+def squad_scores(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> AnswerScores:
+    """Return exact match and F1 of SQuAD 2.0, each answer scored against the best of its references.
 
-    A question without references has no answer; only an empty output is right there. Case, punctuation, articles and
-    spaces do not count.
+    A question without references has no answer; only an empty prediction is correct. Case, punctuation, articles and
+    extra spaces are ignored.
     """
-    pairs = [(_plain(output), _expected(several)) for output, several in paired(outputs, references)]
-    exact = sum(output in several for output, several in pairs)
-    shared = math.fsum(max(_words_f1(output, one) for one in several) for output, several in pairs)
-    return Answers(exact / len(pairs), shared / len(pairs))
+    pairs = [
+        (_normalize(prediction), _normalize_all(answers)) for prediction, answers in paired(predictions, references)
+    ]
+    exact = sum(prediction in answers for prediction, answers in pairs)
+    f1 = math.fsum(max(_word_f1(prediction, answer) for answer in answers) for prediction, answers in pairs)
+    return AnswerScores(exact / len(pairs), f1 / len(pairs))
 
 
-def _counts(outputs: Sequence[Hashable], references: Sequence[Hashable]) -> dict[Hashable, tuple[int, int, int]]:
-    """How often each label was right, was said and is true."""
-    right = Counter(output for output, reference in paired(outputs, references) if output == reference)
-    said, true = Counter(outputs), Counter(references)
-    return {label: (right[label], said[label], true[label]) for label in said | true}
+def _label_counts(
+    predictions: Sequence[Hashable], references: Sequence[Hashable]
+) -> dict[Hashable, tuple[int, int, int]]:
+    """Return for each label how often it was correct, predicted and in the references."""
+    pairs = paired(predictions, references)
+    correct = Counter(prediction for prediction, reference in pairs if prediction == reference)
+    predicted, actual = Counter(predictions), Counter(references)
+    return {label: (correct[label], predicted[label], actual[label]) for label in predicted | actual}
 
 
-def _f1(right: int, said: int, true: int) -> F1:
-    return F1(right / said if said else 0.0, right / true if true else 0.0, 2 * right / (said + true) if right else 0.0)
+def _f1(correct: int, predicted: int, actual: int) -> F1:
+    precision = correct / predicted if predicted else 0.0
+    recall = correct / actual if actual else 0.0
+    return F1(precision, recall, 2 * correct / (predicted + actual) if correct else 0.0)
 
 
-def _expected(references: Iterable[str]) -> set[str]:
+def _normalize_all(references: Iterable[str]) -> set[str]:
     if isinstance(references, str):
         raise ValueError(f"{references!r:.40}: give a list of references for each question")
-    return {plain for plain in map(_plain, references) if plain} or {""}
+    return {normalized for normalized in map(_normalize, references) if normalized} or {""}
 
 
-def _plain(text: str) -> str:
-    """Lower case, without punctuation (ASCII's), English articles and superfluous spaces."""
+def _normalize(text: str) -> str:
+    """Lowercase, and remove ASCII punctuation, English articles and extra spaces."""
     text = text.lower().translate(str.maketrans("", "", string.punctuation))
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 
 
-def _words_f1(output: str, reference: str) -> float:
-    if not output or not reference:
-        return float(output == reference)
-    said, true = output.split(), reference.split()
-    return _f1((Counter(said) & Counter(true)).total(), len(said), len(true)).f1
+def _word_f1(prediction: str, reference: str) -> float:
+    if not prediction or not reference:
+        return float(prediction == reference)
+    predicted, actual = prediction.split(), reference.split()
+    return _f1((Counter(predicted) & Counter(actual)).total(), len(predicted), len(actual)).f1

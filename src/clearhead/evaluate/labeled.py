@@ -1,4 +1,4 @@
-"""How good a model of a labeled task is: what it says about the texts of records, beside what they expect."""
+"""Score models of labeled tasks: classification, regression, similarity, tagging and question answering."""
 
 from __future__ import annotations
 
@@ -13,176 +13,188 @@ from clearhead.data.labeled_tasks import check_answer, check_tags, is_empty, lab
 from clearhead.errors import UserError
 from clearhead.evaluate.classification_metrics import (
     accuracy,
-    answers,
     binary_f1,
-    confusion,
+    confusion_matrix,
     entity_f1,
     macro_f1,
-    matthews,
+    matthews_corrcoef,
+    squad_scores,
 )
 from clearhead.predict import Model
 from clearhead.predict.encode_batch import InvalidText, clean, label_names
 from clearhead.text.correlation import pearson, spearman
 from clearhead.text.entities import is_entity_scheme
 
-SHOWN = 5  # samples to read
+MAX_SAMPLES = 5
 
 
 class Scores(NamedTuple):
-    """Numbers by name, how often each label was called each, and a few texts with what was said of them."""
+    """Metrics by name, the confusion matrix of labels, and a few samples."""
 
     numbers: dict[str, Any]
     confusion: dict[str, Any] | None = None
-    samples: list[dict[str, str]] = []  # noqa: RUF012  nobody adds to it
+    samples: list[dict[str, str]] = []  # noqa: RUF012  never changed
 
 
 def records(data: DataConfig, corpora: Sequence[Corpus], part: Part = "held out") -> Iterator[Record]:
-    """The records of corpora as they stand; of none, those that the recipe held out of its training data, or kept."""
+    """Yield the records of corpora; without corpora, those of one part of the recipe's training data."""
     columns = TASKS[data.task].reads(data)
-    wanted = ALL_ANSWERS if columns == ANSWERS else columns
+    columns = ALL_ANSWERS if columns == ANSWERS else columns
     for corpus in corpora:
-        yield from raw_records(corpus, wanted, data.source_url)
+        yield from raw_records(corpus, columns, data.source_url)
     if not corpora:
-        cleaner = Cleaner(data, wanted, part)
+        cleaner = Cleaner(data, columns, part)
         for corpus in data.train:
-            for chunk in chunks(raw_records(corpus, wanted, data.source_url)):
+            for chunk in chunks(raw_records(corpus, columns, data.source_url)):
                 yield from cleaner.chunk(chunk)
 
 
 def own_records(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> list[Record]:
-    """The records of a recipe's own sets but those without words, which were left out when the sets were prepared."""
-    found = list(records(data, corpora))
+    """Return the records of a recipe's own evaluation sets, without empty texts, which data preparation drops too."""
+    kept = list(records(data, corpora))
     if data.task == "tagging":
-        return [record for record in found if record.values[0]]
+        return [record for record in kept if record.values[0]]
     for side in range(2 if data.text_pairs or data.task in ("similarity", "answering") else 1):
-        for record in found:
+        for record in kept:
             check_text(record, record.values[side])
-        texts = clean(model, [record.values[side] for record in found])
-        pairs = zip(texts, model.tokenizer.encode_batch(texts), strict=True)
-        found = [record for record, pair in zip(found, pairs, strict=True) if not is_empty(*pair)]
-    return found
+        texts = clean(model, [record.values[side] for record in kept])
+        encoded = zip(texts, model.tokenizer.encode_batch(texts), strict=True)
+        kept = [record for record, (text, ids) in zip(kept, encoded, strict=True) if not is_empty(text, ids)]
+    return kept
 
 
-def score_labeled(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
-    """What the model says about every record, measured."""
-    if not found:
+def score_labeled(model: Model, data: DataConfig, examples: Sequence[Record]) -> Scores:
+    """Score the model's predictions for the records of a labeled task."""
+    if not examples:
         raise UserError("data: there are no texts to score on; name some with --data")
     try:
-        return LABELED[data.task](model, data, found)
+        return LABELED[data.task](model, data, examples)
     except InvalidText as error:
-        raise UserError(f"{found[error.number].place}: {error.problem}") from None
+        raise UserError(f"{examples[error.number].place}: {error.problem}") from None
 
 
-def _texts(data: DataConfig, found: Sequence[Record]) -> tuple[list[str], list[str] | None]:
-    for record in found:
+def _texts(data: DataConfig, examples: Sequence[Record]) -> tuple[list[str], list[str] | None]:
+    """Return the texts of the records, and the second texts of text pairs."""
+    for record in examples:
         for text in record.values[: 2 if data.text_pairs else 1]:
             check_text(record, text)
-    return [r.values[0] for r in found], [r.values[1] for r in found] if data.text_pairs else None
+    return [r.values[0] for r in examples], [r.values[1] for r in examples] if data.text_pairs else None
 
 
-def _classes(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
+def _join_pairs(firsts: Sequence[str], seconds: Sequence[str] | None) -> Sequence[str]:
+    """Return texts as shown in samples, a pair on two lines."""
+    return [f"{first}\n{second}" for first, second in zip(firsts, seconds, strict=True)] if seconds else firsts
+
+
+def _score_classification(model: Model, data: DataConfig, examples: Sequence[Record]) -> Scores:
     names = label_names(model, model.config.labels)
-    true = [names[label_number(record, record.values[-1], tuple(names))] for record in found]
-    texts, seconds = _texts(data, found)
-    said = [labels[0].name for labels in model.classify(texts, seconds, truncate=True)]
-    two = len(names) == 2
-    numbers = {
-        "accuracy": accuracy(said, true),
-        "f1": binary_f1(said, true, names[1]).f1 if two else macro_f1(said, true).f1,
-        "f1_of": f"the label {names[1]}" if two else "all labels, each weighing the same",
-        "matthews": matthews(said, true),
+    references = [names[label_number(record, record.values[-1], tuple(names))] for record in examples]
+    texts, seconds = _texts(data, examples)
+    predictions = [labels[0].name for labels in model.classify(texts, seconds, truncate=True)]
+    binary = len(names) == 2
+    f1 = binary_f1(predictions, references, names[1]) if binary else macro_f1(predictions, references)
+    metrics = {
+        "accuracy": accuracy(predictions, references),
+        "f1": f1.f1,
+        "f1_of": f"the label {names[1]}" if binary else "macro average of all labels",
+        "matthews": matthews_corrcoef(predictions, references),
     }
-    shown = [f"{text}\n{second}" for text, second in zip(texts, seconds, strict=True)] if seconds else texts
-    table = {"labels": names, "counts": confusion(said, true, names)}
-    return Scores(numbers, table, _samples(shown, true, said))
+    table = {"labels": names, "counts": confusion_matrix(predictions, references, names)}
+    return Scores(metrics, table, _samples(_join_pairs(texts, seconds), references, predictions))
 
 
-def _values(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
-    true = [number(record) for record in found]
-    texts, seconds = _texts(data, found)
-    said = model.regress(texts, seconds, truncate=True)
-    shown = [f"{text}\n{second}" for text, second in zip(texts, seconds, strict=True)] if seconds else texts
-    samples = _samples(shown, [f"{value:.3g}" for value in true], [f"{value:.3g}" for value in said])
-    return Scores({"pearson": pearson(said, true), "spearman": spearman(said, true)}, None, samples)
+def _score_regression(model: Model, data: DataConfig, examples: Sequence[Record]) -> Scores:
+    references = [number(record) for record in examples]
+    texts, seconds = _texts(data, examples)
+    predictions = model.regress(texts, seconds, truncate=True)
+    shown = ([f"{value:.3g}" for value in values] for values in (references, predictions))
+    return Scores(_correlations(predictions, references), None, _samples(_join_pairs(texts, seconds), *shown))
 
 
-def _similar(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
-    """How the cosine goes with the score of a pair or, of a contrastive set, how many find their own among all."""
-    for record in found:
+def _score_similarity(model: Model, data: DataConfig, examples: Sequence[Record]) -> Scores:
+    """Correlate cosines with scores or, for contrastive data, measure how often a text's pair is the nearest text."""
+    for record in examples:
         for text in record.values[:2]:
             check_text(record, text)
-    firsts, seconds = ([record.values[side] for record in found] for side in (0, 1))
-    ours, theirs = model.embed(firsts, truncate=True), model.embed(seconds, truncate=True)
+    firsts, seconds = ([record.values[side] for record in examples] for side in (0, 1))
+    first_vectors, second_vectors = model.embed(firsts, truncate=True), model.embed(seconds, truncate=True)
     if data.contrastive:
-        best = (ours @ theirs.T).argmax(1).tolist()
-        return Scores({"accuracy": accuracy([seconds[n] for n in best], seconds)})
-    true, said = [number(record) for record in found], (ours * theirs).sum(1).tolist()
-    shown = [f"{first}\n{second}" for first, second in zip(firsts, seconds, strict=True)]
-    samples = _samples(shown, [f"{value / data.max_score:.3g}" for value in true], [f"{value:.3g}" for value in said])
-    return Scores({"pearson": pearson(said, true), "spearman": spearman(said, true)}, None, samples)
+        nearest = (first_vectors @ second_vectors.T).argmax(1).tolist()
+        return Scores({"accuracy": accuracy([seconds[n] for n in nearest], seconds)})
+    references = [number(record) for record in examples]
+    cosines = (first_vectors * second_vectors).sum(1).tolist()
+    expected, predicted = [f"{x / data.max_score:.3g}" for x in references], [f"{x:.3g}" for x in cosines]
+    samples = _samples(_join_pairs(firsts, seconds), expected, predicted)
+    return Scores(_correlations(cosines, references), None, samples)
 
 
-def _tags(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
-    """Entity F1 as seqeval counts it, or the mean over tags that are none of entities; tags behind a cut are O."""
+def _correlations(predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
+    return {"pearson": pearson(predictions, references), "spearman": spearman(predictions, references)}
+
+
+def _score_tagging(model: Model, data: DataConfig, examples: Sequence[Record]) -> Scores:
+    """Entity F1 as in seqeval, or macro F1 if the tags are not B-/I-/O; tags after a truncation are O."""
     names = tuple(label_names(model, model.config.labels))
-    true = []
-    for record in found:
+    references = []
+    for record in examples:
         check_tags(record)
         tags = enumerate(record.values[1])
-        true.append([names[label_number(record._replace(place=record.place.at(n)), tag, names)] for n, tag in tags])
-    said = [
-        [word.tag for word in each.words] for each in model.tag([record.values[0] for record in found], truncate=True)
-    ]
-    ours, theirs = ([tag for tags in side for tag in tags] for side in (said, true))
-    numbers: dict[str, Any] = {"accuracy": accuracy(ours, theirs)}
+        references.append(
+            [names[label_number(record._replace(place=record.place.at(n)), tag, names)] for n, tag in tags]
+        )
+    tagged = model.tag([record.values[0] for record in examples], truncate=True)
+    predictions = [[word.tag for word in text.words] for text in tagged]
+    flat_predictions, flat_references = ([tag for tags in side for tag in tags] for side in (predictions, references))
+    metrics: dict[str, Any] = {"accuracy": accuracy(flat_predictions, flat_references)}
     if is_entity_scheme(names):
-        scores = entity_f1(said, true)
-        numbers |= {"f1": scores.all.f1, "precision": scores.all.precision, "recall": scores.all.recall}
-        numbers |= {f"f1_{kind}": each.f1 for kind, each in scores.types.items()}
+        scores = entity_f1(predictions, references)
+        metrics |= {"f1": scores.all.f1, "precision": scores.all.precision, "recall": scores.all.recall}
+        metrics |= {f"f1_{kind}": score.f1 for kind, score in scores.types.items()}
     else:
-        numbers["f1"] = macro_f1(ours, theirs).f1
-    table = {"labels": list(names), "counts": confusion(ours, theirs, names)}
-    shown = [_marked(record.values[0], tags) for record, tags in zip(found, said, strict=True)]
-    texts = [" ".join(record.values[0]) for record in found]
-    return Scores(
-        numbers, table, _samples(texts, [_marked(r.values[0], t) for r, t in zip(found, true, strict=True)], shown)
+        metrics["f1"] = macro_f1(flat_predictions, flat_references).f1
+    table = {"labels": list(names), "counts": confusion_matrix(flat_predictions, flat_references, names)}
+    texts = [" ".join(record.values[0]) for record in examples]
+    expected, predicted = (
+        [_mark_tags(record.values[0], tags) for record, tags in zip(examples, side, strict=True)]
+        for side in (references, predictions)
     )
+    return Scores(metrics, table, _samples(texts, expected, predicted))
 
 
-def _marked(words: Sequence[str], tags: Sequence[str]) -> str:
+def _mark_tags(words: Sequence[str], tags: Sequence[str]) -> str:
     return " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
 
 
-def _answers(model: Model, data: DataConfig, found: Sequence[Record]) -> Scores:
-    """SQuAD's exact match and F1, over all questions, over those with an answer and over those without."""
-    for record in found:
+def _score_answering(model: Model, data: DataConfig, examples: Sequence[Record]) -> Scores:
+    """Exact match and F1 of SQuAD over all questions, and over those with and without an answer."""
+    for record in examples:
         for text in (*record.values[:2], *record.values[4]):
             check_text(record, text)
         check_answer(record._replace(values=record.values[:4]))
-    contexts, questions = ([record.values[side] for record in found] for side in (0, 1))
-    references = [record.values[4] if record.values[2] else [] for record in found]
-    said = [several[0].text for several in model.answer(questions, contexts, truncate=True)]
-    numbers: dict[str, Any] = answers(said, references)._asdict()
-    for name, wanted in (("answerable", True), ("unanswerable", False)):
-        part = [(output, several) for output, several in zip(said, references, strict=True) if bool(several) == wanted]
-        if part and len(part) < len(said):
-            scores = answers([output for output, _ in part], [several for _, several in part])
-            numbers |= {f"{name}_exact": scores.exact, f"{name}_f1": scores.f1}
-    shown = [f"{question}\n{context}" for question, context in zip(questions, contexts, strict=True)]
-    return Scores(numbers, None, _samples(shown, [each[0] if each else "" for each in references], said))
+    contexts, questions = ([record.values[side] for record in examples] for side in (0, 1))
+    references = [record.values[4] if record.values[2] else [] for record in examples]
+    predictions = [answers[0].text for answers in model.answer(questions, contexts, truncate=True)]
+    metrics: dict[str, Any] = squad_scores(predictions, references)._asdict()
+    for name, answerable in (("answerable", True), ("unanswerable", False)):
+        part = [(p, r) for p, r in zip(predictions, references, strict=True) if bool(r) == answerable]
+        if part and len(part) < len(predictions):
+            scores = squad_scores([prediction for prediction, _ in part], [answers for _, answers in part])
+            metrics |= {f"{name}_exact": scores.exact, f"{name}_f1": scores.f1}
+    expected = [answers[0] if answers else "" for answers in references]
+    return Scores(metrics, None, _samples(_join_pairs(questions, contexts), expected, predictions))
 
 
-def _samples(texts: Sequence[str], true: Sequence[str], said: Sequence[str]) -> list[dict[str, str]]:
-    """A few of all, evenly spread."""
-    every = max(1, len(texts) // SHOWN)
-    rows = list(zip(texts, true, said, strict=True))[::every][:SHOWN]
-    return [{"source": text, "reference": reference, "output": output} for text, reference, output in rows]
+def _samples(texts: Sequence[str], references: Sequence[str], predictions: Sequence[str]) -> list[dict[str, str]]:
+    """Return up to MAX_SAMPLES samples at even intervals."""
+    interval = max(1, len(texts) // MAX_SAMPLES)
+    rows = list(zip(texts, references, predictions, strict=True))[::interval][:MAX_SAMPLES]
+    return [{"source": text, "reference": reference, "output": prediction} for text, reference, prediction in rows]
 
 
 LABELED: dict[str, Callable[[Model, DataConfig, Sequence[Record]], Scores]] = {
-    "classification": _classes,
-    "regression": _values,
-    "similarity": _similar,
-    "tagging": _tags,
-    "answering": _answers,
+    "classification": _score_classification,
+    "regression": _score_regression,
+    "similarity": _score_similarity,
+    "tagging": _score_tagging,
+    "answering": _score_answering,
 }

@@ -1,4 +1,4 @@
-"""How good a model is on a test set: BLEU and chrF of translations, perplexity, the scores of labeled tasks."""
+"""Evaluate a model on a test set: BLEU and chrF of translations, perplexity, metrics of labeled tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from clearhead.model import Decoder, Encoder
 from clearhead.predict import Model
 from clearhead.predict.encode_batch import limit
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
+MAX_EXPONENT = 700  # exp() of more overflows a float
 
 
 def evaluate(
@@ -32,38 +33,38 @@ def evaluate(
     lowercase: bool = False,
     moses: str = "",
     unseen: bool = False,
-    say: Say = lambda line: None,
+    say: Log = lambda line: None,
 ) -> dict[str, Any]:
-    """Scores of a model on corpora, or on the test (else validation, else held-out) set of its recipe.
+    """Return the metrics of a model on corpora, by default on the test (else validation, else held-out) set.
 
-    `lowercase` and `moses` (a language, for tokens as sacremoses makes them) are for published figures that were
-    computed so; `unseen` adds the scores of the texts that are no part of any training text.
+    `lowercase` and `moses` (the language of sacremoses tokens) are for comparison with published scores; `unseen` adds
+    the metrics of texts that occur in no training text.
     """
-    data = model.data or _guessed(model)
-    known, given = data, bool(corpora)
-    if corpora:  # where the recipe's own data are published is no matter of theirs
-        data = data.model_copy(update={"published": ""})
+    data = model.data or _guess_task(model)
+    recipe_data, has_corpora = data, bool(corpora)
+    if corpora:  # the URL of the recipe's own data does not apply to them
+        data = data.model_copy(update={"source_url": ""})
     corpora = corpora or data.test or data.valid
     if not corpora and not (data.held_out and data.train):
         raise UserError("data: this model's recipe names no test or validation set; name one with --data")
     if not corpora:
-        say(f"there is no test set: {data.held_out:.3%} of the training data, which were held out, take its place")
+        say(f"there is no test set; using the {data.held_out:.3%} of the training data that were held out")
     if data.task == "translation":
-        return _translation(model, data, corpora, beam, lowercase, moses, say)
+        return _evaluate_translation(model, data, corpora, beam, lowercase, moses, say)
     if data.task == "language-model":
-        return _language_model(model, data, corpora)
+        return _evaluate_language_model(model, data, corpora)
     if data.task == "masked-language-model":
-        return _masked(model, data, corpora)
-    found = list(records(data, corpora)) if given else own_records(model, data, corpora)
-    scores = score_labeled(model, data, found)
-    result = {"texts": len(found)} | scores.numbers
+        return _evaluate_masked_language_model(model, data, corpora)
+    examples = list(records(data, corpora)) if has_corpora else own_records(model, data, corpora)
+    scores = score_labeled(model, data, examples)
+    result = {"texts": len(examples)} | scores.numbers
     if scores.confusion is not None:
         result["confusion"] = scores.confusion
-    return result | (_unseen(model, known, corpora, found) if unseen else {})
+    return result | (_score_unseen(model, recipe_data, corpora, examples) if unseen else {})
 
 
-def _guessed(model: Model) -> DataConfig:
-    """What a model from elsewhere can be scored on: the task of its head, or how alike its vectors are."""
+def _guess_task(model: Model) -> DataConfig:
+    """Return a data config for an imported model, from its head or its pooling."""
     task = model.extra.get("task") or ("similarity" if "pooling" in model.extra else None)
     if task is None:
         name = model.name or "this model"
@@ -72,87 +73,94 @@ def _guessed(model: Model) -> DataConfig:
     return DataConfig.build(settings, where="config.json")
 
 
-def _unseen(model: Model, data: DataConfig, corpora: Sequence[Corpus], found: Sequence[Record]) -> dict[str, Any]:
-    """Scores of those records whose first text is contained in no text that was learned from.
+def _score_unseen(
+    model: Model, data: DataConfig, corpora: Sequence[Corpus], examples: Sequence[Record]
+) -> dict[str, Any]:
+    """Return the metrics of records whose first text is contained in no training text.
 
-    Other files may share texts with what was held out, which had a say in which step was best: it counts as seen there.
+    For other files, held-out texts count as seen, since they decided which checkpoint is best.
     """
-    learned = records(data, data.train) if corpora else records(data, (), "kept")
-    read = "\n".join(_said(record) for record in learned)
-    kept = [record for record in found if _said(record).strip() not in read]
-    numbers = score_labeled(model, data, kept).numbers if kept else {}
-    return {"unseen_texts": len(kept)} | {f"unseen_{name}": value for name, value in numbers.items()}
+    seen = records(data, data.train) if corpora else records(data, (), "kept")
+    seen_text = "\n".join(_first_text(record) for record in seen)
+    unseen = [record for record in examples if _first_text(record).strip() not in seen_text]
+    metrics = score_labeled(model, data, unseen).numbers if unseen else {}
+    return {"unseen_texts": len(unseen)} | {f"unseen_{name}": value for name, value in metrics.items()}
 
 
-def _said(record: Record) -> str:
+def _first_text(record: Record) -> str:
     text = record.values[0]
     return " ".join(text) if isinstance(text, list) else str(text)
 
 
-def _masked(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> dict[str, Any]:
-    """Perplexity and accuracy of masked words, masks drawn with seed 0; how often the next sentence was known."""
+def _perplexity(loss: float) -> float:
+    return math.exp(min(loss, MAX_EXPONENT))
+
+
+def _evaluate_masked_language_model(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> dict[str, Any]:
+    """Return perplexity and accuracy of masked tokens (masks of seed 0), and next-sentence accuracy."""
     assert isinstance(model.network, Encoder)
     dataset = open_set(data, corpora, model.tokenizers) if corpora else prepare(data, model.tokenizers).valid
-    assert dataset is not None  # `evaluate` has seen that something is held out
-    heads, total, words, right, rows, known = model.network.heads, 0.0, 0, 0, 0, 0
+    assert dataset is not None  # `evaluate` has checked that there is held-out data
+    heads, total_loss, tokens, correct, pairs, correct_pairs = model.network.heads, 0.0, 0, 0, 0, 0
     with torch.inference_mode():
         for step in Loader(dataset, tokens=data.batch_tokens, shuffle=False, workers=1):
-            for batch in step.batches:
-                there = batch.to(model.device)
-                lengths, documents = there.get("ids_lengths"), there.documents.get("ids")
-                segments = there["segments"] if model.config.segments else None
-                hidden = model.network.encode(there["ids"], lengths, documents=documents, segments=segments)
-                asked = there["labels"] != IGNORED
-                scores, labels = model.network.logits(hidden[asked]).float(), there["labels"][asked]
-                total += float(F.cross_entropy(scores, labels, reduction="sum"))
-                words, right = words + len(labels), right + int((scores.argmax(-1) == labels).sum())
+            for cpu_batch in step.batches:
+                batch = cpu_batch.to(model.device)
+                lengths, documents = batch.get("ids_lengths"), batch.documents.get("ids")
+                segments = batch["segments"] if model.config.segments else None
+                hidden = model.network.encode(batch["ids"], lengths, documents=documents, segments=segments)
+                masked = batch["labels"] != IGNORED
+                logits, labels = model.network.logits(hidden[masked]).float(), batch["labels"][masked]
+                total_loss += float(F.cross_entropy(logits, labels, reduction="sum"))
+                tokens, correct = tokens + len(labels), correct + int((logits.argmax(-1) == labels).sum())
                 if heads.next_sentence is not None:
                     follows = heads.next_sentence(heads.pool(hidden, lengths, documents)).argmax(-1)
-                    rows, known = rows + len(follows), known + int((follows == there["next_sentence"]).sum())
-    loss = total / max(1, words)
-    found = {"words": words, "loss": loss, "perplexity": math.exp(min(loss, 700)), "accuracy": right / max(1, words)}
-    return found | ({"next_sentence_accuracy": known / rows} if rows else {})
+                    pairs += len(follows)
+                    correct_pairs += int((follows == batch["next_sentence"]).sum())
+    loss = total_loss / max(1, tokens)
+    result = {"words": tokens, "loss": loss, "perplexity": _perplexity(loss), "accuracy": correct / max(1, tokens)}
+    return result | ({"next_sentence_accuracy": correct_pairs / pairs} if pairs else {})
 
 
-def _translation(
-    model: Model, data: DataConfig, corpora: Sequence[Corpus], beam: int, lowercase: bool, moses: str, say: Say
+def _evaluate_translation(
+    model: Model, data: DataConfig, corpora: Sequence[Corpus], beam: int, lowercase: bool, moses: str, say: Log
 ) -> dict[str, Any]:
-    tokens = _moses(moses) if moses else None
+    tokenize = _moses_tokenizer(moses) if moses else None
     sources, references = pairs(data, corpora)
     say(f"translating {len(sources):,} texts with beam {beam} …")
     outputs = model.translate(sources, beam=beam)
     corpora = corpora or data.train
     chinese = any(corpus.format == "embedded" and corpus.languages[-1] == "zh" for corpus in corpora)
-    found = [
+    scores = [
         bleu(outputs, references, lowercase=lowercase, tokenize="zh" if chinese else "13a"),
         chrf(outputs, references, lowercase=lowercase),
     ]
     result: dict[str, Any] = {"texts": len(sources), "beam": beam}
-    if tokens is not None:
-        ours, theirs = ([tokens(text) for text in texts] for texts in (outputs, references))
-        score = tokenized_bleu(ours, theirs, lowercase=lowercase)
+    if tokenize is not None:
+        output_tokens, reference_tokens = ([tokenize(text) for text in texts] for texts in (outputs, references))
+        score = tokenized_bleu(output_tokens, reference_tokens, lowercase=lowercase)
         result |= {"tokenized_bleu": score.value, "tokenized_signature": score.signature}
-    for score in found:
+    for score in scores:
         result |= {score.name.lower(): score.value, f"{score.name.lower()}_signature": score.signature}
-    same = ((a.lower(), b.lower()) if lowercase else (a, b) for a, b in zip(outputs, references, strict=True))
-    result["exact"] = sum(a == b for a, b in same) / len(outputs)
+    compared = ((a.lower(), b.lower()) if lowercase else (a, b) for a, b in zip(outputs, references, strict=True))
+    result["exact"] = sum(a == b for a, b in compared) / len(outputs)
     return result
 
 
 def pairs(data: DataConfig, corpora: Sequence[Corpus] = ()) -> tuple[list[str], list[str]]:
-    """Sources and references of corpora; without any, those of the training data that were held out."""
-    found = [
+    """Return sources and references of corpora, by default of the held-out training data."""
+    values = [
         record.values
         for corpus in corpora or data.train
         for record in raw_records(corpus, TRANSLATION, data.source_url)
         if corpora or share(cleaned(record.values[0], data)) < data.held_out
     ]
-    if not found:
+    if not values:
         raise UserError("data: there are no texts to score on; name some with --data")
-    return [source for source, _ in found], [reference for _, reference in found]
+    return [source for source, _ in values], [reference for _, reference in values]
 
 
-def _moses(language: str) -> Callable[[str], list[str]]:
+def _moses_tokenizer(language: str) -> Callable[[str], list[str]]:
     try:
         from sacremoses import MosesTokenizer  # type: ignore[import-not-found]
     except ImportError:
@@ -161,24 +169,24 @@ def _moses(language: str) -> Callable[[str], list[str]]:
     return lambda text: list(tokenizer.tokenize(text, escape=False))
 
 
-def _language_model(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> dict[str, Any]:
-    """Perplexity of a token, and of a word where words are what spaces part; every window sees only itself."""
+def _evaluate_language_model(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> dict[str, Any]:
+    """Return the perplexity of tokens and, for text files, of words separated by spaces; windows are independent."""
     network = model.inference_network
     assert isinstance(network, Decoder)
     dataset = open_set(data, corpora, model.tokenizers) if corpora else prepare(data, model.tokenizers).valid
-    assert dataset is not None  # `evaluate` has seen that something is held out
-    total, count = 0.0, 0
+    assert dataset is not None  # `evaluate` has checked that there is held-out data
+    total_loss, tokens = 0.0, 0
     with torch.inference_mode():
         for step in Loader(dataset, tokens=data.batch_tokens, shuffle=False, workers=1):
-            for batch in step.batches:
-                there = batch.to(model.device)
-                scores = network(there["ids"], documents=there.documents.get("ids"))
-                labels = there["labels"].flatten()
-                scores = scores.flatten(0, 1).float()
-                total += float(F.cross_entropy(scores, labels, ignore_index=IGNORED, reduction="sum"))
-                count += int((labels != IGNORED).sum())
-    loss = total / max(1, count)
-    found: dict[str, Any] = {"tokens": count, "loss": loss, "perplexity": math.exp(min(loss, 700))}
+            for cpu_batch in step.batches:
+                batch = cpu_batch.to(model.device)
+                logits = network(batch["ids"], documents=batch.documents.get("ids"))
+                labels = batch["labels"].flatten()
+                logits = logits.flatten(0, 1).float()
+                total_loss += float(F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum"))
+                tokens += int((labels != IGNORED).sum())
+    loss = total_loss / max(1, tokens)
+    result: dict[str, Any] = {"tokens": tokens, "loss": loss, "perplexity": _perplexity(loss)}
     words = sum(
         len(record.values[0].split())
         for corpus in corpora
@@ -186,5 +194,5 @@ def _language_model(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -
         for record in raw_records(corpus, TEXT, data.source_url)
     )
     if words:
-        found["word_perplexity"] = math.exp(min(total / words, 700))
-    return found
+        result["word_perplexity"] = _perplexity(total_loss / words)
+    return result

@@ -1,30 +1,30 @@
-"""Network and ids to ids: greedy, sampling, beam and speculative search, streams, alignments, the batching engine."""
+"""Inference on token ids: greedy and beam search, sampling, speculative decoding, streaming, the batching engine."""
 
 from clearhead.inference.alignment import alignment_links, alignment_weights, format_alignment
 from clearhead.inference.alternatives import alternatives
+from clearhead.inference.cuda_graph_replay import enable_cuda_graphs
 from clearhead.inference.engine import Engine, Job, QueueFull, in_order
+from clearhead.inference.engine_thread import EngineThread
 from clearhead.inference.generate import generate, translate
+from clearhead.inference.model_runner import Step
 from clearhead.inference.optimize import optimize_for_inference
 from clearhead.inference.output import GenerationOutput
-from clearhead.inference.replay import enable_cuda_graphs
 from clearhead.inference.speculative import DraftModel, PromptLookup
-from clearhead.inference.step import Step
 from clearhead.inference.stop_strings import StopStrings
 from clearhead.inference.stream import stream, stream_text
-from clearhead.inference.worker import Worker
 from clearhead.ops.linear.int4 import INT4
 
 __all__ = [
     "INT4",
     "DraftModel",
     "Engine",
+    "EngineThread",
     "GenerationOutput",
     "Job",
     "PromptLookup",
     "QueueFull",
     "Step",
     "StopStrings",
-    "Worker",
     "alignment_links",
     "alignment_weights",
     "alternatives",

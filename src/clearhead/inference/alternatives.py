@@ -1,4 +1,4 @@
-"""What else could stand at a position: other next words, each with the text that would follow it."""
+"""Alternative next tokens at a position, each with its most likely (or a sampled) continuation."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import torch
 
 from clearhead.config import GenerationConfig
 from clearhead.errors import UserError
-from clearhead.inference.generate import EosIds, check, prepare_batch
+from clearhead.inference.generate import EosIds, eos_tuple, prepare_batch, validate
+from clearhead.inference.model_runner import GenerativeNetwork, TokenIds
 from clearhead.inference.output import GenerationOutput
-from clearhead.inference.step import Ids, Writer
 
 
 def alternatives(
-    network: Writer,
-    prompt: Ids,
+    network: GenerativeNetwork,
+    prompt: TokenIds,
     count: int,
     config: GenerationConfig,
     *,
     end: EosIds,
-    source: Ids | None = None,
+    source: TokenIds | None = None,
     seed: int = 0,
 ) -> list[GenerationOutput]:
-    """The likeliest `count` words behind the prompt, likeliest first, each completed by greedy search or sampling.
+    """Return the `count` most likely next tokens, each continued by greedy search or sampling; one prefill for all.
 
-    For a translator, the prompt is the begin token and the target so far. The prompt is read once.
+    For a translator, the prompt is BOS and the target so far.
     """
     if config.beam > 1 or config.samples > 1:
-        raise UserError("alternatives are written straight on, one for each word; use beam=1 and samples=1")
-    words = network.config.target_vocab
-    if not 1 <= count <= words:
-        raise UserError(f"{count} alternatives, but there are {words} words; ask for 1 to {words}")
-    ends = (end,) if isinstance(end, int) else tuple(end)
-    check(network, [prompt], None if source is None else [source], config, ends)
-    copies = config.model_copy(update={"samples": count})
+        raise UserError("alternatives are continued by greedy search or sampling; use beam=1 and samples=1")
+    vocab_size = network.config.target_vocab
+    if not 1 <= count <= vocab_size:
+        raise UserError(f"{count} alternatives, but the vocabulary has {vocab_size} tokens; ask for 1 to {vocab_size}")
+    eos, sources = eos_tuple(end), None if source is None else [source]
+    validate(network, [prompt], sources, config, eos)
+    config = config.model_copy(update={"samples": count})
     with torch.inference_mode():
-        rows = prepare_batch(network, [prompt], None if source is None else [source], copies, ends, [seed])
-        rows.take(rows.processed_logits(rows.scores)[0].topk(count).indices)
-        return rows.run()
+        batch = prepare_batch(network, [prompt], sources, config, eos, [seed])
+        batch.accept(batch.process_logits(batch.logits)[0].topk(count).indices)
+        return batch.run()

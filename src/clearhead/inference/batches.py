@@ -1,4 +1,4 @@
-"""Many rows as few batches: sorted by length so that little is padding, cut by tokens, the order restored."""
+"""Split many sequences into batches of similar length, run them (on a CPU in several threads), restore the order."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -8,67 +8,74 @@ from typing import TypeVar
 import torch
 
 Result = TypeVar("Result")
-MOST = 2  # workers, unless somebody asks for more: they take turns at Python, and each has a cache of its own
-_asked = threading.local()  # in a worker, `stop`: set once nobody waits for what it does
+MAX_DEFAULT_WORKERS = 2  # workers share the GIL, and each has a KV cache of its own
+_worker = threading.local()  # `cancelled`: an event, in the threads of a pool
 
 
-def batches(lengths: Sequence[int], tokens: int, rows: int) -> Iterator[list[int]]:
-    """The numbers of the rows of each batch: longest first, at most so many tokens with padding, and so many rows.
+def length_batches(lengths: Sequence[int], max_tokens: int, max_rows: int) -> Iterator[list[int]]:
+    """Yield the indices of each batch, longest first: at most `max_tokens` including padding, at most `max_rows`.
 
-    A row of more tokens than a batch holds is a batch by itself.
+    A sequence longer than `max_tokens` is a batch by itself.
     """
     batch: list[int] = []
-    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
-        if batch and (len(batch) == rows or (len(batch) + 1) * lengths[batch[0]] > tokens):
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if batch and (len(batch) == max_rows or (len(batch) + 1) * lengths[batch[0]] > max_tokens):
             yield batch
             batch = []
-        batch.append(number)
+        batch.append(index)
     if batch:
         yield batch
 
 
-def in_batches(
-    lengths: Sequence[int], tokens: int, rows: int, work: Callable[[list[int]], Sequence[Result]], workers: int = 1
+def run_in_batches(
+    lengths: Sequence[int],
+    max_tokens: int,
+    max_rows: int,
+    run: Callable[[list[int]], Sequence[Result]],
+    workers: int = 1,
 ) -> list[Result]:
-    """What `work` gives for each row, in the order of the rows; it is called with the numbers of each batch.
+    """Call `run` with the indices of each batch; return the results in the order of `lengths`.
 
-    Several workers take a batch each, over the same weights and with a share of the processor's threads: unlike threads
-    that share every product, they never wait for each other. With 0 there are two, or as many as have a thread.
+    Workers are threads that share the weights and split torch's threads among them; unlike the threads inside a matmul
+    they never wait for each other. 0 means two, or one for each thread if that is less.
     """
-    cut, threads = list(batches(lengths, tokens, rows)), torch.get_num_threads()
-    workers = min(workers or min(threads, MOST), len(cut))
-    results = [work(batch) for batch in cut] if workers <= 1 else _side_by_side(cut, work, workers, threads)
-    found: dict[int, Result] = {}
-    for batch, group in zip(cut, results, strict=True):
-        found.update(zip(batch, group, strict=True))
-    return [found[number] for number in range(len(lengths))]
+    batches, threads = list(length_batches(lengths, max_tokens, max_rows)), torch.get_num_threads()
+    workers = min(workers or min(threads, MAX_DEFAULT_WORKERS), len(batches))
+    if workers <= 1:
+        results = [run(batch) for batch in batches]
+    else:
+        results = _run_in_threads(batches, run, workers, threads)
+    by_index: dict[int, Result] = {}
+    for batch, group in zip(batches, results, strict=True):
+        by_index.update(zip(batch, group, strict=True))
+    return [by_index[index] for index in range(len(lengths))]
 
 
-def _side_by_side(
-    cut: list[list[int]], work: Callable[[list[int]], Sequence[Result]], workers: int, threads: int
+def _run_in_threads(
+    batches: list[list[int]], run: Callable[[list[int]], Sequence[Result]], workers: int, threads: int
 ) -> list[Sequence[Result]]:
-    stop = threading.Event()
-    casts, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")  # which each thread has of its own
+    cancelled = threading.Event()
+    enabled, dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")  # autocast is per thread
 
-    def begin() -> None:
+    def start() -> None:
         torch.set_num_threads(max(1, threads // workers))
-        _asked.stop = stop
+        _worker.cancelled = cancelled
 
-    def each(batch: list[int]) -> Sequence[Result]:
-        with torch.autocast("cpu", dtype, casts):
-            return work(batch)
+    def run_with_autocast(batch: list[int]) -> Sequence[Result]:
+        with torch.autocast("cpu", dtype, enabled):
+            return run(batch)
 
-    pool = ThreadPoolExecutor(workers, initializer=begin)
+    pool = ThreadPoolExecutor(workers, initializer=start)
     try:
-        return list(pool.map(each, cut))
+        return list(pool.map(run_with_autocast, batches))
     finally:
-        stop.set()  # after an error or Ctrl-C: what is under way ends with its step
+        cancelled.set()  # after an error or Ctrl-C, running batches end with their step
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(threads)
 
 
 def raise_if_cancelled() -> None:
-    """To be asked at every step: raises in a worker for whose work nobody waits any more."""
-    stop = getattr(_asked, "stop", None)
-    if stop is not None and stop.is_set():
+    """Raise KeyboardInterrupt in a worker thread whose results are no longer needed; called at every step."""
+    cancelled = getattr(_worker, "cancelled", None)
+    if cancelled is not None and cancelled.is_set():
         raise KeyboardInterrupt

@@ -1,8 +1,8 @@
-"""Beam search: the best few beginnings of each row go on together.   B rows · K beams · C candidates · V words
+"""Beam search.   B batch · K beams · C candidates · V vocabulary
 
-A row's beams are the branches of one tree: the source and the prompt are held once, and going on from another beam
-changes a path, not the cache. The rules are those of transformers: of the candidates, the best K may finish, and the
-best K that have not ended go on; a finished text counts its end in its length.
+The beams of a row are branches of a tree in the KV cache: the source and the prompt are stored once, and reordering the
+beams changes the tree mask, not the cache. The rules are those of transformers: the best K candidates may finish, the
+best K unfinished candidates continue, and the length of a finished hypothesis includes EOS.
 """
 
 from __future__ import annotations
@@ -15,169 +15,179 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.config import GenerationConfig
-from clearhead.inference.generation_batch import WORTH_DROPPING, sync_interval
-from clearhead.inference.logits_processors import processors
-from clearhead.inference.output import GenerationOutput, divisor
-from clearhead.inference.sampling import best
-from clearhead.inference.step import Ids, Step, limits
+from clearhead.inference.generation_batch import COMPACT_THRESHOLD, sync_interval
+from clearhead.inference.logits_processors import build_processors
+from clearhead.inference.model_runner import Step, TokenIds, new_token_limits
+from clearhead.inference.output import GenerationOutput, length_penalty
+from clearhead.inference.sampling import top_continuations
 from clearhead.inference.token_buffer import TokenBuffer
 
 
-class Beams:
-    """A batch of rows under beam search; rows that are decided leave it, and their outputs stand in `outputs`."""
+class BeamSearch:
+    """Beam search for a batch of rows; finished rows are removed and put into `outputs`."""
 
     def __init__(
-        self, step: Step, scores: Tensor, prompts: Sequence[Ids], config: GenerationConfig, ends: Sequence[int]
+        self,
+        runner: Step,
+        logits: Tensor,
+        prompts: Sequence[TokenIds],
+        config: GenerationConfig,
+        eos_ids: Sequence[int],
     ):
-        rows, beams, device = len(prompts), config.beam, step.device
-        self.step, self.config = step, config
-        self.limits = limits(prompts, config.max_new_tokens, step.network.config.max_positions)
-        self.left = torch.tensor(self.limits).to(device)
-        self.ends = torch.tensor(ends, dtype=torch.long).to(device)
-        self.processors = processors(config, self.ends)
-        self.written = TokenBuffer(prompts, self.limits, scores.shape[-1], device)  # (B·K) rows, for the processors
-        self.written.select(torch.arange(rows, device=device).repeat_interleave(beams))
-        self.kept = max(2, 1 + len(ends)) * beams  # C: enough that K which have not ended are among them
-        self.scores = scores[:, None].expand(-1, beams, -1)  # (B, K, V)
-        self.totals = scores.new_full((rows, beams), -math.inf)  # (B, K) sums of log-probabilities
-        self.totals[:, 0] = 0  # all beams begin alike: one stands for all
+        rows, beams, device = len(prompts), config.beam, runner.device
+        self.runner, self.config = runner, config
+        self.limits = new_token_limits(prompts, config.max_new_tokens, runner.network.config.max_positions)
+        self.row_limits = torch.tensor(self.limits).to(device)  # (B,) of the rows still in the batch
+        self.eos_ids = torch.tensor(eos_ids, dtype=torch.long).to(device)
+        self.processors = build_processors(config, self.eos_ids)
+        self.buffer = TokenBuffer(prompts, self.limits, logits.shape[-1], device)  # B·K rows, for the processors
+        self.buffer.select(torch.arange(rows, device=device).repeat_interleave(beams))
+        self.num_candidates = max(2, 1 + len(eos_ids)) * beams  # C: at least K of them do not end with EOS
+        self.logits = logits[:, None].expand(-1, beams, -1)  # (B, K, V)
+        self.beam_scores = logits.new_full((rows, beams), -math.inf)  # (B, K) sums of logprobs
+        self.beam_scores[:, 0] = 0  # all beams of a row start alike: the first stands for all
         self.tokens = torch.zeros(rows, beams, 0, dtype=torch.long, device=device)  # (B, K, new)
-        self.gains = scores.new_zeros(rows, beams, 0)  # (B, K, new) the log-probability of each, where asked for
-        self.finished = Finished(rows, beams, scores)
-        self.open = torch.ones(rows, dtype=torch.bool, device=device)  # (B,) whether something better may come
-        self.numbers, self.outputs = list(range(rows)), dict[int, list[GenerationOutput]]()
-        self.count, self.every = 0, sync_interval(device)
-        step.branch(beams, max(self.limits))
+        self.token_logprobs = logits.new_zeros(rows, beams, 0)  # (B, K, new), if config.logprobs
+        self.finished = FinishedHypotheses(rows, beams, logits)
+        self.open = torch.ones(rows, dtype=torch.bool, device=device)  # (B,) whether a better hypothesis may come
+        self.active, self.outputs = list(range(rows)), dict[int, list[GenerationOutput]]()
+        self.num_new, self.sync_interval = 0, sync_interval(device)
+        runner.start_beams(beams, max(self.limits))
 
     def run(self) -> list[list[GenerationOutput]]:
-        """Search until every row is decided; the best texts of each, in the order of the prompts."""
+        """Search until every row is finished; return the n-best hypotheses in the order of the prompts."""
         while True:
             parents = self._advance()
-            if not self.numbers:
-                return [self.outputs[number] for number in sorted(self.outputs)]
-            self.step.graft(parents)
-            self.scores = self.step.next(self.tokens[:, :, -1])
+            if not self.active:
+                return [self.outputs[index] for index in sorted(self.outputs)]
+            self.runner.reorder_beams(parents)
+            self.logits = self.runner.next(self.tokens[:, :, -1])
 
     def _advance(self) -> Tensor:
-        """Score what could come next, finish what ends, go on with the rest; the beams (B, K) that they follow."""
-        totals, gains, parents, tokens = self._candidates()
-        self.count += 1
-        at_end = (tokens[..., None] == self.ends).any(dim=-1)  # (B, C)
-        ended = at_end | (self.left <= self.count)[:, None]
-        self._finish(totals, gains, parents, tokens, at_end, ended)
-        self.totals, going = totals.masked_fill(ended, -math.inf).topk(self.config.beam, dim=1)  # (B, K)
-        parents, tokens, gains = (x.gather(1, going) for x in (parents, tokens, gains))
-        self.tokens, self.gains = self._follow(parents, tokens, gains)
+        """Extend the beams by one token and collect finished hypotheses; return the parent beams (B, K)."""
+        scores, logprobs, parents, tokens = self._candidates()
+        self.num_new += 1
+        at_eos = (tokens[..., None] == self.eos_ids).any(dim=-1)  # (B, C)
+        ended = at_eos | (self.row_limits <= self.num_new)[:, None]
+        self._add_finished(scores, logprobs, parents, tokens, at_eos, ended)
+        self.beam_scores, best = scores.masked_fill(ended, -math.inf).topk(self.config.beam, dim=1)  # (B, K)
+        parents, tokens, logprobs = (x.gather(1, best) for x in (parents, tokens, logprobs))
+        self.tokens, self.token_logprobs = self._extend(parents, tokens, logprobs)
         if self.processors:
-            rows = torch.arange(len(parents), device=parents.device)[:, None] * self.config.beam
-            self.written.select((rows + parents).flatten())
-            self.written.append(tokens.flatten())
-        self._decide()
-        at_limit = any(self.limits[number] == self.count for number in self.numbers)
-        return self._look(parents, at_limit) if at_limit or self.count % self.every == 0 else parents
+            first_beam = torch.arange(len(parents), device=parents.device)[:, None] * self.config.beam
+            self.buffer.select((first_beam + parents).flatten())
+            self.buffer.append(tokens.flatten())
+        self._update_open()
+        at_limit = any(self.limits[index] == self.num_new for index in self.active)
+        if at_limit or self.num_new % self.sync_interval == 0:
+            return self._remove_finished(parents, at_limit)
+        return parents
 
     def _candidates(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The C best continuations of each row, best first: totals, own log-probabilities, beams and tokens (B, C)."""
-        scores = self.scores.flatten(0, 1).contiguous()  # (B·K, V), which nobody else reads
-        scores = torch.log_softmax(scores, -1, out=scores if scores.is_cpu else None)
+        """Return the C best continuations, best first: sums, logprobs of the token, parent beams and tokens (B, C)."""
+        logits = self.logits.flatten(0, 1).contiguous()  # (B·K, V), not used elsewhere
+        logprobs = torch.log_softmax(logits, -1, out=logits if logits.is_cpu else None)
         for process in self.processors:
-            scores = process(scores, self.written)
-        scores = scores.unflatten(0, self.totals.shape)  # (B, K, V)
-        totals, beams, words = best(scores, self.totals, self.kept)
-        gains = scores.flatten(1).gather(1, beams * scores.shape[2] + words)
-        return totals, gains, beams, words
+            logprobs = process(logprobs, self.buffer)
+        logprobs = logprobs.unflatten(0, self.beam_scores.shape)  # (B, K, V)
+        scores, beams, tokens = top_continuations(logprobs, self.beam_scores, self.num_candidates)
+        return scores, logprobs.flatten(1).gather(1, beams * logprobs.shape[2] + tokens), beams, tokens
 
-    def _follow(self, parents: Tensor, tokens: Tensor, gains: Tensor) -> tuple[Tensor, Tensor]:
-        """What stands in the beams `parents` (B, N), and one token more: tokens and their gains (B, N, new)."""
-        tokens = torch.cat([_take(self.tokens, parents), tokens[:, :, None]], dim=2)
+    def _extend(self, parents: Tensor, tokens: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor]:
+        """Append one token to the parent beams (B, N): tokens and logprobs (B, N, new)."""
+        tokens = torch.cat([_take_beams(self.tokens, parents), tokens[:, :, None]], dim=2)
         if self.config.logprobs:
-            return tokens, torch.cat([_take(self.gains, parents), gains[:, :, None]], dim=2)
-        return tokens, self.gains[:, :1].expand(-1, tokens.shape[1], -1)
+            return tokens, torch.cat([_take_beams(self.token_logprobs, parents), logprobs[:, :, None]], dim=2)
+        return tokens, self.token_logprobs[:, :1].expand(-1, tokens.shape[1], -1)
 
-    def _finish(
-        self, totals: Tensor, gains: Tensor, parents: Tensor, tokens: Tensor, at_end: Tensor, ended: Tensor
+    def _add_finished(
+        self, scores: Tensor, logprobs: Tensor, parents: Tensor, tokens: Tensor, at_eos: Tensor, ended: Tensor
     ) -> None:
-        """Those of the best K candidates that have ended join the finished texts, if the row is still open."""
+        """Add those of the best K candidates that have ended to the finished hypotheses of open rows."""
         first = slice(self.config.beam)
-        may = ended[:, first] & self.open[:, None]
-        if may.is_cpu and not may.any():  # nothing to merge; on a GPU, asking would cost more
+        finishes = ended[:, first] & self.open[:, None]
+        if finishes.is_cpu and not finishes.any():  # on a GPU this check would cost more than the merge
             return
-        scores = (totals[:, first] / divisor(self.config, self.count)).masked_fill(~may, -math.inf)
-        texts = self._follow(parents[:, first], tokens[:, first], gains[:, first])
-        self.finished.merge(scores, at_end[:, first], *texts)
+        penalized = scores[:, first] / length_penalty(self.config, self.num_new)
+        hypotheses = self._extend(parents[:, first], tokens[:, first], logprobs[:, first])
+        self.finished.merge(penalized.masked_fill(~finishes, -math.inf), at_eos[:, first], *hypotheses)
 
-    def _decide(self) -> None:
-        """Whether a row could still do better, as `early_stopping` sees it."""
-        worst = self.finished.scores[:, -1]  # -inf until there are K
+    def _update_open(self) -> None:
+        """Close rows that cannot improve, by the rule of `early_stopping`, or that are at their limit."""
+        worst = self.finished.scores[:, -1]  # -inf while there are fewer than K
         if self.config.early_stopping == "never" and self.config.length_penalty > 0:
-            best = self.totals[:, 0] / divisor(self.config, self.left.to(self.totals.dtype))
+            best = self.beam_scores[:, 0] / length_penalty(self.config, self.row_limits.to(self.beam_scores.dtype))
         else:
-            best = self.totals[:, 0] / divisor(self.config, self.count)
-        better = worst.isneginf() if self.config.early_stopping == "full" else best > worst
-        self.open = self.open & better & (self.left > self.count)
+            best = self.beam_scores[:, 0] / length_penalty(self.config, self.num_new)
+        can_improve = worst.isneginf() if self.config.early_stopping == "full" else best > worst
+        self.open = self.open & can_improve & (self.row_limits > self.num_new)
 
-    def _look(self, parents: Tensor, at_limit: bool) -> Tensor:
-        """Which rows are decided? They leave if there are enough of them, or must since one is at its limit."""
-        going = self.open.tolist()
-        left = going.count(True)
-        if left and not at_limit and left > WORTH_DROPPING * len(going):
+    def _remove_finished(self, parents: Tensor, at_limit: bool) -> Tensor:
+        """Remove closed rows if few open ones are left, or if a row is at its limit; return the parents that remain."""
+        is_open = self.open.tolist()
+        num_open = is_open.count(True)
+        if num_open and not at_limit and num_open > COMPACT_THRESHOLD * len(is_open):
             return parents
-        for place in (place for place, goes_on in enumerate(going) if not goes_on):
-            self.outputs[self.numbers[place]] = self.finished.outputs(place, self.config)
-        kept = [place for place, goes_on in enumerate(going) if goes_on]
-        self.numbers = [self.numbers[place] for place in kept]
-        if not 0 < left < len(going):
+        for row in (row for row, still_open in enumerate(is_open) if not still_open):
+            self.outputs[self.active[row]] = self.finished.outputs(row, self.config)
+        kept = [row for row, still_open in enumerate(is_open) if still_open]
+        self.active = [self.active[row] for row in kept]
+        if not 0 < num_open < len(is_open):
             return parents
-        rows = torch.tensor(kept).to(self.step.device)
-        self.step.select(rows)
+        rows = torch.tensor(kept).to(self.runner.device)
+        self.runner.select(rows)
         self.finished.select(rows)
         if self.processors:
-            branches = torch.arange(self.config.beam, device=rows.device)
-            self.written.select((rows[:, None] * self.config.beam + branches).flatten())
-        self.left, self.open, self.totals = self.left[rows], self.open[rows], self.totals[rows]
-        self.tokens, self.gains = self.tokens[rows], self.gains[rows]
+            beams = torch.arange(self.config.beam, device=rows.device)
+            self.buffer.select((rows[:, None] * self.config.beam + beams).flatten())
+        self.row_limits, self.open, self.beam_scores = self.row_limits[rows], self.open[rows], self.beam_scores[rows]
+        self.tokens, self.token_logprobs = self.tokens[rows], self.token_logprobs[rows]
         return parents[rows]
 
 
-class Finished:
-    """The best K finished texts of each row, best first; -inf where there is none yet."""
+class FinishedHypotheses:
+    """The K best finished hypotheses of each row, best first; unused entries have the score -inf."""
 
-    def __init__(self, rows: int, beams: int, scores: Tensor):
-        self.scores = scores.new_full((rows, beams), -math.inf)
-        self.by_end = torch.zeros(rows, beams, dtype=torch.bool, device=scores.device)
-        self.tokens = torch.zeros(rows, beams, 0, dtype=torch.long, device=scores.device)  # (B, K, new), -1 behind them
-        self.gains = scores.new_zeros(rows, beams, 0)
+    def __init__(self, rows: int, beams: int, logits: Tensor):
+        self.scores = logits.new_full((rows, beams), -math.inf)
+        self.at_eos = torch.zeros(rows, beams, dtype=torch.bool, device=logits.device)
+        self.tokens = torch.zeros(rows, beams, 0, dtype=torch.long, device=logits.device)  # (B, K, new), padded with -1
+        self.logprobs = logits.new_zeros(rows, beams, 0)
 
-    def merge(self, scores: Tensor, by_end: Tensor, tokens: Tensor, gains: Tensor) -> None:
-        """Candidates (B, K), -inf for those that have not finished, with their tokens and gains (B, K, new)."""
+    def merge(self, scores: Tensor, at_eos: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
+        """Add candidates (B, K) with tokens and logprobs (B, K, new), and keep the K highest scores of each row.
+
+        Candidates that have not finished have the score -inf. A full list drops its worst entries.
+        """
         self.scores, best = torch.cat([self.scores, scores], dim=1).topk(self.scores.shape[1], dim=1)
-        self.by_end = torch.cat([self.by_end, by_end], dim=1).gather(1, best)
-        longer, more = (new.shape[2] - held.shape[2] for new, held in ((tokens, self.tokens), (gains, self.gains)))
-        self.tokens = _take(torch.cat([F.pad(self.tokens, (0, longer), value=-1), tokens], dim=1), best)
-        self.gains = _take(torch.cat([F.pad(self.gains, (0, more)), gains], dim=1), best)
+        self.at_eos = torch.cat([self.at_eos, at_eos], dim=1).gather(1, best)
+        old_tokens = F.pad(self.tokens, (0, tokens.shape[2] - self.tokens.shape[2]), value=-1)
+        old_logprobs = F.pad(self.logprobs, (0, logprobs.shape[2] - self.logprobs.shape[2]))
+        self.tokens = _take_beams(torch.cat([old_tokens, tokens], dim=1), best)
+        self.logprobs = _take_beams(torch.cat([old_logprobs, logprobs], dim=1), best)
 
     def select(self, rows: Tensor) -> None:
-        """Row n becomes what row rows[n] was."""
-        self.scores, self.by_end = self.scores[rows], self.by_end[rows]
-        self.tokens, self.gains = self.tokens[rows], self.gains[rows]
+        """Keep or reorder rows: row n becomes the old row rows[n]."""
+        self.scores, self.at_eos = self.scores[rows], self.at_eos[rows]
+        self.tokens, self.logprobs = self.tokens[rows], self.logprobs[rows]
 
     def outputs(self, row: int, config: GenerationConfig) -> list[GenerationOutput]:
-        """The n best of one row."""
-        found = []
-        for score, by_end, tokens, gains in zip(
+        """Return the n-best outputs of one row."""
+        outputs = []
+        for score, at_eos, tokens, logprobs in zip(
             self.scores[row].tolist(),
-            self.by_end[row].tolist(),
+            self.at_eos[row].tolist(),
             self.tokens[row].tolist(),
-            self.gains[row].tolist(),
+            self.logprobs[row].tolist(),
             strict=True,
         ):
             length = tokens.index(-1) if -1 in tokens else len(tokens)
-            ids = tokens[: length - 1 if by_end else length]
+            ids = tokens[: length - 1 if at_eos else length]
             if score > -math.inf:
-                found.append(GenerationOutput(ids, by_end, score, gains[:length] if config.logprobs else None))
-        return found[: config.n_best] or [GenerationOutput([], False, -math.inf)]
+                outputs.append(GenerationOutput(ids, at_eos, score, logprobs[:length] if config.logprobs else None))
+        return outputs[: config.n_best] or [GenerationOutput([], False, -math.inf)]
 
 
-def _take(x: Tensor, beams: Tensor) -> Tensor:
-    """What stands in the beams (B, N) of x (B, K, new): (B, N, new)."""
+def _take_beams(x: Tensor, beams: Tensor) -> Tensor:
+    """Gather beams (B, N) from x (B, K, new): (B, N, new)."""
     return x.gather(1, beams[:, :, None].expand(-1, -1, x.shape[2]))

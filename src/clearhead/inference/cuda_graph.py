@@ -1,9 +1,9 @@
-"""One step of a decoder over tensors in fixed places, recorded once as a CUDA graph and then replayed.
+"""One decode step over static tensors, captured once as a CUDA graph and replayed.
 
-B rows · D width · C slots · V words
+B batch · D model dim · C slots · V vocabulary
 
-A step of a small batch is hundreds of kernels that each take microseconds, less than the host needs to ask for them.
-Recorded, they follow each other without it. On a CPU nothing is recorded: a replay is a call, with the same results.
+A step of a small batch is hundreds of kernels of a few microseconds each, less than the host needs to launch them; a
+replay launches them all at once. On a CPU nothing is captured: a replay runs the step, with the same results.
 """
 
 from __future__ import annotations
@@ -17,93 +17,96 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.config import ModelConfig
-from clearhead.inference.sampling import Sampler, gumbel
+from clearhead.inference.sampling import Sampler, gumbel_noise
 from clearhead.inference.static_decoder import StaticKV
 from clearhead.model import Decoder
 from clearhead.model.positions import rope_cos_sin
 
 
 class Choice(NamedTuple):
-    """What a step does with its scores: leave them, or choose by them, with log-probabilities or without."""
+    """What a captured step does with its logits: store them (sampler None) or choose tokens, maybe with logprobs."""
 
     sampler: Sampler | None
-    chances: bool = False
+    logprobs: bool = False
 
 
-# The pieces of a step, each compiled by itself: a layer once for all layers.
+# The functions of a step, compiled separately, so that a layer is compiled once for all layers.
 
 
-def _begin(embedding: nn.Module, config: ModelConfig, ids: Tensor, lengths: Tensor, slots: int) -> Any:
-    """What enters the first layer (B, 1, D), the rotation, and what is added to the scores of slots (B, 1, 1, C)."""
+def _embed(embedding: nn.Module, config: ModelConfig, ids: Tensor, lengths: Tensor, slots: int) -> Any:
+    """Return embeddings (B, 1, D), RoPE factors and the attention bias (B, 1, 1, C)."""
     positions = lengths[:, None]
     x = embedding(ids, positions)
-    behind = torch.arange(slots, device=ids.device) > positions
-    hidden = torch.zeros(behind.shape, dtype=x.dtype, device=x.device).masked_fill(behind, -torch.inf)
-    return x, rope_cos_sin(config, positions) if config.position == "rotary" else None, hidden[:, None, None]
+    masked = torch.arange(slots, device=ids.device) > positions
+    attn_bias = torch.zeros(masked.shape, dtype=x.dtype, device=x.device).masked_fill(masked, -torch.inf)
+    return x, rope_cos_sin(config, positions) if config.position == "rotary" else None, attn_bias[:, None, None]
 
 
-def _layer(layer: nn.Module, x: Tensor, rotation: Any, held: StaticKV) -> Tensor:
-    return layer(x, None, rotation, None, None, held)
+def _layer(layer: nn.Module, x: Tensor, rope: Any, cache: StaticKV) -> Tensor:
+    return layer(x, None, rope, None, None, cache)
 
 
-def _scores(norm: nn.Module | None, words: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
-    """The scores (B, V) of the next word; every row is longer by one now."""
+def _logits(norm: nn.Module | None, lm_head: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
+    """Return logits (B, V), and increment the lengths in place."""
     lengths += 1
-    scores: Tensor = words(x if norm is None else norm(x))[:, 0]
-    return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
+    logits: Tensor = lm_head(x if norm is None else norm(x))[:, 0]
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
-def _best(norm: nn.Module | None, words: nn.Module, x: Tensor, lengths: Tensor, ids: Tensor) -> None:
-    """Put the best next word in the place of the one that was read."""
-    ids.copy_(_scores(norm, words, x, lengths).argmax(dim=-1, keepdim=True))
+def _greedy(norm: nn.Module | None, lm_head: nn.Module, x: Tensor, lengths: Tensor, ids: Tensor) -> None:
+    """Write the most likely next token into ids."""
+    ids.copy_(_logits(norm, lm_head, x, lengths).argmax(dim=-1, keepdim=True))
 
 
-class Pieces(NamedTuple):
-    """Functions that a step is made of."""
+class StepFunctions(NamedTuple):
+    """The functions of a step."""
 
-    begin: Callable[..., Any] = _begin
+    embed: Callable[..., Any] = _embed
     layer: Callable[..., Tensor] = _layer
-    scores: Callable[..., Tensor] = _scores
-    best: Callable[..., None] = _best
-    gumbel: Callable[..., Tensor] = gumbel
+    logits: Callable[..., Tensor] = _logits
+    greedy: Callable[..., None] = _greedy
+    gumbel_noise: Callable[..., Tensor] = gumbel_noise
 
 
-def pieces(compiled: bool, rows: int, small: bool = False) -> Pieces:
-    """As they are, or compiled: one row's products as tuned sums, those of more rows by cuBLAS.
+def step_functions(compiled: bool, rows: int, int8: bool = False) -> StepFunctions:
+    """Return the functions of a step, compiled or not.
 
-    What a compiler would measure of products as short as these is mostly how long it takes to ask for them, and its
-    choice is as good as any. Only of `small` weights, of one byte, it makes kernels that read them as they are.
+    Compiled, matmuls of one row become tuned reductions, those of more rows use cuBLAS. Autotuning such short matmuls
+    would measure launch overhead, and cuBLAS's choice is as good; only for int8 weights does it generate kernels, which
+    read the weights without a copy in floating point.
     """
     if not compiled:
-        return Pieces()
-    options: Any = {"coordinate_descent_tuning": True} if rows == 1 else {"max_autotune_gemm": small}
-    return Pieces(*(torch.compile(piece, fullgraph=True, dynamic=False, options=options) for piece in Pieces()))
+        return StepFunctions()
+    options: Any = {"coordinate_descent_tuning": True} if rows == 1 else {"max_autotune_gemm": int8}
+    return StepFunctions(
+        *(torch.compile(function, fullgraph=True, dynamic=False, options=options) for function in StepFunctions())
+    )
 
 
 class CapturedGraph:
-    """A step of B rows, ready to be replayed: it reads `ids`, and leaves there what it has chosen, or its `scores`."""
+    """A decode step of B rows: reads `ids`, and replaces them by the chosen tokens or writes `logits`."""
 
-    user: ReferenceType[object] | None = None  # whose texts stand here
+    user: ReferenceType[object] | None = None  # whose rows are in the static tensors
 
-    def __init__(self, twin: Decoder, parts: Pieces, rows: int, slots: int, choice: Choice):
-        self.twin, self.parts, self.rows, self.slots, self.choice = twin, parts, rows, slots, choice
-        config, weight = twin.config, twin.decoder.embedding.tokens.weight
+    def __init__(self, network: Decoder, functions: StepFunctions, rows: int, slots: int, choice: Choice):
+        self.network, self.functions, self.rows, self.slots, self.choice = network, functions, rows, slots, choice
+        config, weight = network.config, network.decoder.embedding.tokens.weight
         with torch.inference_mode(False), torch.no_grad(), torch.device(weight.device):
             shape = (rows, config.kv_heads, slots, config.head_dim)
-            self.keys = [torch.zeros(shape, dtype=weight.dtype) for _ in twin.decoder.layers]
-            self.values = [torch.zeros(shape, dtype=weight.dtype) for _ in twin.decoder.layers]
+            self.keys = [torch.zeros(shape, dtype=weight.dtype) for _ in network.decoder.layers]
+            self.values = [torch.zeros(shape, dtype=weight.dtype) for _ in network.decoder.layers]
             self.ids = torch.zeros(rows, 1, dtype=torch.long)
-            self.lengths = torch.zeros(rows, dtype=torch.long)  # tokens that each row holds
-            self.prompts = torch.zeros(rows, dtype=torch.long)  # how many of them were not written here
+            self.lengths = torch.zeros(rows, dtype=torch.long)  # cached tokens of each row
+            self.prompt_lengths = torch.zeros(rows, dtype=torch.long)
             self.seeds = torch.zeros(rows, dtype=torch.long)
-            self.words = torch.arange(config.target_vocab)
-            exact = torch.promote_types(weight.dtype, torch.float32)
-            self.scores = torch.zeros(rows, config.target_vocab, dtype=exact)
-            self.chances = torch.zeros(rows, dtype=exact)
-        self.graph = self._record() if weight.device.type == "cuda" else None
+            self.vocab = torch.arange(config.target_vocab)
+            dtype = torch.promote_types(weight.dtype, torch.float32)
+            self.logits = torch.zeros(rows, config.target_vocab, dtype=dtype)
+            self.logprobs = torch.zeros(rows, dtype=dtype)
+        self.graph = self._capture() if weight.device.type == "cuda" else None
 
     def replay(self) -> None:
-        """One step."""
+        """Run one step."""
         if self.graph is None:
             self._step()
         else:
@@ -112,53 +115,54 @@ class CapturedGraph:
     @torch.inference_mode(False)
     @torch.no_grad()
     def _step(self) -> None:
-        decoder, words, (sampler, chances) = self.twin.decoder, self.twin.heads.lm_head, self.choice
-        x, rotation, hidden = self.parts.begin(decoder.embedding, self.twin.config, self.ids, self.lengths, self.slots)
+        run, decoder, lm_head = self.functions, self.network.decoder, self.network.heads.lm_head
+        sampler, with_logprobs = self.choice
+        x, rope, attn_bias = run.embed(decoder.embedding, self.network.config, self.ids, self.lengths, self.slots)
         for layer, keys, values in zip(decoder.layers, self.keys, self.values, strict=True):
-            x = self.parts.layer(layer, x, rotation, StaticKV(keys, values, self.lengths, hidden))
-        if sampler is not None and sampler.temperature == 0 and not chances:
-            return self.parts.best(decoder.norm, words, x, self.lengths, self.ids)
-        scores = self.parts.scores(decoder.norm, words, x, self.lengths)
+            x = run.layer(layer, x, rope, StaticKV(keys, values, self.lengths, attn_bias))
+        if sampler is not None and sampler.temperature == 0 and not with_logprobs:
+            return run.greedy(decoder.norm, lm_head, x, self.lengths, self.ids)
+        logits = run.logits(decoder.norm, lm_head, x, self.lengths)
         if sampler is None:
-            self.scores.copy_(scores)
+            self.logits.copy_(logits)
             return None
-        drawn = scores
+        perturbed = logits
         if sampler.temperature:
-            noise = self.parts.gumbel(self.seeds, self.lengths - self.prompts, self.words)
-            drawn = sampler.narrowed(scores) + noise
-        self.ids.copy_(drawn.argmax(dim=-1, keepdim=True))
-        if chances:
-            self.chances.copy_(scores.log_softmax(dim=-1).gather(1, self.ids)[:, 0])
+            noise = run.gumbel_noise(self.seeds, self.lengths - self.prompt_lengths, self.vocab)
+            perturbed = sampler.filter_logits(logits) + noise
+        self.ids.copy_(perturbed.argmax(dim=-1, keepdim=True))
+        if with_logprobs:
+            self.logprobs.copy_(logits.log_softmax(dim=-1).gather(1, self.ids)[:, 0])
         return None
 
-    def _record(self) -> torch.cuda.CUDAGraph:
-        """Run a few times, so that compilers and libraries are ready, then record."""
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """Warm up compilers and libraries with a few steps, then capture one."""
         limits: Any = nullcontext()
-        if self.parts != Pieces():  # a shape for each size; past its limits torch would run some of them uncompiled
+        if self.functions != StepFunctions():  # every size is compiled; past the limits torch would run some eagerly
             limits = torch._dynamo.config.patch(recompile_limit=1000, accumulated_recompile_limit=10_000)
         with limits, torch.cuda.device(self.ids.device):
-            for _ in range(3):  # on the stream at hand: for one of their own, cuBLAS would hold 64 MiB for good
+            for _ in range(3):  # on the current stream: for another one, cuBLAS would allocate 64 MiB for good
                 self._step()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._step()
         return graph
 
-    def fill(self, layers: Sequence[tuple[Tensor, Tensor]], lengths: Tensor, tokens: int) -> None:
-        """Take over the first `tokens` keys and values (R, G, C', E) of each layer, and how many each row has (R,)."""
-        for held, given in zip(zip(self.keys, self.values, strict=True), layers, strict=True):
-            for ours, theirs in zip(held, given, strict=True):
-                ours.zero_()  # nothing that stood here may weigh, and 0 · nan would
-                ours[: len(lengths), :, :tokens] = theirs[:, :, :tokens]
+    def load_cache(self, layers: Sequence[tuple[Tensor, Tensor]], lengths: Tensor, tokens: int) -> None:
+        """Copy the first `tokens` keys and values (R, G, C', E) of each layer, and the length of each row (R,)."""
+        for target, source in zip(zip(self.keys, self.values, strict=True), layers, strict=True):
+            for static, cached in zip(target, source, strict=True):
+                static.zero_()  # masked slots have weight 0, but 0 · nan would be nan
+                static[: len(lengths), :, :tokens] = cached[:, :, :tokens]
         self._set_lengths(lengths)
 
     def select(self, rows: Tensor) -> None:
-        """Row n becomes what row rows[n] was."""
-        for tensor in (*self.keys, *self.values, self.ids, self.prompts, self.seeds):
+        """Keep or reorder rows: row n becomes the old row rows[n]."""
+        for tensor in (*self.keys, *self.values, self.ids, self.prompt_lengths, self.seeds):
             tensor[: len(rows)] = tensor[rows]
         self._set_lengths(self.lengths[rows])
 
     def _set_lengths(self, lengths: Tensor) -> None:
-        """Rows that are not in use begin anew, so that none is ever longer than the longest that is."""
+        """Set the lengths; unused rows start at 0, so none is ever longer than the longest used row."""
         self.lengths.zero_()
         self.lengths[: len(lengths)] = lengths

@@ -1,8 +1,9 @@
-"""The batching engine: requests join and leave a running batch at every step.   B rows · V words
+"""The batching engine: continuous batching, where requests join and leave a running batch at every step.
 
-A plain object that does nothing by itself: `submit` queues a request, `step` writes one more token in every row of the
-batch, `cancel` frees a row at once; a loop, a thread or a server drives it. A request's text is the one that it would
-get alone: rows share the reading of the weights, and nothing else.
+B batch · V vocabulary
+
+A plain object without a thread: `submit` queues a request, `step` decodes one token in every row, `cancel` frees a row
+at once; a loop, a thread (`EngineThread`) or a server drives it. The output of a request never depends on the others.
 """
 
 from __future__ import annotations
@@ -17,278 +18,291 @@ from torch import Tensor
 
 from clearhead.config import EngineConfig, GenerationConfig
 from clearhead.errors import UserError
-from clearhead.inference.generate import EosIds, check, check_seeds
-from clearhead.inference.logits_processors import Processor, processors
-from clearhead.inference.output import GenerationOutput, scored
+from clearhead.inference.generate import EosIds, check_seeds, eos_tuple, validate
+from clearhead.inference.logits_processors import LogitsProcessor, build_processors
+from clearhead.inference.model_runner import GenerativeNetwork, Step, TokenIds, new_token_limits
+from clearhead.inference.output import GenerationOutput, make_output
 from clearhead.inference.sampling import Sampler
-from clearhead.inference.step import Ids, Step, Writer, limits
-from clearhead.inference.stop_strings import StopStrings, Watcher
+from clearhead.inference.stop_strings import IncrementalDetokenizer, StopStrings
 from clearhead.inference.token_buffer import TokenBuffer
 from clearhead.text import Tokenizer
 
 
 class QueueFull(RuntimeError):
-    """As many requests wait as may; try again when some are done."""
+    """The queue of waiting requests is full; try again later."""
 
 
 class Job:
-    """A request and what has come of it: `ids` and `text` grow with every step until it is `done`."""
+    """A request and its output so far: `ids` and `text` grow with every step until it is `done`."""
 
-    def __init__(self, prompt: Ids, source: Ids | None, config: GenerationConfig, seed: int, limit: int):
+    def __init__(self, prompt: TokenIds, source: TokenIds | None, config: GenerationConfig, seed: int, limit: int):
         self.prompt, self.source, self.config, self.seed, self.limit = prompt, source, config, seed, limit
-        self.rules = config.model_copy(update={"max_new_tokens": 0, "scores": False})  # how words are chosen, no more
+        # Only what decides how tokens are chosen: requests for which it is equal are sampled together.
+        self.sampling_config = config.model_copy(update={"max_new_tokens": 0, "logprobs": False})
         self.ids: list[int] = []
-        self.chances: list[float] = []  # of each id and of the end, where config.scores asks for them
+        self.logprobs: list[float] = []  # of each id and of EOS, if config.logprobs
         self.output: GenerationOutput | None = None
         self.cancelled = False
-        self.watcher: Watcher | None = None  # where the engine has a tokenizer
-        self._taken = 0
+        self.detokenizer: IncrementalDetokenizer | None = None  # if the engine has a tokenizer
+        self._text_taken = 0
 
     @property
     def done(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the request is finished or cancelled."""
         return self.cancelled or self.output is not None
 
     @property
     def text(self) -> str:
-        """What of the text is sure to stay: no unfinished character, nothing that may begin a stop string."""
-        return "" if self.watcher is None else self.watcher.text
+        """The text that is final: no incomplete character, nothing that may be the beginning of a stop string."""
+        return "" if self.detokenizer is None else self.detokenizer.text
 
     def take(self) -> str:
-        """The text that has come since this was last asked."""
+        """Return the text added since the last call."""
         text = self.text
-        begun, self._taken = self._taken, len(text)
-        return text[begun:]
+        start, self._text_taken = self._text_taken, len(text)
+        return text[start:]
 
     @property
-    def slots(self) -> int:
-        """Tokens that the cache has to hold at the most; the last one written is never read."""
+    def max_cache_tokens(self) -> int:
+        """Tokens that the KV cache must hold at most; the last new token never enters it."""
         return len(self.prompt) + self.limit - 1
 
-    def put(self, token: int, ends: Sequence[int], chance: float | None) -> None:
-        """One more token; the job is done if it ends the text, completes a stop string or is the last that fits."""
-        if chance is not None:
-            self.chances.append(chance)
-        ended = token in ends
-        if not ended:
+    def append(self, token: int, eos_ids: Sequence[int], logprob: float | None) -> None:
+        """Append a token; finish at EOS, at a stop string or at the length limit."""
+        if logprob is not None:
+            self.logprobs.append(logprob)
+        finished = token in eos_ids
+        if not finished:
             self.ids.append(token)
-            ended = self.watcher is not None and self.watcher.add(token)
-        if ended or len(self.ids) == self.limit:
-            if self.watcher is not None:
-                self.watcher.finish()
-            self.output = scored(self.ids, ended, self.chances, self.config)  # last: who sees it sees the whole text
+            finished = self.detokenizer is not None and self.detokenizer.add(token)
+        if finished or len(self.ids) == self.limit:
+            if self.detokenizer is not None:
+                self.detokenizer.finish()
+            # Set last: a reader on another thread that sees the output sees all of the text.
+            self.output = make_output(self.ids, finished, self.logprobs, self.config)
 
 
-class Group(NamedTuple):
-    """Rows of the batch that are chosen for by the same rules."""
+class SamplingGroup(NamedTuple):
+    """Rows of the batch with the same sampling options."""
 
-    rows: Tensor  # (N,) their places
+    rows: Tensor  # (N,) indices
     sampler: Sampler
-    processors: list[Processor]
+    processors: list[LogitsProcessor]
 
 
 class Engine:
-    """Many requests on one network, each with its own options; what it holds is bounded by its config."""
+    """Continuous batching of requests with their own options; memory and queue are bounded by the config."""
 
     def __init__(
-        self, network: Writer, *, end: EosIds, tokenizer: Tokenizer | None = None, config: EngineConfig | None = None
+        self,
+        network: GenerativeNetwork,
+        *,
+        end: EosIds,
+        tokenizer: Tokenizer | None = None,
+        config: EngineConfig | None = None,
     ):
         self.network, self.tokenizer, self.config = network, tokenizer, config or EngineConfig()
-        self.ends = (end,) if isinstance(end, int) else tuple(end)
-        self.queue: deque[Job] = deque()
-        self.jobs: list[Job] = []  # one for each row of the batch
-        self._step: Step | None = None  # what the rows have read, while there are any
-        self._written: TokenBuffer | None = None
+        self.eos_ids = eos_tuple(end)
+        self.waiting: deque[Job] = deque()
+        self.running: list[Job] = []  # one for each row of the batch
+        self._runner: Step | None = None  # None while no request is running
+        self._buffer: TokenBuffer | None = None
         self._seeds = torch.zeros(0, dtype=torch.long)  # (B,)
-        self._groups: list[Group] = []
-        Step(network, 0, 1)  # a network in training is refused now, not at the first request
+        self._groups: list[SamplingGroup] = []
+        Step(network, 0, 1)  # refuses a network in training mode now, not at the first request
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to do."""
-        return bool(self.jobs or self.queue)
+        """Whether any request is running or waiting."""
+        return bool(self.running or self.waiting)
 
     def submit(
         self,
-        prompt: Ids,
+        prompt: TokenIds,
         config: GenerationConfig,
         *,
         seed: int = 0,
-        source: Ids | None = None,
+        source: TokenIds | None = None,
         stop: Sequence[str] = (),
     ) -> Job:
-        """Queue a request; for a translator, `source` is what it translates and the prompt opens with its begin token.
+        """Queue a request; for a translator, `source` is the source and the prompt starts with BOS.
 
-        Raises QueueFull where too many wait, and UserError for what could never be done.
+        Raises QueueFull if too many requests are waiting, and UserError if the request can never be served.
         """
         if config.beam > 1 or config.samples > 1 or config.align:
-            raise UserError("a request is one text that is written straight on; use beam=1, samples=1 and align=false")
+            raise UserError(
+                "a request is one sequence of greedy search or sampling; use beam=1, samples=1, align=false"
+            )
         if stop and self.tokenizer is None:
             raise ValueError("stop strings need an engine with a tokenizer")
         check_seeds([seed])
-        check(self.network, [prompt], None if source is None else [source], config, self.ends)
-        [limit] = limits([prompt], config.max_new_tokens, self.network.config.max_positions)
-        job = Job(prompt, source, config, seed, limit)
-        if not self._fits([job]):
+        validate(self.network, [prompt], None if source is None else [source], config, self.eos_ids)
+        [limit] = new_token_limits([prompt], config.max_new_tokens, self.network.config.max_positions)
+        request = Job(prompt, source, config, seed, limit)
+        if not self._fits([request]):
             raise UserError(
-                f"the request may take {job.slots + len(source or ())} tokens, but the engine holds "
+                f"the request may take {request.max_cache_tokens + len(source or ())} tokens, but the engine holds "
                 f"{self.config.cache_tokens}; shorten it, or ask for less with max_new_tokens"
             )
-        if len(self.queue) >= self.config.max_queue:
-            raise QueueFull(f"{len(self.queue)} requests are waiting already")
+        if len(self.waiting) >= self.config.max_queue:
+            raise QueueFull(f"{len(self.waiting)} requests are waiting already")
         if self.tokenizer is not None:
-            job.watcher = StopStrings(stop, self.tokenizer).watcher()
-        self.queue.append(job)
-        return job
+            request.detokenizer = StopStrings(stop, self.tokenizer).detokenizer()
+        self.waiting.append(request)
+        return request
 
-    def cancel(self, job: Job) -> None:
-        """Nothing more comes of a job; its row is free at once. One that is done stays as it is."""
-        if job.done:
+    def cancel(self, request: Job) -> None:
+        """Cancel a request and free its row at once; a request that is done stays as it is."""
+        if request.done:
             return
-        job.cancelled = True
-        if job in self.jobs:
-            self._leave([self.jobs.index(job)])
+        request.cancelled = True
+        if request in self.running:
+            self._remove([self.running.index(request)])
         else:
-            self.queue.remove(job)
+            self.waiting.remove(request)
 
     @torch.inference_mode()
     def step(self) -> list[Job]:
-        """Let waiting requests in, as many as fit, and write one more token in every row; the jobs that got one."""
-        scores = [] if self._step is None else [self._step.next(self._last_tokens())[:, 0]]
-        if joining := self._admitted():
-            scores.append(self._join(joining))
-        if not scores:
+        """Admit waiting requests that fit and decode one token in every row; return the requests that got one."""
+        logits = [] if self._runner is None else [self._runner.next(self._last_tokens())[:, 0]]
+        if admitted := self._admit():
+            logits.append(self._prefill(admitted))
+        if not logits:
             return []
-        self._write(torch.cat(scores))
-        advanced = list(self.jobs)
-        self._leave([place for place, job in enumerate(self.jobs) if job.done])
+        self._append_tokens(torch.cat(logits))
+        advanced = list(self.running)
+        self._remove([row for row, request in enumerate(self.running) if request.done])
         return advanced
 
-    def _fits(self, jobs: Sequence[Job]) -> bool:
-        """Whether the cache may hold these at once, each as long as it may get: every row has room for the longest."""
-        sources = max(len(job.source or ()) for job in jobs)
-        return len(jobs) * (max(job.slots for job in jobs) + sources) <= self.config.cache_tokens
+    def _fits(self, requests: Sequence[Job]) -> bool:
+        """Return whether the KV cache can hold these requests, every row as long as the longest may get."""
+        max_source = max(len(request.source or ()) for request in requests)
+        return (
+            len(requests) * (max(request.max_cache_tokens for request in requests) + max_source)
+            <= self.config.cache_tokens
+        )
 
-    def _admitted(self) -> list[Job]:
-        """Those that join now, first come, first served: nobody overtakes, so that nobody waits for ever."""
-        joining: list[Job] = []
+    def _admit(self) -> list[Job]:
+        """Take the requests that join now, strictly first come, first served, so that none starves."""
+        admitted: list[Job] = []
         max_length = 0
-        while self.queue and len(self.jobs) + len(joining) < self.config.max_batch_size:
-            job = self.queue[0]
-            max_length = max(max_length, len(job.prompt), len(job.source or ()))
-            if joining and (len(joining) + 1) * max_length > self.config.prefill_tokens:
+        while self.waiting and len(self.running) + len(admitted) < self.config.max_batch_size:
+            request = self.waiting[0]
+            max_length = max(max_length, len(request.prompt), len(request.source or ()))
+            if admitted and (len(admitted) + 1) * max_length > self.config.prefill_tokens:
                 break
-            if not self._fits([*self.jobs, *joining, job]):
+            if not self._fits([*self.running, *admitted, request]):
                 break
-            joining.append(self.queue.popleft())
-        return joining
+            admitted.append(self.waiting.popleft())
+        return admitted
 
-    def _join(self, joining: list[Job]) -> Tensor:
-        """Read the prompts of those that join, all at once; the scores (B', V) of what follows them."""
-        prompts = [job.prompt for job in joining]
-        sources = None if joining[0].source is None else [job.source or () for job in joining]
-        capacity = max(job.slots for job in [*self.jobs, *joining])
-        step = Step(self.network, len(joining), capacity)
-        scores = step.start(prompts, sources)
-        written = TokenBuffer(prompts, [job.limit for job in joining], scores.shape[-1], step.device)
-        if self._step is None or self._written is None:
-            self._step, self._written = step, written
+    def _prefill(self, admitted: list[Job]) -> Tensor:
+        """Prefill the admitted requests and add them to the batch; return the logits (B', V) after their prompts."""
+        prompts = [request.prompt for request in admitted]
+        sources = None if admitted[0].source is None else [request.source or () for request in admitted]
+        capacity = max(request.max_cache_tokens for request in [*self.running, *admitted])
+        runner = Step(self.network, len(admitted), capacity)
+        logits = runner.start(prompts, sources)
+        buffer = TokenBuffer(prompts, [request.limit for request in admitted], logits.shape[-1], runner.device)
+        if self._runner is None or self._buffer is None:
+            self._runner, self._buffer = runner, buffer
         else:
-            self._step.join(step, capacity)
-            self._written.join(written)
-        self.jobs += joining
-        self._arrange()
-        return scores
+            self._runner.concat(runner, capacity)
+            self._buffer.concat(buffer)
+        self.running += admitted
+        self._group_rows()
+        return logits
 
     def _last_tokens(self) -> Tensor:
-        """(B, 1): what was written last, which is not read yet."""
-        assert self._step is not None
-        return torch.tensor([[job.ids[-1]] for job in self.jobs]).to(self._step.device)
+        """Return the last token of each row (B, 1), which is not in the KV cache yet."""
+        assert self._runner is not None
+        return torch.tensor([[request.ids[-1]] for request in self.running]).to(self._runner.device)
 
-    def _write(self, scores: Tensor) -> None:
-        """Choose the next token of each row from the scores (B, V), and hand it to its job."""
-        assert self._written is not None
-        chosen = self._choose(scores, self._written)
-        self._written.append(chosen)
-        chances: list[float | None] = [None] * len(self.jobs)
-        if any(job.config.logprobs for job in self.jobs):
-            found = scores.log_softmax(dim=-1).gather(1, chosen[:, None])[:, 0].float().tolist()
-            chances = [x if job.config.logprobs else None for x, job in zip(found, self.jobs, strict=True)]
-        for job, token, chance in zip(self.jobs, chosen.tolist(), chances, strict=True):
-            job.put(token, self.ends, chance)
+    def _append_tokens(self, logits: Tensor) -> None:
+        """Choose the next token of each row from logits (B, V) and append it to its request."""
+        assert self._buffer is not None
+        tokens = self._choose(logits, self._buffer)
+        self._buffer.append(tokens)
+        logprobs: list[float | None] = [None] * len(self.running)
+        if any(request.config.logprobs for request in self.running):
+            values = logits.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0].float().tolist()
+            logprobs = [x if request.config.logprobs else None for x, request in zip(values, self.running, strict=True)]
+        for request, token, logprob in zip(self.running, tokens.tolist(), logprobs, strict=True):
+            request.append(token, self.eos_ids, logprob)
 
-    def _arrange(self) -> None:
-        """Other rows are in the batch: put those with the same rules together, which are chosen for at once."""
-        assert self._step is not None
-        device, together = self._step.device, dict[GenerationConfig, list[int]]()
-        for place, job in enumerate(self.jobs):
-            together.setdefault(job.rules, []).append(place)
-        ends = torch.tensor(self.ends, dtype=torch.long).to(device)
-        self._seeds = torch.tensor([job.seed for job in self.jobs]).to(device)
+    def _group_rows(self) -> None:
+        """Group the rows of a changed batch by their sampling options."""
+        assert self._runner is not None
+        device, groups = self._runner.device, dict[GenerationConfig, list[int]]()
+        for row, request in enumerate(self.running):
+            groups.setdefault(request.sampling_config, []).append(row)
+        eos_ids = torch.tensor(self.eos_ids, dtype=torch.long).to(device)
+        self._seeds = torch.tensor([request.seed for request in self.running]).to(device)
         self._groups = [
-            Group(torch.tensor(places).to(device), Sampler.of(rules), processors(rules, ends))
-            for rules, places in together.items()
+            SamplingGroup(torch.tensor(rows).to(device), Sampler.from_config(config), build_processors(config, eos_ids))
+            for config, rows in groups.items()
         ]
 
-    def _choose(self, scores: Tensor, written: TokenBuffer) -> Tensor:
-        """The next token (B,) of each row."""
-        chosen = torch.empty_like(self._seeds)
-        for rows, sampler, rules in self._groups:
-            part, own = copy.copy(written), scores
+    def _choose(self, logits: Tensor, buffer: TokenBuffer) -> Tensor:
+        """Return the next token (B,) of each row."""
+        tokens = torch.empty_like(self._seeds)
+        for rows, sampler, processors in self._groups:
+            group_buffer, group_logits = copy.copy(buffer), logits
             if len(self._groups) > 1:
-                part.select(rows)
-                own = scores[rows]
-            elif rules:
-                own = scores.clone()
-            for rule in rules:
-                own = rule(own, part)
-            chosen[rows] = sampler(own, self._seeds[rows], part.new)
-        return chosen
+                group_buffer.select(rows)
+                group_logits = logits[rows]
+            elif processors:
+                group_logits = logits.clone()
+            for process in processors:
+                group_logits = process(group_logits, group_buffer)
+            tokens[rows] = sampler(group_logits, self._seeds[rows], group_buffer.num_new)
+        return tokens
 
     @torch.inference_mode()
-    def _leave(self, places: list[int]) -> None:
-        """Free the rows at these places; the last rows take them over."""
-        if len(places) == len(self.jobs):
-            self.jobs, self._step, self._written, self._groups = [], None, None, []
-        if not places or self._step is None or self._written is None:
+    def _remove(self, rows: list[int]) -> None:
+        """Remove rows from the batch; the last rows take their indices."""
+        if len(rows) == len(self.running):
+            self.running, self._runner, self._buffer, self._groups = [], None, None, []
+        if not rows or self._runner is None or self._buffer is None:
             return
-        order = list(range(len(self.jobs)))
-        for place in sorted(places, reverse=True):
-            self._step.drop(place)
-            order[place] = order[-1]
+        order = list(range(len(self.running)))
+        for row in sorted(rows, reverse=True):
+            self._runner.drop_row(row)
+            order[row] = order[-1]
             order.pop()
-        self.jobs = [self.jobs[place] for place in order]
-        self._written.select(torch.tensor(order).to(self._step.device))
-        sizes = [len(job.prompt) + len(job.ids) for job in self.jobs]
-        self._written.max_length = max(sizes)
-        self._step.rewind([size - 1 for size in sizes])  # the last token is not read yet
-        self._arrange()
+        self.running = [self.running[row] for row in order]
+        self._buffer.select(torch.tensor(order).to(self._runner.device))
+        lengths = [len(request.prompt) + len(request.ids) for request in self.running]
+        self._buffer.max_length = max(lengths)
+        self._runner.rewind([length - 1 for length in lengths])  # the last token is not in the KV cache yet
+        self._group_rows()
 
 
-def in_order(engine: Engine, jobs: Iterable[Job | None]) -> Iterator[Job]:
-    """The jobs as they were submitted, each when it is done; asking for the next one is what submits it.
+def in_order(engine: Engine, requests: Iterable[Job | None]) -> Iterator[Job]:
+    """Step the engine and yield finished requests in the order of submission.
 
-    Only so many are under way that the rows are kept busy, so that a stream of any length takes little memory. None
-    says that no job is waiting now: the others go on. An error in the stream comes after all that was submitted before.
+    Advancing `requests` submits the next one. Only enough of them to keep the rows busy are in flight, so a stream of
+    any length takes little memory. None means that no request is available now, and the others continue. An error from
+    `requests` is raised after all requests before it are finished.
     """
-    most = min(4 * engine.config.max_batch_size, engine.config.max_queue)
-    coming, under_way = iter(jobs), deque[Job]()
-    more, wrong = True, None
+    max_in_flight = min(4 * engine.config.max_batch_size, engine.config.max_queue)
+    source, in_flight = iter(requests), deque[Job]()
+    more, failure = True, None
     try:
-        while more or under_way:
+        while more or in_flight:
             try:
-                while more and len(under_way) < most and (job := next(coming)) is not None:
-                    under_way.append(job)
+                while more and len(in_flight) < max_in_flight and (request := next(source)) is not None:
+                    in_flight.append(request)
             except StopIteration:
                 more = False
             except Exception as error:
-                more, wrong = False, error
-            if under_way:
+                more, failure = False, error
+            if in_flight:
                 engine.step()
-            while under_way and under_way[0].done:
-                yield under_way.popleft()
-        if wrong is not None:
-            raise wrong
-    finally:  # nobody asks any more
-        for job in under_way:
-            engine.cancel(job)
+            while in_flight and in_flight[0].done:
+                yield in_flight.popleft()
+        if failure is not None:
+            raise failure
+    finally:  # the consumer stopped early
+        for request in in_flight:
+            engine.cancel(request)

@@ -1,4 +1,4 @@
-"""Greedy search and sampling: every row goes on by itself, one word a step.   B rows · V words"""
+"""Greedy search and sampling for a batch of rows.   B batch · N tokens of a step · V vocabulary"""
 
 from __future__ import annotations
 
@@ -8,135 +8,136 @@ import torch
 from torch import Tensor
 
 from clearhead.config import GenerationConfig
-from clearhead.inference.logits_processors import processors
-from clearhead.inference.output import GenerationOutput, scored
+from clearhead.inference.logits_processors import build_processors
+from clearhead.inference.model_runner import Step, TokenIds, new_token_limits
+from clearhead.inference.output import GenerationOutput, make_output
 from clearhead.inference.sampling import Sampler
-from clearhead.inference.step import Ids, Step, limits
 from clearhead.inference.stop_strings import StopStrings
 from clearhead.inference.token_buffer import TokenBuffer
 
-WORTH_DROPPING = 0.75  # finished rows leave the batch when no more than this share of it is left
+COMPACT_THRESHOLD = 0.75  # finished rows are removed once at most this share of the batch is unfinished
 
 
 def sync_interval(device: torch.device) -> int:
-    """Steps between two looks at which rows have ended: where looking means waiting for a GPU, not every one."""
+    """Return the number of steps between checks for finished rows, which synchronize with the device."""
     return 1 if device.type == "cpu" else 8
 
 
 class GenerationBatch:
-    """A batch of rows being written; rows that have ended leave it, and their outputs stand in `outputs`."""
+    """A batch of rows under greedy search or sampling; finished rows are removed and put into `outputs`."""
 
     def __init__(
         self,
-        step: Step,
-        scores: Tensor,
-        prompts: Sequence[Ids],
+        runner: Step,
+        logits: Tensor,
+        prompts: Sequence[TokenIds],
         config: GenerationConfig,
-        ends: Sequence[int],
+        eos_ids: Sequence[int],
         seeds: Sequence[int],
-        stops: StopStrings | None = None,
+        stop_strings: StopStrings | None = None,
     ):
-        device = step.device
-        self.step, self.scores, self.config, self.stops = step, scores, config, stops
-        self.limits = limits(prompts, config.max_new_tokens, step.network.config.max_positions)
-        self.prompts = [len(prompt) for prompt in prompts]
-        self.written = TokenBuffer(prompts, self.limits, scores.shape[-1], device)
-        self.ends, self.seeds = torch.tensor(ends, dtype=torch.long).to(device), torch.tensor(seeds).to(device)
-        self.processors, self.sampler = processors(config, self.ends), Sampler.of(config)
-        self.ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
-        self.pending: Tensor | None = None  # (B,) chosen, but not read yet
-        self.numbers = list(range(len(prompts)))  # which rows are still here,
-        self.counts = [0] * len(prompts)  # and how many new tokens each of them has
+        device = runner.device
+        self.runner, self.logits, self.config = runner, logits, config
+        self.limits = new_token_limits(prompts, config.max_new_tokens, runner.network.config.max_positions)
+        self.prompt_lengths = [len(prompt) for prompt in prompts]
+        self.buffer = TokenBuffer(prompts, self.limits, logits.shape[-1], device)
+        self.eos_ids = torch.tensor(eos_ids, dtype=torch.long).to(device)
+        self.seeds = torch.tensor(seeds).to(device)
+        self.processors, self.sampler = build_processors(config, self.eos_ids), Sampler.from_config(config)
+        self.finished = torch.zeros(len(prompts), dtype=torch.bool, device=device)
+        self.pending: Tensor | None = None  # (B,) the last tokens, not yet in the KV cache
+        self.active = list(range(len(prompts)))  # original index of each row still in the batch
+        self.num_new = [0] * len(prompts)  # new tokens of each of these
         self.outputs: dict[int, GenerationOutput] = {}
-        self.every = 1 if stops else sync_interval(device)
-        self.watchers = [stops.watcher() for _ in prompts] if stops else []
+        self.sync_interval = 1 if stop_strings else sync_interval(device)
+        self.detokenizers = [stop_strings.detokenizer() for _ in prompts] if stop_strings else []
 
     def run(self) -> list[GenerationOutput]:
-        """Write until every row has ended; the outputs in the order of the prompts."""
-        while self.numbers:
+        """Decode until every row is finished; return the outputs in the order of the prompts."""
+        while self.active:
             self.advance()
-        return [self.outputs[number] for number in sorted(self.outputs)]
+        return [self.outputs[index] for index in sorted(self.outputs)]
 
     def advance(self) -> Tensor:
-        """Write one more token in every row; the tokens (B, 1)."""
+        """Decode one more token in every row; return the tokens (B, 1)."""
         if self.pending is not None:
-            self.scores = self.step.next(self.pending[:, None])[:, 0]
-        chosen = self.choose(self.scores)
-        self.take(chosen)
-        return chosen[:, None]
+            self.logits = self.runner.next(self.pending[:, None])[:, 0]
+        tokens = self.choose(self.logits)
+        self.accept(tokens)
+        return tokens[:, None]
 
-    def choose(self, scores: Tensor) -> Tensor:
-        """The next token (B,) of each row, from the model's scores (B, V)."""
-        return self.sampler(self.processed_logits(scores), self.seeds, self.written.new)
+    def choose(self, logits: Tensor) -> Tensor:
+        """Return the next token (B,) of each row from the model's logits (B, V)."""
+        return self.sampler(self.process_logits(logits), self.seeds, self.buffer.num_new)
 
-    def processed_logits(self, scores: Tensor) -> Tensor:
-        """The model's scores (B, V) after all penalties and bans; themselves changed where nobody asks for them."""
-        scores = scores.clone() if self.processors and self.config.logprobs else scores
+    def process_logits(self, logits: Tensor) -> Tensor:
+        """Apply all processors to logits (B, V), in place unless the raw logits are needed for logprobs."""
+        logits = logits.clone() if self.processors and self.config.logprobs else logits
         for process in self.processors:
-            scores = process(scores, self.written)
-        return scores
+            logits = process(logits, self.buffer)
+        return logits
 
-    def take(self, chosen: Tensor) -> None:
-        """Let each row go on with this token (B,)."""
-        self.put(self.scores, chosen)
-        self.ended = self.ended | self.is_end(chosen)
-        self.pending, self.counts = chosen, [count + 1 for count in self.counts]
-        if self._at_limit() or self.counts[0] % self.every == 0:
-            self.look(chosen[:, None], [1] * len(self.counts))
+    def accept(self, tokens: Tensor) -> None:
+        """Append these tokens (B,), update which rows are finished and remove those when it is time."""
+        self.append(self.logits, tokens)
+        self.finished = self.finished | self.is_eos(tokens)
+        self.pending, self.num_new = tokens, [count + 1 for count in self.num_new]
+        if self._any_at_limit() or self.num_new[0] % self.sync_interval == 0:
+            self.remove_finished(tokens[:, None], [1] * len(self.num_new))
 
-    def put(self, scores: Tensor, chosen: Tensor) -> None:
-        """Write a token (B,) down, with the model's own log-probability of it, before any rule, where asked for."""
-        chances = scores.log_softmax(dim=-1).gather(1, chosen[:, None])[:, 0] if self.config.logprobs else None
-        self.written.append(chosen, chances)
+    def append(self, logits: Tensor, tokens: Tensor) -> None:
+        """Append tokens (B,) to the buffer, with their logprobs under the unprocessed logits if config.logprobs."""
+        logprobs = logits.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0] if self.config.logprobs else None
+        self.buffer.append(tokens, logprobs)
 
-    def is_end(self, tokens: Tensor) -> Tensor:
-        """Which of the tokens end a text."""
-        return (tokens[..., None] == self.ends).any(dim=-1)
+    def is_eos(self, tokens: Tensor) -> Tensor:
+        """Return which of the tokens are EOS tokens."""
+        return (tokens[..., None] == self.eos_ids).any(dim=-1)
 
-    def _at_limit(self) -> bool:
-        return any(self.limits[number] == count for number, count in zip(self.numbers, self.counts, strict=True))
+    def _any_at_limit(self) -> bool:
+        return any(self.limits[index] == count for index, count in zip(self.active, self.num_new, strict=True))
 
-    def look(self, tokens: Tensor, taken: list[int]) -> None:
-        """Which rows have ended? They leave if there are enough of them, or must since one is at its limit.
+    def remove_finished(self, tokens: Tensor, accepted: list[int]) -> None:
+        """Remove finished rows if few unfinished ones are left, or if a row is at its length limit.
 
-        Of `tokens` (B, N), row n has just taken taken[n]; only stop strings need to know.
+        Row n has just accepted the first accepted[n] of `tokens` (B, N), which are checked for stop strings.
         """
-        ended = self.ended.tolist()
-        if self.stops:
-            for place, (number, row) in enumerate(zip(self.numbers, tokens.tolist(), strict=True)):
-                ended[place] |= any(self.watchers[number].add(token) for token in row[: taken[place]])
-        at_limit = [self.limits[number] == count for number, count in zip(self.numbers, self.counts, strict=True)]
-        done = [a or b for a, b in zip(ended, at_limit, strict=True)]
-        left = done.count(False)
-        if left and not any(at_limit) and left > WORTH_DROPPING * len(done):
+        finished = self.finished.tolist()
+        if self.detokenizers:
+            for row, (index, ids) in enumerate(zip(self.active, tokens.tolist(), strict=True)):
+                finished[row] |= any(self.detokenizers[index].add(token) for token in ids[: accepted[row]])
+        at_limit = [self.limits[index] == count for index, count in zip(self.active, self.num_new, strict=True)]
+        done = [a or b for a, b in zip(finished, at_limit, strict=True)]
+        unfinished = done.count(False)
+        if unfinished and not any(at_limit) and unfinished > COMPACT_THRESHOLD * len(done):
             return
-        for place in (place for place, gone in enumerate(done) if gone):
-            self.outputs[self.numbers[place]] = self._output(place)
-        kept = [place for place, gone in enumerate(done) if not gone]
-        self.numbers, self.counts = [self.numbers[place] for place in kept], [self.counts[place] for place in kept]
-        if 0 < left < len(done):
-            self.select(torch.tensor(kept).to(self.step.device))
+        for row in (row for row, is_done in enumerate(done) if is_done):
+            self.outputs[self.active[row]] = self._output(row)
+        kept = [row for row, is_done in enumerate(done) if not is_done]
+        self.active, self.num_new = [self.active[row] for row in kept], [self.num_new[row] for row in kept]
+        if 0 < unfinished < len(done):
+            self.select(torch.tensor(kept).to(self.runner.device))
 
-    def sizes(self) -> list[int]:
-        """How many tokens each row has, prompt and new."""
-        return [self.prompts[number] + count for number, count in zip(self.numbers, self.counts, strict=True)]
+    def lengths(self) -> list[int]:
+        """Return the number of tokens of each row, prompt included."""
+        return [self.prompt_lengths[index] + count for index, count in zip(self.active, self.num_new, strict=True)]
 
     def select(self, rows: Tensor) -> None:
-        """Row n becomes what row rows[n] was."""
-        self.step.select(rows)
-        self.written.select(rows)
-        self.seeds, self.ended = self.seeds[rows], self.ended[rows]
+        """Keep or reorder rows: row n becomes the old row rows[n]."""
+        self.runner.select(rows)
+        self.buffer.select(rows)
+        self.seeds, self.finished = self.seeds[rows], self.finished[rows]
         self.pending = None if self.pending is None else self.pending[rows]
 
-    def _output(self, place: int) -> GenerationOutput:
-        """A row that is done, cut off at its end: between two looks it may have written on."""
-        (ids, chances), ends = self.written.of(place), set(self.ends.tolist())
-        stop = self.watchers[self.numbers[place]].stopped if self.stops else None
-        end = next((number for number, token in enumerate(ids) if token in ends), None)
-        if stop is not None and (end is None or stop <= end):
-            ids, tokens, finished = ids[:stop], stop, True
-        elif end is not None:
-            ids, tokens, finished = ids[:end], end + 1, True
+    def _output(self, row: int) -> GenerationOutput:
+        """Return the output of a finished row, without the tokens decoded after its end until the next check."""
+        (ids, logprobs), eos_ids = self.buffer.new_tokens_of(row), set(self.eos_ids.tolist())
+        stopped = self.detokenizers[self.active[row]].stopped if self.detokenizers else None
+        eos = next((position for position, token in enumerate(ids) if token in eos_ids), None)
+        if stopped is not None and (eos is None or stopped <= eos):
+            ids, scored, finished = ids[:stopped], stopped, True
+        elif eos is not None:
+            ids, scored, finished = ids[:eos], eos + 1, True
         else:
-            tokens, finished = len(ids), False
-        return scored(ids, finished, chances[:tokens], self.config)
+            scored, finished = len(ids), False
+        return make_output(ids, finished, logprobs[:scored], self.config)

@@ -1,8 +1,8 @@
-"""What changes the scores before a word is chosen: penalties, bans, forced words.   R rows · V words · W tokens so far
+"""Logits processors: penalties, minimum length, banned and forced token sequences.   B batch · V vocabulary · T tokens
 
-Each is a small object, called with scores (R, V), into which it may write, and what stands in the rows; it gives the
-scores that are left. Greedy search and sampling give logits, beam search log-probabilities, as transformers does. None
-of them waits for the device.
+A processor is called with logits (B, V), which it may change in place, and the token buffer; it returns the processed
+logits. Greedy search and sampling pass logits, beam search logprobs, as in transformers. No processor synchronizes
+with the device.
 """
 
 from __future__ import annotations
@@ -18,140 +18,145 @@ from torch import Tensor
 from clearhead.config import GenerationConfig
 from clearhead.inference.token_buffer import TokenBuffer
 
-LOW = -1e4  # what a forced word is worth where another rule bars it: it comes nevertheless
+FORCED_MIN_LOGIT = -1e4  # of a forced token that another processor has banned: it is generated nevertheless
 
-Processor = Callable[[Tensor, TokenBuffer], Tensor]
+LogitsProcessor = Callable[[Tensor, TokenBuffer], Tensor]
 
 
-def processors(config: GenerationConfig, ends: Tensor) -> list[Processor]:
-    """Those that the config asks for, in the order in which they work; `ends` (N,) are the tokens that end a text."""
-    found: list[Processor] = []
+def build_processors(config: GenerationConfig, eos_ids: Tensor) -> list[LogitsProcessor]:
+    """Return the processors of a config in the order in which they apply; `eos_ids` has shape (N,)."""
+    processors: list[LogitsProcessor] = []
     if config.repetition_penalty != 1:
-        found.append(RepetitionPenalty(config.repetition_penalty))
+        processors.append(RepetitionPenalty(config.repetition_penalty))
     if config.presence_penalty:
-        found.append(PresencePenalty(config.presence_penalty))
+        processors.append(PresencePenalty(config.presence_penalty))
     if config.no_repeat_ngram_size:
-        found.append(NoRepeat(config.no_repeat_ngram_size))
+        processors.append(NoRepeatNgram(config.no_repeat_ngram_size))
     if config.banned_ids:
-        found.append(Banned(config.banned_ids))
+        processors.append(BannedSequences(config.banned_ids))
     if config.min_new_tokens:
-        found.append(Minimum(config.min_new_tokens, ends))
+        processors.append(MinNewTokens(config.min_new_tokens, eos_ids))
     if config.forced_ids:
-        found.append(Forced(config.forced_ids, ends))
-    return found
+        processors.append(ForcedSequences(config.forced_ids, eos_ids))
+    return processors
 
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """What already stands in the row, prompt or new, becomes less likely: scores divided, or multiplied below 0."""
+    """Divide positive and multiply negative logits of tokens in the prompt or the new tokens by a penalty."""
 
     penalty: float
 
-    def __call__(self, scores: Tensor, written: TokenBuffer) -> Tensor:
-        lowered = torch.where(scores < 0, scores * self.penalty, scores / self.penalty)
-        return torch.where(_present(written.ids, scores), lowered, scores)
+    def __call__(self, logits: Tensor, buffer: TokenBuffer) -> Tensor:
+        penalized = torch.where(logits < 0, logits * self.penalty, logits / self.penalty)
+        return torch.where(_present(buffer.ids, logits), penalized, logits)
 
 
 @dataclass(frozen=True)
 class PresencePenalty:
-    """What has been newly written loses a fixed amount."""
+    """Subtract a penalty from the logits of tokens that occur among the new tokens."""
 
     penalty: float
 
-    def __call__(self, scores: Tensor, written: TokenBuffer) -> Tensor:
-        return scores - self.penalty * _present(written.new_tokens, scores).to(scores.dtype)
+    def __call__(self, logits: Tensor, buffer: TokenBuffer) -> Tensor:
+        return logits - self.penalty * _present(buffer.new_ids, logits).to(logits.dtype)
 
 
 @dataclass(frozen=True)
-class NoRepeat:
-    """No n tokens in a row come twice, the prompt's included."""
+class NoRepeatNgram:
+    """Ban tokens that would repeat an n-gram of the prompt or the new tokens."""
 
     size: int
 
-    def __call__(self, scores: Tensor, written: TokenBuffer) -> Tensor:
-        if written.max_length < self.size:
-            return scores
-        windows = written.ids.unfold(1, self.size, 1)  # (R, W - n + 1, n)
-        again = (windows[..., :-1] == written.recent(self.size - 1)[:, None]).all(dim=-1)
-        return scores.masked_fill(_present(windows[..., -1].masked_fill(~again, written.filler), scores), -math.inf)
+    def __call__(self, logits: Tensor, buffer: TokenBuffer) -> Tensor:
+        if buffer.max_length < self.size:
+            return logits
+        ngrams = buffer.ids.unfold(1, self.size, 1)  # (B, T - n + 1, n)
+        matches = (ngrams[..., :-1] == buffer.last_tokens(self.size - 1)[:, None]).all(dim=-1)
+        banned = ngrams[..., -1].masked_fill(~matches, buffer.pad_id)
+        return logits.masked_fill(_present(banned, logits), -math.inf)
 
 
-class Banned:
-    """Words, of one token or several, that never come: the last token of one is barred where the others stand."""
+class BannedSequences:
+    """Ban sequences of one or more tokens: the last token is banned where the row ends with the others."""
 
-    def __init__(self, words: tuple[tuple[int, ...], ...]):
-        sized = groupby(sorted(words, key=len), key=len)
-        self.words = [torch.tensor(list(group)) for _, group in sized]  # (words of a length, length) each
+    def __init__(self, sequences: tuple[tuple[int, ...], ...]):
+        by_length = groupby(sorted(sequences, key=len), key=len)
+        self.sequences = [torch.tensor(list(group)) for _, group in by_length]  # (sequences of one length, length) each
 
-    def __call__(self, scores: Tensor, written: TokenBuffer) -> Tensor:
-        for number, words in enumerate(self.words):
-            words = self.words[number] = words.to(scores.device)
-            if words.shape[1] == 1:
-                scores = scores.index_fill_(1, words[:, 0], -math.inf)
+    def __call__(self, logits: Tensor, buffer: TokenBuffer) -> Tensor:
+        for index, sequences in enumerate(self.sequences):
+            sequences = self.sequences[index] = sequences.to(logits.device)
+            if sequences.shape[1] == 1:
+                logits = logits.index_fill_(1, sequences[:, 0], -math.inf)
                 continue
-            begun = (words[:, :-1] == written.recent(words.shape[1] - 1)[:, None]).all(dim=-1)  # (R, words)
-            barred = torch.where(begun, words[:, -1], written.filler)
-            scores = scores.masked_fill(_present(barred, scores), -math.inf)
-        return scores
+            last = buffer.last_tokens(sequences.shape[1] - 1)
+            matches = (sequences[:, :-1] == last[:, None]).all(dim=-1)  # (B, sequences)
+            banned = torch.where(matches, sequences[:, -1], buffer.pad_id)
+            logits = logits.masked_fill(_present(banned, logits), -math.inf)
+        return logits
 
 
 @dataclass(frozen=True)
-class Minimum:
-    """No end before so many new tokens, the end not counted."""
+class MinNewTokens:
+    """Ban EOS until a row has `count` new tokens, EOS not counted."""
 
-    tokens: int
-    ends: Tensor
+    count: int
+    eos_ids: Tensor
 
-    def __call__(self, scores: Tensor, written: TokenBuffer) -> Tensor:
-        early = (written.new < self.tokens)[:, None]
-        return scores.index_copy_(1, self.ends, scores[:, self.ends].masked_fill(early, -math.inf))
+    def __call__(self, logits: Tensor, buffer: TokenBuffer) -> Tensor:
+        too_short = (buffer.num_new < self.count)[:, None]
+        return logits.index_copy_(1, self.eos_ids, logits[:, self.eos_ids].masked_fill(too_short, -math.inf))
 
 
-class Forced:
-    """Words that have to come: one that was begun is finished; where the text would end, or could not hold them
-    later, the first that is missing begins. Each branch of a search obeys by itself."""
+class ForcedSequences:
+    """Force sequences of tokens to occur among the new tokens of every row (every beam).
 
-    def __init__(self, words: tuple[tuple[int, ...], ...], ends: Tensor):
-        self.words, self.ends = [torch.tensor(word, device=ends.device) for word in words], ends
+    A sequence that has begun is continued. Where EOS is the most likely token, or the tokens left are only just enough,
+    the first missing sequence begins.
+    """
 
-    def __call__(self, scores: Tensor, written: TokenBuffer) -> Tensor:
-        fresh = written.new_tokens  # (R, W)
-        needed = torch.zeros_like(written.lengths)
-        following = torch.full_like(written.lengths, -1)  # the token that would go on with a missing word
-        furthest = torch.full_like(written.lengths, -1)  # how much of that word stands already
-        for word in self.words:
-            missing = ~_contains(fresh, word)
-            begun = self._begun(written, word)
-            needed += missing * (len(word) - begun)
-            better = missing & (begun > furthest)
-            following = torch.where(better, word[begun.clamp(max=len(word) - 1)], following)
-            furthest = torch.where(better, begun, furthest)
-        would_end = (scores.argmax(dim=-1)[:, None] == self.ends).any(dim=-1)
-        due = (needed > 0) & ((furthest > 0) | would_end | (written.left <= needed + 1))
-        scores = torch.where((needed > 0)[:, None], scores.index_fill(1, self.ends, -math.inf), scores)
-        following = following.clamp(min=0)[:, None]
-        worth = scores.gather(1, following).clamp(min=LOW)
-        alone = torch.full_like(scores, -math.inf).scatter(1, following, worth)
-        return torch.where(due[:, None], alone, scores)
+    def __init__(self, sequences: tuple[tuple[int, ...], ...], eos_ids: Tensor):
+        self.sequences, self.eos_ids = [torch.tensor(ids, device=eos_ids.device) for ids in sequences], eos_ids
+
+    def __call__(self, logits: Tensor, buffer: TokenBuffer) -> Tensor:
+        new_ids = buffer.new_ids  # (B, T)
+        needed = torch.zeros_like(buffer.lengths)  # tokens of all missing sequences
+        next_token = torch.full_like(buffer.lengths, -1)  # of the missing sequence with the longest match
+        longest_match = torch.full_like(buffer.lengths, -1)
+        for sequence in self.sequences:
+            missing = ~_contains(new_ids, sequence)
+            matched = self._matched(buffer, sequence)
+            needed += missing * (len(sequence) - matched)
+            better = missing & (matched > longest_match)
+            next_token = torch.where(better, sequence[matched.clamp(max=len(sequence) - 1)], next_token)
+            longest_match = torch.where(better, matched, longest_match)
+        eos_is_best = (logits.argmax(dim=-1)[:, None] == self.eos_ids).any(dim=-1)
+        force = (needed > 0) & ((longest_match > 0) | eos_is_best | (buffer.num_left <= needed + 1))
+        logits = torch.where((needed > 0)[:, None], logits.index_fill(1, self.eos_ids, -math.inf), logits)
+        next_token = next_token.clamp(min=0)[:, None]
+        next_logit = logits.gather(1, next_token).clamp(min=FORCED_MIN_LOGIT)
+        only_next = torch.full_like(logits, -math.inf).scatter(1, next_token, next_logit)
+        return torch.where(force[:, None], only_next, logits)
 
     @staticmethod
-    def _begun(written: TokenBuffer, word: Tensor) -> Tensor:
-        """How many tokens of the word the row's new tokens end with, fewer than all: (R,)."""
-        begun = torch.zeros_like(written.lengths)
-        for count in range(1, len(word)):
-            stands = (written.recent(count) == word[:count]).all(dim=-1) & (written.new >= count)
-            begun = torch.where(stands, count, begun)
-        return begun
+    def _matched(buffer: TokenBuffer, sequence: Tensor) -> Tensor:
+        """Return the length (B,) of the longest proper prefix of the sequence that the row's new tokens end with."""
+        matched = torch.zeros_like(buffer.lengths)
+        for count in range(1, len(sequence)):
+            matches = (buffer.last_tokens(count) == sequence[:count]).all(dim=-1) & (buffer.num_new >= count)
+            matched = torch.where(matches, count, matched)
+        return matched
 
 
-def _present(ids: Tensor, scores: Tensor) -> Tensor:
-    """True for the words that stand among ids (R, W), filler aside: (R, V)."""
-    found = torch.zeros(scores.shape[0], scores.shape[1] + 1, dtype=torch.bool, device=scores.device)
-    return found.scatter_(1, ids, True)[:, :-1]
+def _present(ids: Tensor, logits: Tensor) -> Tensor:
+    """Return a mask (B, V) of the tokens among ids (B, T), padding aside."""
+    present = torch.zeros(logits.shape[0], logits.shape[1] + 1, dtype=torch.bool, device=logits.device)
+    return present.scatter_(1, ids, True)[:, :-1]
 
 
-def _contains(ids: Tensor, word: Tensor) -> Tensor:
-    """Whether a word stands somewhere in each row of ids (R, W): (R,)."""
-    if ids.shape[1] < len(word):
+def _contains(ids: Tensor, sequence: Tensor) -> Tensor:
+    """Return whether each row of ids (B, T) contains the sequence: (B,)."""
+    if ids.shape[1] < len(sequence):
         return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
-    return (ids.unfold(1, len(word), 1) == word).all(dim=-1).any(dim=-1)
+    return (ids.unfold(1, len(sequence), 1) == sequence).all(dim=-1).any(dim=-1)

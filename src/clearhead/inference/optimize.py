@@ -1,7 +1,7 @@
-"""A network for reading alone: fewer and larger matrix products, weights laid out as the kernels want them, or int8.
+"""Optimize a network for inference: fuse projections, pack or quantize weights, choose the decode layers.
 
-Put on from outside: the copy shares whatever it does not lay out anew with the network it came from, which stays as it
-is. It can be used wherever the network can, as long as nothing is trained or saved.
+The optimized copy shares every tensor that it does not lay out anew with the original, which is unchanged. It can be
+used like the original but for training and saving.
 """
 
 from __future__ import annotations
@@ -26,49 +26,49 @@ from clearhead.ops.linear.packed import PackedLinear, can_pack
 from clearhead.ops.linear.quantized import QuantizedLinear
 from clearhead.ops.malloc import tune_malloc
 
-HALF = (torch.bfloat16, torch.float16)
+HALF_DTYPES = (torch.bfloat16, torch.float16)
 AnyNetwork = TypeVar("AnyNetwork", bound=Network)
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
 def optimize_for_inference(network: AnyNetwork, dtype: torch.dtype | None = None) -> AnyNetwork:
-    """A fast copy of the network that only reads, in this dtype; torch.int8 is int8 weights and activations.
+    """Return a copy of the network optimized for inference in a dtype.
 
-    INT4 is int4 weights in groups. A decoder on a CPU then holds small weights alone, its embedding's too.
-    Without a dtype it is the network's own but, on a CPU, float32 in the place of halves, which many CPUs compute
-    slowly. On other devices the network stays as it is, but for small weights.
+    torch.int8 means int8 weights and activations, INT4 int4 weights in groups; a decoder on a CPU then holds only
+    quantized weights, its embedding's too. Without a dtype the network keeps its own, except that a CPU computes in
+    fp32 instead of bf16 or fp16, which many CPUs are slow at. Networks on other devices are only quantized.
 
-    On a CPU the process holds from here on what it frees, up to 1 GiB: a search needs the same room again for its next
-    batch.
+    On a CPU, the process keeps up to 1 GiB of freed memory from now on, since every batch needs it again.
     """
-    own = next(network.parameters())
-    if own.is_cpu:
+    weight = next(network.parameters())
+    if weight.is_cpu:
         tune_malloc()
-    on_cpu, small = own.is_cpu, dtype in (torch.int8, INT4)
-    if is_quantized(network) or not (on_cpu or small):
+    on_cpu, quantize = weight.is_cpu, dtype in (torch.int8, INT4)
+    if is_quantized(network) or not (on_cpu or quantize):
         return network
-    rest = torch.float32 if on_cpu and own.dtype in HALF else own.dtype
-    if dtype is not None and not small:
-        rest = dtype
+    float_dtype = torch.float32 if on_cpu and weight.dtype in HALF_DTYPES else weight.dtype
+    if dtype is not None and not quantize:
+        float_dtype = dtype
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
-    twin = copy.deepcopy(network, shared)
-    if small and on_cpu and (dtype == INT4 or isinstance(twin, Decoder)) and has_int8_kernel():
-        _replace(twin, partial(smaller, four=dtype == INT4))
-        quantize_embeddings(twin)
-    elif small:
-        _replace(twin, lambda linear: QuantizedLinear(linear, bits_for(linear, dtype == INT4)))
-    elif can_pack(rest):
-        _replace(twin, partial(PackedLinear, dtype=rest))
+    optimized = copy.deepcopy(network, shared)
+    int4 = dtype == INT4
+    if quantize and on_cpu and (int4 or isinstance(optimized, Decoder)) and has_int8_kernel():
+        _replace_layers(optimized, partial(_prepacked_linear, int4=int4))
+        _quantize_embeddings(optimized)
+    elif quantize:
+        _replace_layers(optimized, lambda linear: QuantizedLinear(linear, _bits(linear, int4)))
+    elif can_pack(float_dtype):
+        _replace_layers(optimized, partial(PackedLinear, dtype=float_dtype))
     else:
-        _replace(twin, lambda linear: linear)
-    _turn(twin, rest)
-    use_decode_layers(twin)
-    return twin
+        _replace_layers(optimized, lambda linear: linear)
+    _cast(optimized, float_dtype)
+    use_decode_layers(optimized)
+    return optimized
 
 
-def _replace(module: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
-    """Below `module`, join what reads the same input, and make something else of every linear layer."""
+def _replace_layers(module: nn.Module, convert: Callable[[nn.Linear], nn.Module]) -> None:
+    """Fuse attention and feed-forward, drop dropout, and convert every linear layer below `module`."""
     for name, child in list(module.named_children()):
         if isinstance(child, Attention) and type(child.query) is nn.Linear:
             child = FusedAttention(child)
@@ -77,49 +77,49 @@ def _replace(module: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> None:
         elif isinstance(child, nn.Dropout):
             child = nn.Identity()
         if type(child) is nn.Linear:
-            child = make(child)
+            child = convert(child)
         else:
-            _replace(child, make)
+            _replace_layers(child, convert)
         if isinstance(child, FusedFeedForward) and not child.is_gated:
             if isinstance(child.down, QuantizedLinear):
                 child.down.nonnegative = child.activation is torch.relu_
-            if isinstance(child.joined, PackedLinear) and child.activation in PackedLinear.activations:
-                child.joined.activation, child.activation = child.activation, _as_it_is
+            if isinstance(child.up, PackedLinear) and child.activation in PackedLinear.activations:
+                child.up.activation, child.activation = child.activation, _identity
         setattr(module, name, child)
 
 
-def _turn(network: nn.Module, dtype: torch.dtype) -> None:
-    """All other weights in this dtype; those of another become copies, since the network they came from has them."""
-    turned: dict[int, Tensor] = {}
+def _cast(network: nn.Module, dtype: torch.dtype) -> None:
+    """Cast all weights that are not quantized, as copies, since the original network has them too."""
+    casted: dict[int, Tensor] = {}
     for module in network.modules():
         if isinstance(module, QuantizedLinear | Int8Linear | Int4Linear):
             continue
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             if tensor.dtype == dtype or not tensor.is_floating_point():
                 continue
-            if id(tensor) not in turned:
+            if id(tensor) not in casted:
                 new = tensor.detach().to(dtype)
-                turned[id(tensor)] = nn.Parameter(new, False) if isinstance(tensor, nn.Parameter) else new
-            setattr(module, name, turned[id(tensor)])
+                casted[id(tensor)] = nn.Parameter(new, False) if isinstance(tensor, nn.Parameter) else new
+            setattr(module, name, casted[id(tensor)])
 
 
-def _as_it_is(x: Tensor) -> Tensor:
+def _identity(x: Tensor) -> Tensor:
     return x
 
 
-def bits_for(linear: nn.Linear, four: bool) -> int:
-    """4 where that is wanted and groups fit into the rows, else 8."""
-    return 4 if four and linear.in_features % GROUP == 0 and linear.out_features % 16 == 0 else 8
+def _bits(linear: nn.Linear, int4: bool) -> int:
+    """Return 4 for int4 if the shape of the weight allows groups, else 8."""
+    return 4 if int4 and linear.in_features % GROUP == 0 and linear.out_features % 16 == 0 else 8
 
 
-def smaller(linear: nn.Linear, four: bool) -> nn.Module:
-    """A linear layer in small form; with `four` in 4 bits, but for the words' scores, of which all is read off."""
-    words = linear.out_features > 8 * linear.in_features
-    return Int4Linear(linear) if bits_for(linear, four and not words) == 4 else Int8Linear(linear)
+def _prepacked_linear(linear: nn.Linear, int4: bool) -> nn.Module:
+    """Quantize a linear layer to int4 or int8; the LM head is always int8, since its error goes into the logits."""
+    is_lm_head = linear.out_features > 8 * linear.in_features
+    return Int4Linear(linear) if _bits(linear, int4 and not is_lm_head) == 4 else Int8Linear(linear)
 
 
-def quantize_embeddings(network: nn.Module) -> None:
-    """Token embeddings in small form, and copies of what else there is: none of it holds a file's mapping open."""
+def _quantize_embeddings(network: nn.Module) -> None:
+    """Quantize token embeddings and copy the other parameters, so that no memory-mapped file stays open."""
     for module in network.modules():
         if isinstance(module, Embedding):
             module.tokens = Int8Embedding(module.tokens)  # type: ignore[assignment]
@@ -128,5 +128,5 @@ def quantize_embeddings(network: nn.Module) -> None:
 
 
 def is_quantized(network: nn.Module) -> bool:
-    """Whether the weights are in small form, which cannot be undone."""
+    """Return whether the weights are prepacked int8 or int4, which cannot be undone."""
     return any(isinstance(module, Int8Linear | Int4Linear) for module in network.modules())

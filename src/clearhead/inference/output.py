@@ -1,4 +1,4 @@
-"""What a search gives back."""
+"""The result of generation, and the length penalty of its score."""
 
 from typing import NamedTuple, TypeVar
 
@@ -6,30 +6,32 @@ from torch import Tensor
 
 from clearhead.config import GenerationConfig
 
-Number = TypeVar("Number", float, Tensor)
+Length = TypeVar("Length", float, Tensor)
 
 
 class GenerationOutput(NamedTuple):
-    """One text that was found.
+    """One generated sequence.
 
-    `ids` are what was written behind the prompt, without the end; `finished` says whether an end (or a stop string)
-    came, or the limit. `score` is the sum of the log-probabilities, the end's among them, over the length penalty.
+    `ids` are the new tokens without the prompt and without EOS. `finished` is True if an EOS token or a stop string
+    ended the sequence, False if a length limit did. `score` is the sum of the logprobs, EOS included, divided by the
+    length penalty.
     """
 
     ids: list[int]
     finished: bool
-    score: float | None = None  # greedy and sampling: where config.scores asks for it
-    logprobs: list[float] | None = None  # of each id, and of the end where one came
-    alignment: Tensor | None = None  # (target, source) weights, where config.align asks for it
+    score: float | None = None  # always set by beam search; by greedy search and sampling if config.logprobs
+    logprobs: list[float] | None = None  # of each token, EOS included, if config.logprobs
+    alignment: Tensor | None = None  # (T target, S source) attention weights, if config.align
 
 
-def divisor(config: GenerationConfig, length: Number) -> Number:
-    """What a sum of log-probabilities over `length` tokens is divided by."""
+def length_penalty(config: GenerationConfig, length: Length) -> Length:
+    """Return the divisor of a sum of logprobs over `length` tokens."""
     return (length if config.length_form == "power" else (5 + length) / 6) ** config.length_penalty
 
 
-def scored(ids: list[int], finished: bool, chances: list[float], config: GenerationConfig) -> GenerationOutput:
-    """A text that was written straight on; with the log-probabilities of its tokens and end, where they are wanted."""
+def make_output(ids: list[int], finished: bool, logprobs: list[float], config: GenerationConfig) -> GenerationOutput:
+    """Build the output of greedy search or sampling, with score and logprobs if config.logprobs."""
     if not config.logprobs:
         return GenerationOutput(ids, finished)
-    return GenerationOutput(ids, finished, sum(chances) / divisor(config, float(len(chances))), chances)
+    score = sum(logprobs) / length_penalty(config, float(len(logprobs)))
+    return GenerationOutput(ids, finished, score, logprobs)

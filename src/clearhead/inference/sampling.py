@@ -1,10 +1,9 @@
-"""How a word is chosen from scores: the best, or drawn with noise that only the row's seed and place decide.
+"""Greedy choice, and sampling by temperature, top-k, top-p and min-p.   B batch · K beams · V vocabulary
 
-R rows · K beams · V words
-
-Drawing is Gumbel's: the best of score / temperature + noise is a draw from the softmax. The noise of a word is a hash
-of (seed of the row, number of the new token, word), so that a row's text never depends on its batch mates, the size of
-the batch or the device; and since a choice is a plain function of the scores, guesses about it can be checked.
+Sampling uses the Gumbel-max trick: argmax(logits / temperature + Gumbel noise) is a sample of the softmax. The noise of
+a token is a hash of (seed of the row, number of new tokens so far, token), so a row's text does not depend on the other
+rows, the batch size or the device. Since the choice is a plain function of the logits, speculative decoding can verify
+draft tokens by comparing.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from torch import Tensor
 from clearhead.config import GenerationConfig
 from clearhead.ops.native import library as native
 
-# splitmix64 (Steele, Lea and Flood 2014): an odd step, and two multipliers that mix it; int64 wraps around.
-STEP, FIRST, SECOND = (x - (1 << 64) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+# splitmix64 (Steele, Lea and Flood 2014): the odd increment and the two multipliers; int64 wraps around.
+INCREMENT, MIX1, MIX2 = (x - (1 << 64) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
-BLOCK = 64
+BLOCK = 64  # tokens of a block of the two-level searches below
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Temperature 0 takes the best word; otherwise one is drawn among those that top-k, top-p and min-p leave."""
+    """Choose tokens: the most likely at temperature 0, else a sample of those that top-k, top-p and min-p keep."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -37,102 +36,105 @@ class Sampler:
     min_p: float = 0.0
 
     @classmethod
-    def of(cls, config: GenerationConfig) -> Self:
-        """As the config says."""
+    def from_config(cls, config: GenerationConfig) -> Self:
+        """Take the sampling options of a generation config."""
         return cls(config.temperature, config.top_k, config.top_p, config.min_p)
 
-    def __call__(self, scores: Tensor, seeds: Tensor, numbers: Tensor) -> Tensor:
-        """scores (R, V), the seed of each row (R,) and the number of its new token (R,) to ids (R,)."""
+    def __call__(self, logits: Tensor, seeds: Tensor, num_new: Tensor) -> Tensor:
+        """Return token ids (B,) from logits (B, V), the seed of each row (B,) and its number of new tokens (B,)."""
         if self.temperature == 0:
-            return highest(scores)
-        words = torch.arange(scores.shape[-1], device=scores.device)
-        return (self.narrowed(scores) + gumbel(seeds, numbers, words)).argmax(dim=-1)
+            return argmax(logits)
+        vocab = torch.arange(logits.shape[-1], device=logits.device)
+        return (self.filter_logits(logits) + gumbel_noise(seeds, num_new, vocab)).argmax(dim=-1)
 
-    def narrowed(self, scores: Tensor) -> Tensor:
-        """Scores at this temperature, -inf where a word is left out."""
-        scores = scores / self.temperature
-        if 0 < self.top_k < scores.shape[-1]:
-            least = scores.topk(self.top_k, dim=-1).values[..., -1:]
-            scores = scores.masked_fill(scores < least, -math.inf)
+    def filter_logits(self, logits: Tensor) -> Tensor:
+        """Divide by the temperature and set tokens outside top-k, top-p or min-p to -inf."""
+        logits = logits / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            threshold = logits.topk(self.top_k, dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < threshold, -math.inf)
         if self.top_p < 1:
-            ordered, words = scores.sort(dim=-1, descending=True, stable=True)
-            shares = ordered.softmax(dim=-1)
-            beyond = shares.cumsum(dim=-1) - shares >= self.top_p  # those before it are enough; the first always stays
-            scores = scores.masked_fill(beyond.scatter(-1, words, beyond), -math.inf)
+            ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
+            probs = ordered.softmax(dim=-1)
+            removed = probs.cumsum(dim=-1) - probs >= self.top_p  # keeps at least the first
+            logits = logits.masked_fill(removed.scatter(-1, tokens, removed), -math.inf)
         if self.min_p > 0:
-            floor = scores.amax(dim=-1, keepdim=True) + math.log(self.min_p)
-            scores = scores.masked_fill(scores < floor, -math.inf)
-        return scores
+            threshold = logits.amax(dim=-1, keepdim=True) + math.log(self.min_p)
+            logits = logits.masked_fill(logits < threshold, -math.inf)
+        return logits
 
 
-def best(scores: Tensor, totals: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The highest of what each of K beams has, totals (R, K), plus what could follow it, scores (R, K, V): the sums,
-    highest first, their beams and their words, (R, count) each.
+def top_continuations(logprobs: Tensor, beam_scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the `count` highest sums of beam_scores (B, K) and logprobs (B, K, V), with their beams and tokens.
 
-    On a CPU much faster than topk of all: the highest are in those blocks whose highest are highest, so that few words
-    have to be put in order.
+    The results have shape (B, count), highest first. On a CPU this is much faster than `topk`: the highest sums lie in
+    the blocks with the highest maxima, so only those blocks are sorted.
     """
-    words = scores.shape[2]
-    if not scores.is_cpu or words < 4 * count * BLOCK:
-        gains, found = scores.topk(min(count, words), dim=2)  # (R, K, up to count)
-        sums, chosen = (totals[:, :, None] + gains).flatten(1).topk(min(count, gains[0].numel()), dim=1)
-        return sums, chosen // found.shape[2], found.flatten(1).gather(1, chosen)
-    if count and scores.dtype == totals.dtype == torch.float32 and native.library() is not None:
-        return native.top_continuations(scores.contiguous(), totals.contiguous(), count)
-    many, rest = divmod(words, BLOCK)  # the rest, of less than a block, is looked at in any case
-    blocks = scores[:, :, : words - rest].unflatten(2, (many, BLOCK))
-    chosen = (blocks.amax(dim=3) + totals[:, :, None]).flatten(1).topk(count, dim=1).indices  # (R, count)
-    rows, beams = torch.arange(len(scores))[:, None], chosen // many
-    near = blocks[rows, beams, chosen % many] + totals.gather(1, beams)[:, :, None]  # (R, count, BLOCK)
-    last = scores[:, :, words - rest :] + totals[:, :, None]  # (R, K, rest)
-    sums, places = torch.cat([near.flatten(1), last.flatten(1)], dim=1).topk(count, dim=1)
-    block = chosen.gather(1, (places // BLOCK).clamp(max=count - 1))
-    behind = places - near[0].numel()  # from 0 on where it is one of the rest
-    tail = max(rest, 1)
-    found = torch.where(behind < 0, block % many * BLOCK + places % BLOCK, words - rest + behind % tail)
-    return sums, torch.where(behind < 0, block // many, behind // tail), found
+    vocab_size = logprobs.shape[2]
+    if not logprobs.is_cpu or vocab_size < 4 * count * BLOCK:
+        values, tokens = logprobs.topk(min(count, vocab_size), dim=2)  # (B, K, up to count)
+        sums, index = (beam_scores[:, :, None] + values).flatten(1).topk(min(count, values[0].numel()), dim=1)
+        return sums, index // tokens.shape[2], tokens.flatten(1).gather(1, index)
+    if count and logprobs.dtype == beam_scores.dtype == torch.float32 and native.library() is not None:
+        return native.top_continuations(logprobs.contiguous(), beam_scores.contiguous(), count)
+    num_blocks, rest = divmod(vocab_size, BLOCK)  # the rest, less than a block, is always searched
+    blocks = logprobs[:, :, : vocab_size - rest].unflatten(2, (num_blocks, BLOCK))
+    best_blocks = (blocks.amax(dim=3) + beam_scores[:, :, None]).flatten(1).topk(count, dim=1).indices  # (B, count)
+    rows, beams = torch.arange(len(logprobs))[:, None], best_blocks // num_blocks
+    in_blocks = blocks[rows, beams, best_blocks % num_blocks] + beam_scores.gather(1, beams)[:, :, None]
+    in_rest = logprobs[:, :, vocab_size - rest :] + beam_scores[:, :, None]  # (B, K, rest)
+    sums, index = torch.cat([in_blocks.flatten(1), in_rest.flatten(1)], dim=1).topk(count, dim=1)
+    block = best_blocks.gather(1, (index // BLOCK).clamp(max=count - 1))
+    rest_index = index - in_blocks[0].numel()  # negative for sums in blocks
+    rest_size = max(rest, 1)
+    tokens = torch.where(
+        rest_index < 0, block % num_blocks * BLOCK + index % BLOCK, vocab_size - rest + rest_index % rest_size
+    )
+    return sums, torch.where(rest_index < 0, block // num_blocks, rest_index // rest_size), tokens
 
 
-def highest(scores: Tensor) -> Tensor:
-    """The word (R,) with the highest of scores (R, V), the first of several: argmax, several times faster on a CPU."""
-    size = _even_blocks(scores.shape[1]) if scores.is_cpu else None
+def argmax(logits: Tensor) -> Tensor:
+    """Return the token (B,) with the highest of logits (B, V), the first on ties; in blocks on a CPU, for speed."""
+    size = _block_size(logits.shape[1]) if logits.is_cpu else None
     if size is None:
-        return scores.argmax(dim=-1)
-    blocks = scores.unflatten(1, (-1, size))
-    block = blocks.amax(dim=2).argmax(dim=1)  # (R,)
-    return block * size + blocks[torch.arange(len(scores)), block].argmax(dim=1)
+        return logits.argmax(dim=-1)
+    blocks = logits.unflatten(1, (-1, size))
+    block = blocks.amax(dim=2).argmax(dim=1)  # (B,)
+    return block * size + blocks[torch.arange(len(logits)), block].argmax(dim=1)
 
 
 @cache
-def _even_blocks(words: int) -> int | None:
-    """Into blocks of which size, about `BLOCK`, so many words can be cut evenly; None: into none, or there are few."""
-    return next((size for size in range(BLOCK, 2 * BLOCK) if words % size == 0 and words > 4 * size), None)
+def _block_size(vocab_size: int) -> int | None:
+    """Return a divisor of the vocabulary size near BLOCK, or None if there is none or the vocabulary is small."""
+    sizes = range(BLOCK, 2 * BLOCK)
+    return next((size for size in sizes if vocab_size % size == 0 and vocab_size > 4 * size), None)
 
 
-def gumbel(seeds: Tensor, numbers: Tensor, words: Tensor) -> Tensor:
-    """Gumbel noise (R, V) of the words (V,) for the token of that number (R,) in rows with these seeds (R,).
+def gumbel_noise(seeds: Tensor, num_new: Tensor, vocab: Tensor) -> Tensor:
+    """Return Gumbel noise (B, V) for the tokens `vocab` (V,) from seeds (B,) and numbers of new tokens (B,).
 
-    The words are given: where this is compiled, a range made here would be multiplied in 32 bits, which STEP is beyond.
+    `vocab` is a parameter because a range made here would be multiplied in 32 bits under torch.compile, and INCREMENT
+    needs 64.
     """
-    keys = mix(mix(seeds) + numbers * STEP)
-    bits = mix(keys[:, None] + (words + 1) * STEP)
-    chance = ((bits >> 32) & 0xFFFFFFFF).float().add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
-    return chance.neg_().log1p_().neg_().log_().neg_()  # -log(-log(1 - chance)), exact where the noise is largest
+    keys = splitmix64(splitmix64(seeds) + num_new * INCREMENT)
+    bits = splitmix64(keys[:, None] + (vocab + 1) * INCREMENT)
+    uniform = ((bits >> 32) & 0xFFFFFFFF).float().add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
+    return uniform.neg_().log1p_().neg_().log_().neg_()  # -log(-log(1 - uniform)), most exact for large noise
 
 
-def mix(x: Tensor) -> Tensor:
-    """Every bit of the result hangs on every bit of x (int64)."""
-    x = (x ^ _shifted(x, 30)) * FIRST
-    x = (x ^ _shifted(x, 27)) * SECOND
-    return x ^ _shifted(x, 31)
+def splitmix64(x: Tensor) -> Tensor:
+    """The mixing function of splitmix64 on int64."""
+    x = (x ^ _logical_shift_right(x, 30)) * MIX1
+    x = (x ^ _logical_shift_right(x, 27)) * MIX2
+    return x ^ _logical_shift_right(x, 31)
 
 
-def _shifted(x: Tensor, places: int) -> Tensor:
-    """x >> places with zeros coming in, which int64 does not do by itself."""
-    return (x >> places) & ((1 << (64 - places)) - 1)
+def _logical_shift_right(x: Tensor, bits: int) -> Tensor:
+    """Shift right with zeros; int64's own >> extends the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def sample_seeds(seeds: Sequence[int], samples: int) -> list[int]:
-    """A seed for each of several samples of a row, row after row; the first keeps the row's own."""
-    own, number = torch.tensor(seeds)[:, None], torch.arange(samples)
-    return torch.where(number == 0, own, mix(own + number * SECOND)).flatten().tolist()
+    """Return `samples` seeds for each row, row after row; the first of each is the row's own seed."""
+    own, index = torch.tensor(seeds)[:, None], torch.arange(samples)
+    return torch.where(index == 0, own, splitmix64(own + index * MIX2)).flatten().tolist()

@@ -1,10 +1,10 @@
-"""Speculative decoding: something cheap guesses several tokens, one step of the network checks them all.
+"""Speculative decoding: a cheap draft proposes several tokens, and one step of the network verifies them all.
 
-B rows · N guesses · V words
+B batch · N draft tokens · T tokens
 
-A choice is a plain function of the scores, the row's seed and the place (see `sampling`), so checking is comparing: a
-guess stands if the network itself would have chosen it. The text is the one that the plain search writes, greedy or
-sampled, whatever the guesses are; good guesses only make it come sooner.
+The choice of a token is a plain function of logits, seed and position (see `sampling`), so verification is a
+comparison: a draft token is accepted if the network chooses the same. The output equals that of plain decoding, greedy
+or sampled, whatever the draft.
 """
 
 from __future__ import annotations
@@ -18,150 +18,156 @@ from torch import Tensor
 
 from clearhead.errors import UserError
 from clearhead.inference.generation_batch import GenerationBatch
-from clearhead.inference.step import Ids, Step, Writer
+from clearhead.inference.model_runner import GenerativeNetwork, Step, TokenIds
 
 
 class DraftState(Protocol):
-    """What guesses for the rows of one batch."""
+    """A draft for the rows of one batch."""
 
-    def propose(self, rows: GenerationBatch, count: int) -> Tensor:
-        """What the next `count` tokens of each row may be: (B, count)."""
+    def propose(self, batch: GenerationBatch, count: int) -> Tensor:
+        """Return draft tokens (B, count) for the next `count` tokens of each row."""
 
     def select(self, rows: Tensor) -> None:
-        """Row n becomes what row rows[n] was."""
+        """Keep or reorder rows: row n becomes the old row rows[n]."""
 
 
 class Draft(Protocol):
-    """A way to guess, and how many tokens ahead."""
+    """A source of draft tokens."""
 
     @property
     def num_draft_tokens(self) -> int:
-        """Tokens."""
+        """Draft tokens proposed at a time."""
 
-    def begin(self, prompts: Sequence[Ids], sources: Sequence[Ids] | None, room: int) -> DraftState:
-        """Get ready for a batch of prompts that will each grow by at most `room` tokens."""
+    def begin(self, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, max_new_tokens: int) -> DraftState:
+        """Prepare a batch of prompts that will get at most `max_new_tokens` each."""
 
 
-class Speculative(GenerationBatch):
-    """Rows that go on by as many tokens a step as were guessed right, and one more."""
+class SpeculativeBatch(GenerationBatch):
+    """A batch in which each row gets its accepted draft tokens and one more token a step."""
 
-    def __init__(self, *args: Any, guesser: DraftState, num_draft_tokens: int):
+    def __init__(self, *args: Any, draft_state: DraftState, num_draft_tokens: int):
         super().__init__(*args)
-        self.guesser, self.num_draft_tokens = guesser, num_draft_tokens
+        self.draft_state, self.num_draft_tokens = draft_state, num_draft_tokens
 
     def advance(self) -> Tensor:
-        """Write one token or more in every row; the tokens (B, N + 1), of which a row may have taken fewer."""
-        room = self.step.cache.capacity - self.step.cache.max_length - 1
-        room = min(room, max(self.limits[n] - count for n, count in zip(self.numbers, self.counts, strict=True)) - 1)
+        """Decode one or more tokens in every row; return tokens (B, N + 1), of which a row may have accepted fewer."""
+        room = self.runner.cache.capacity - self.runner.cache.max_length - 1
+        left = max(self.limits[index] - count for index, count in zip(self.active, self.num_new, strict=True))
+        room = min(room, left - 1)
         if self.pending is None or room < 1:
             return super().advance()
-        guesses = self.guesser.propose(self, min(self.num_draft_tokens, room))
-        scores = self.step.next(torch.cat([self.pending[:, None], guesses], dim=1))  # (B, N + 1, V)
-        right = torch.ones_like(self.ended)  # (B,) whether all guesses so far were right
-        tokens, valid = [], []
-        for place in range(scores.shape[1]):
-            chosen = self.choose(scores[:, place])
-            self.put(scores[:, place], chosen)
-            tokens.append(chosen)
-            valid.append(right)
-            if place < guesses.shape[1]:
-                right = right & (chosen == guesses[:, place])
-        found = torch.stack(tokens, dim=1)
-        self._settle(found, torch.stack(valid, dim=1))
-        return found
+        draft = self.draft_state.propose(self, min(self.num_draft_tokens, room))  # (B, N)
+        logits = self.runner.next(torch.cat([self.pending[:, None], draft], dim=1))  # (B, N + 1, V)
+        all_match = torch.ones_like(self.finished)  # (B,) whether all draft tokens so far were right
+        columns, valid = [], []
+        for position in range(logits.shape[1]):
+            chosen = self.choose(logits[:, position])
+            self.append(logits[:, position], chosen)
+            columns.append(chosen)
+            valid.append(all_match)
+            if position < draft.shape[1]:
+                all_match = all_match & (chosen == draft[:, position])
+        tokens = torch.stack(columns, dim=1)
+        self._accept_valid(tokens, torch.stack(valid, dim=1))
+        return tokens
 
-    def _settle(self, tokens: Tensor, valid: Tensor) -> None:
-        """Keep of tokens (B, N + 1) those up to the first wrong guess, in whose place the network's own stands."""
-        before = self.counts
-        taken = [
-            min(count, self.limits[number] - written)
-            for count, number, written in zip(valid.sum(dim=1).tolist(), self.numbers, before, strict=True)
+    def _accept_valid(self, tokens: Tensor, valid: Tensor) -> None:
+        """Accept of tokens (B, N + 1) those before and at the first wrong draft token, and rewind the rest."""
+        before = self.num_new
+        accepted = [
+            min(count, self.limits[index] - old)
+            for count, index, old in zip(valid.sum(dim=1).tolist(), self.active, before, strict=True)
         ]
-        self.counts = [written + count for written, count in zip(before, taken, strict=True)]
-        sizes = self.sizes()
-        self.step.rewind([size - 1 for size in sizes])  # the last token is chosen, but not read yet
-        self.written.rewind(torch.tensor(self.counts).to(tokens.device), max(sizes))
-        last = torch.tensor(taken).to(tokens.device)[:, None] - 1
+        self.num_new = [old + count for old, count in zip(before, accepted, strict=True)]
+        lengths = self.lengths()
+        self.runner.rewind([length - 1 for length in lengths])  # the last token is not in the KV cache yet
+        self.buffer.rewind(torch.tensor(self.num_new).to(tokens.device), max(lengths))
+        last = torch.tensor(accepted).to(tokens.device)[:, None] - 1
         self.pending = tokens.gather(1, last)[:, 0]
-        self.ended = self.ended | (self.is_end(tokens) & valid).any(dim=1)
-        self.look(tokens, taken)
+        self.finished = self.finished | (self.is_eos(tokens) & valid).any(dim=1)
+        self.remove_finished(tokens, accepted)
 
     def select(self, rows: Tensor) -> None:
-        """Row n becomes what row rows[n] was."""
+        """Keep or reorder rows: row n becomes the old row rows[n]."""
         super().select(rows)
-        self.guesser.select(rows)
+        self.draft_state.select(rows)
 
 
 @dataclass(frozen=True)
 class DraftModel:
-    """A smaller network with the same vocabulary guesses, by the same rules and the same noise."""
+    """Draft by a smaller network with the same vocabulary, with the same sampling options and noise."""
 
-    network: Writer
+    network: GenerativeNetwork
     num_draft_tokens: int = 4
 
-    def begin(self, prompts: Sequence[Ids], sources: Sequence[Ids] | None, room: int) -> DraftRows:
-        """Read the prompts."""
-        step, max_length = Step(self.network, len(prompts), max(map(len, prompts)) + room), max(map(len, prompts))
-        if max_length + room > self.network.config.max_positions:
+    def begin(
+        self, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, max_new_tokens: int
+    ) -> DraftModelState:
+        """Prefill the prompts."""
+        total = max(map(len, prompts)) + max_new_tokens
+        runner = Step(self.network, len(prompts), total)
+        if total > self.network.config.max_positions:
             raise UserError(
                 f"the draft model has {self.network.config.max_positions} positions, but prompt and text may need "
-                f"{max_length + room}; lower max_new_tokens, or use another draft"
+                f"{total}; lower max_new_tokens, or use another draft"
             )
-        step.start(prompts, sources)
-        return DraftRows(step, [len(prompt) for prompt in prompts])
+        runner.start(prompts, sources)
+        return DraftModelState(runner, [len(prompt) for prompt in prompts])
 
 
-class DraftRows:
-    """The draft model's own reading of the rows."""
+class DraftModelState:
+    """The draft model's KV cache of a batch."""
 
-    def __init__(self, step: Step, read: list[int]):
-        self.step, self.read = step, read  # how many tokens of each row it has read
+    def __init__(self, runner: Step, cached: list[int]):
+        self.runner, self.cached = runner, cached  # tokens of each row in the draft model's KV cache
 
-    def propose(self, rows: GenerationBatch, count: int) -> Tensor:
-        """The draft's own next `count` tokens, (B, count)."""
-        written, sizes = rows.written, rows.sizes()
-        new, max_length = written.new, written.max_length
-        behind = max(size - min(read, size - 1) for size, read in zip(sizes, self.read, strict=True))
-        self.step.rewind([size - behind for size in sizes])  # all alike, though some have read more
-        reading, guesses = written.recent(behind), []
+    def propose(self, batch: GenerationBatch, count: int) -> Tensor:
+        """Decode `count` tokens (B, count) with the draft model."""
+        buffer, lengths = batch.buffer, batch.lengths()
+        num_new, max_length = buffer.num_new, buffer.max_length
+        missing = max(length - min(cached, length - 1) for length, cached in zip(lengths, self.cached, strict=True))
+        self.runner.rewind([length - missing for length in lengths])  # the same number of tokens for every row
+        ids, columns = buffer.last_tokens(missing), []
         for _ in range(count):
-            chosen = rows.choose(self.step.next(reading)[:, -1])
-            guesses.append(chosen)
-            written.append(chosen)
-            reading = chosen[:, None]
-        written.rewind(new, max_length)
-        self.read = [size + count - 1 for size in sizes]
-        return torch.stack(guesses, dim=1)
+            chosen = batch.choose(self.runner.next(ids)[:, -1])
+            columns.append(chosen)
+            buffer.append(chosen)
+            ids = chosen[:, None]
+        buffer.rewind(num_new, max_length)
+        self.cached = [length + count - 1 for length in lengths]
+        return torch.stack(columns, dim=1)
 
     def select(self, rows: Tensor) -> None:
-        """Row n becomes what row rows[n] was."""
-        self.step.select(rows)
-        self.read = [self.read[row] for row in rows.tolist()]
+        """Keep or reorder rows: row n becomes the old row rows[n]."""
+        self.runner.select(rows)
+        self.cached = [self.cached[row] for row in rows.tolist()]
 
 
 @dataclass(frozen=True)
 class PromptLookup:
-    """What followed the last time that the row's latest tokens stood in it; no second network is needed."""
+    """Draft by n-gram lookup: the tokens that followed the last occurrence of the row's final n-gram."""
 
     num_draft_tokens: int = 8
-    max_length: int = 3  # tokens that have to be the same; where so many are not, fewer
+    max_length: int = 3  # of the n-gram; shorter ones are tried where it does not occur
 
-    def begin(self, prompts: Sequence[Ids], sources: Sequence[Ids] | None, room: int) -> PromptLookup:
-        """Nothing to get ready: all that is needed stands in the rows."""
+    def begin(
+        self, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, max_new_tokens: int
+    ) -> PromptLookup:
+        """Return itself: a lookup has no state."""
         return self
 
-    def propose(self, rows: GenerationBatch, count: int) -> Tensor:
-        """(B, count); where nothing is found, the row's own first tokens, which cost no more than other guesses."""
-        written = rows.written
-        follows = torch.zeros_like(written.lengths)  # (B,) where the guess begins
-        for size in range(1, min(self.max_length, written.max_length - 1) + 1):  # longer ones override
-            same = (written.ids.unfold(1, size, 1) == written.recent(size)[:, None]).all(dim=-1)  # (B, windows)
-            places = torch.arange(same.shape[1], device=same.device) + size
-            places = places.masked_fill(~same | (places >= written.lengths[:, None]), 0).amax(dim=1)
-            follows = torch.where(places > 0, places, follows)
-        # Where the row ends, a repetition goes round.
-        places = torch.arange(count, device=follows.device) % (written.lengths - follows)[:, None]
-        return written.ids.gather(1, follows[:, None] + places)
+    def propose(self, batch: GenerationBatch, count: int) -> Tensor:
+        """Return the tokens (B, count) after the match; without one, the row's first tokens, which are as cheap."""
+        buffer = batch.buffer
+        start = torch.zeros_like(buffer.lengths)  # (B,) position after the match
+        for size in range(1, min(self.max_length, buffer.max_length - 1) + 1):  # longer n-grams override
+            matches = (buffer.ids.unfold(1, size, 1) == buffer.last_tokens(size)[:, None]).all(dim=-1)  # (B, n-grams)
+            positions = torch.arange(matches.shape[1], device=matches.device) + size
+            positions = positions.masked_fill(~matches | (positions >= buffer.lengths[:, None]), 0).amax(dim=1)
+            start = torch.where(positions > 0, positions, start)
+        # At the end of the row, the repetition wraps around.
+        offsets = torch.arange(count, device=start.device) % (buffer.lengths - start)[:, None]
+        return buffer.ids.gather(1, start[:, None] + offsets)
 
     def select(self, rows: Tensor) -> None:
-        """Nothing to change."""
+        """Nothing to select."""

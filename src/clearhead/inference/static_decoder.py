@@ -1,9 +1,9 @@
-"""A decoder's twin for steps of one token a row: products over the same numbers are one, keys have fixed places.
+"""A copy of a decoder for one-token steps over static tensors: fused linears and a static KV cache.
 
-B rows · D width · H heads · G key-value heads · C slots · E head width · N outputs · K inputs
+B batch · D model dim · H heads · G key-value heads · C slots · E head dim · N outputs · K inputs
 
-Put on from outside: layers, norms and embeddings are the network's own; attention and feed-forward are replaced by
-forms that know of one new token alone. What a compiler may then fuse, and a CUDA graph replay, is all that happens.
+Layers, norms and embeddings are the network's own; attention and feed-forward are replaced by modules for one new token
+a row, which can be compiled and captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from clearhead.ops.attention.sdpa import sdpa
 from clearhead.ops.linear.quantized import QuantizedLinear
 from clearhead.ops.triton.decode_attention import kernel_supports, triton_decode_attention, triton_works
 
-CHUNK = 128  # slots that are summed together where there are many; their number is a multiple of it
-MANY = 1024
-BUSY = 128  # rows × key-value heads from which on these alone give all of a GPU's multiprocessors work
+CHUNK = 128  # slots summed together in `cached_attention`; the number of slots is a multiple of it
+MIN_CHUNKED_SLOTS = 1024  # above this, sums over slots are chunked
+ENOUGH_HEADS = 128  # rows × key-value heads that keep all multiprocessors of a GPU busy
 
-Product = nn.Linear | QuantizedLinear
+AnyLinear = nn.Linear | QuantizedLinear
 
 
 class StaticKV(NamedTuple):
-    """The past as one layer sees it."""
+    """The static KV cache of one layer."""
 
     keys: Tensor  # (B, G, C, E)
     values: Tensor
-    lengths: Tensor  # (B,) tokens that are there; the new one is put behind them
-    hidden: Tensor  # (B, 1, 1, C) to be added to scores: 0 up to the new token, -inf behind it
+    lengths: Tensor  # (B,) cached tokens; the new token goes to this slot
+    attn_bias: Tensor  # (B, 1, 1, C): 0 up to the new token, -inf after it
 
 
 class FusedLinear(nn.Module):
-    """Several products over the same input as one: x (…, K) to (…, N), the outputs side by side.
+    """Linear layers over the same input as one: x (…, K) to (…, N), the outputs concatenated.
 
-    The parts become views of it, so that no weight is there twice. Of 8-bit weights only the weights are rounded, not
-    the activations: with one row the time goes into reading weights, and a byte of them is half of two.
+    The parts become views of the fused weight, so no weight is stored twice. With int8 weights, activations stay in
+    floating point: a step of few rows is bound by reading weights, which int8 halves.
     """
 
     weight: Tensor
     bias: Tensor | None
     scale: Tensor | None
 
-    def __init__(self, parts: Sequence[Product]):
+    def __init__(self, parts: Sequence[AnyLinear]):
         super().__init__()
-        small = isinstance(parts[0], QuantizedLinear)
-        self.register_buffer("weight", _as_one([part.weight for part in parts]))
-        self.register_buffer("bias", _as_one([part.bias for part in parts if part.bias is not None]))
+        quantized = isinstance(parts[0], QuantizedLinear)
+        self.register_buffer("weight", _concat_as_views([part.weight for part in parts]))
+        self.register_buffer("bias", _concat_as_views([part.bias for part in parts if part.bias is not None]))
         scales = [part.scale for part in parts if isinstance(part, QuantizedLinear)]
-        self.register_buffer("scale", torch.cat(scales)[:, 0] if small else None)  # (N,)
+        self.register_buffer("scale", torch.cat(scales)[:, 0] if quantized else None)  # (N,)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.scale is None:
@@ -67,92 +67,87 @@ class FusedLinear(nn.Module):
         return (out if self.bias is None else out + self.bias).to(x.dtype)
 
 
-def _as_one(tensors: list[Tensor]) -> Tensor | None:
-    """All of them along the first axis; each becomes a view of the whole."""
+def _concat_as_views(tensors: list[Tensor]) -> Tensor | None:
+    """Concatenate tensors along the first axis and make each of them a view of the result."""
     if len(tensors) < 2:
         return tensors[0].detach() if tensors else None
-    whole = torch.cat([tensor.detach() for tensor in tensors])
-    for tensor, view in zip(tensors, whole.split([len(tensor) for tensor in tensors]), strict=True):
+    fused = torch.cat([tensor.detach() for tensor in tensors])
+    for tensor, view in zip(tensors, fused.split([len(tensor) for tensor in tensors]), strict=True):
         tensor.data = view
-    return whole
+    return fused
 
 
 class StaticAttention(nn.Module):
-    """Attention of one new token a row over what is held, itself included; called as Attention is."""
+    """Attention of one new token a row over a static KV cache; the signature is that of Attention."""
 
     def __init__(self, attention: Attention):
         super().__init__()
         self.heads, self.kv_heads = attention.heads, attention.kv_heads
-        self.joint = FusedLinear([attention.query, attention.key, attention.value])
-        self.output = _alone(attention.output)
-        self.kernels = triton_works(self.joint.weight.device)
+        self.qkv = FusedLinear([attention.query, attention.key, attention.value])
+        self.output = FusedLinear([attention.output])
+        self.use_triton = triton_works(self.qkv.weight.device)
 
     def forward(
         self,
         x: Tensor,
         mask: None,
         encoder_output: None = None,
-        rotation: Rope | None = None,
+        rope: Rope | None = None,
         cache: StaticKV | None = None,
     ) -> Tensor:
-        """x (B, 1, D) to (B, 1, D); the token's key and value go to their places."""
+        """(B, 1, D) to (B, 1, D); the new key and value are stored in the cache."""
         assert cache is not None
-        heads = self.joint(x).unflatten(-1, (self.heads + 2 * self.kv_heads, -1))  # (B, 1, H + 2G, E)
-        if self.kernels and kernel_supports(heads[:, 0], cache.keys):
-            found = triton_decode_attention(heads[:, 0], rotation, cache.keys, cache.values, cache.lengths)
-            return self.output(found.reshape(len(x), 1, -1))
+        heads = self.qkv(x).unflatten(-1, (self.heads + 2 * self.kv_heads, -1))  # (B, 1, H + 2G, E)
+        if self.use_triton and kernel_supports(heads[:, 0], cache.keys):
+            out = triton_decode_attention(heads[:, 0], rope, cache.keys, cache.values, cache.lengths)
+            return self.output(out.reshape(len(x), 1, -1))
         q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
-        if rotation is not None:
-            q, k = apply_rope(q, rotation), apply_rope(k, rotation)
+        if rope is not None:
+            q, k = apply_rope(q, rope), apply_rope(k, rope)
         rows = torch.arange(len(x), device=x.device)
         cache.keys[rows, :, cache.lengths] = k[:, 0]
         cache.values[rows, :, cache.lengths] = v[:, 0]
-        if torch.compiler.is_compiling() and len(x) * self.kv_heads < BUSY:
-            found = cached_attention(q[:, 0], cache)
-        else:  # a row's heads share a mask, and each one sees itself
-            found = sdpa(q.transpose(1, 2), cache.keys, cache.values, cache.hidden, no_empty_rows=True)
-        return self.output(found.reshape(len(x), 1, -1).to(x.dtype))
+        if torch.compiler.is_compiling() and len(x) * self.kv_heads < ENOUGH_HEADS:
+            out = cached_attention(q[:, 0], cache)
+        else:  # the mask never hides the new token itself
+            out = sdpa(q.transpose(1, 2), cache.keys, cache.values, cache.attn_bias, no_empty_rows=True)
+        return self.output(out.reshape(len(x), 1, -1).to(x.dtype))
 
 
-def cached_attention(q: Tensor, held: StaticKV) -> Tensor:
-    """The formula of attention for q (B, H, E), to (B, H, E), written as sums that a compiler cuts up along the slots.
+def cached_attention(q: Tensor, cache: StaticKV) -> Tensor:
+    """Attention of q (B, H, E), to (B, H, E), as sums that torch.compile splits along the slots.
 
-    With few rows there are fewer heads than multiprocessors, and kernels that give each head to one of them crawl.
+    With few rows there are fewer heads than multiprocessors, and a kernel with one program a head is slow.
     """
     q = q.to(torch.promote_types(q.dtype, torch.float32)) / math.sqrt(q.shape[-1])
-    q = q.unflatten(1, (held.keys.shape[1], -1))  # (B, G, H/G, E)
-    scores = (q[:, :, :, None] * held.keys[:, :, None]).sum(dim=-1) + held.hidden  # (B, G, H/G, C)
-    weighed = scores.softmax(dim=-1)[..., None] * held.values[:, :, None]  # (B, G, H/G, C, E)
-    if weighed.shape[3] > MANY:
-        weighed = weighed.unflatten(3, (-1, CHUNK)).sum(dim=4)  # (B, G, H/G, C/chunk, E)
-    return weighed.sum(dim=3).flatten(1, 2)
+    q = q.unflatten(1, (cache.keys.shape[1], -1))  # (B, G, H/G, E)
+    scores = (q[:, :, :, None] * cache.keys[:, :, None]).sum(dim=-1) + cache.attn_bias  # (B, G, H/G, C)
+    weighted = scores.softmax(dim=-1)[..., None] * cache.values[:, :, None]  # (B, G, H/G, C, E)
+    if weighted.shape[3] > MIN_CHUNKED_SLOTS:
+        weighted = weighted.unflatten(3, (-1, CHUNK)).sum(dim=4)  # (B, G, H/G, C/chunk, E)
+    return weighted.sum(dim=3).flatten(1, 2)
 
 
 class StaticFeedForward(nn.Module):
-    """silu(gate(x)) · up(x), the two read at once."""
+    """Gated feed-forward with fused gate and up projections."""
 
     def __init__(self, feed_forward: FeedForward):
         super().__init__()
         assert feed_forward.gate is not None
-        self.joint = FusedLinear([feed_forward.gate, feed_forward.up])
-        self.activation, self.down = feed_forward.activation, _alone(feed_forward.down)
-        self.gate, self.up = _alone(feed_forward.gate), _alone(feed_forward.up)  # views of the joint one
+        self.gate_up = FusedLinear([feed_forward.gate, feed_forward.up])
+        self.activation, self.down = feed_forward.activation, FusedLinear([feed_forward.down])
+        self.gate, self.up = FusedLinear([feed_forward.gate]), FusedLinear([feed_forward.up])  # views of gate_up
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, 1, D) to (B, 1, D)."""
-        if torch.compiler.is_compiling() and len(x) == 1:  # two sums over one vector, which a compiler makes one kernel
+        if torch.compiler.is_compiling() and len(x) == 1:  # two matrix-vector products, compiled to one kernel
             return self.down(self.activation(self.gate(x)) * self.up(x))
-        gate, up = self.joint(x).chunk(2, dim=-1)
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(self.activation(gate) * up)
 
 
-def _alone(product: Product) -> nn.Module:
-    """A product that has no other beside it."""
-    return FusedLinear([product])
-
-
 def can_be_static(network: nn.Module) -> TypeGuard[Decoder]:
-    """Whether there is such a twin: of a decoder that looks at everything, its weights whole or in 8 bits."""
+    """Return whether a static copy is supported: decoders with full attention, weights in floating point or int8."""
     if not isinstance(network, Decoder) or set(network.config.attention) != {"full"}:
         return False
     if network.heads.lm_head is None or type(network.heads.lm_head.proj) not in (nn.Linear, QuantizedLinear):
@@ -160,18 +155,18 @@ def can_be_static(network: nn.Module) -> TypeGuard[Decoder]:
     return not any(isinstance(module, QuantizedLinear) and module.bits != 8 for module in network.modules())
 
 
-def joined(network: Decoder) -> Decoder:
-    """The twin, which shares all numbers with the network; its layers take a `Held` in the place of a cache."""
+def static_copy(network: Decoder) -> Decoder:
+    """Return the static copy, which shares all weights with the network; its layers take a `StaticKV` as cache."""
     shared: dict[int, object] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
-    twin = copy.deepcopy(network, shared)
+    static = copy.deepcopy(network, shared)
     layer: Any
-    for layer in twin.decoder.layers:
+    for layer in static.decoder.layers:
         layer.attention = StaticAttention(layer.attention)
-        forward = layer.feed_forward
-        if forward.gate is not None:
-            layer.feed_forward = StaticFeedForward(forward)
+        feed_forward = layer.feed_forward
+        if feed_forward.gate is not None:
+            layer.feed_forward = StaticFeedForward(feed_forward)
         else:
-            forward.up, forward.down = _alone(forward.up), _alone(forward.down)
-    assert twin.heads.lm_head is not None
-    twin.heads.lm_head.proj = _alone(twin.heads.lm_head.proj)  # type: ignore[assignment]
-    return twin
+            feed_forward.up, feed_forward.down = FusedLinear([feed_forward.up]), FusedLinear([feed_forward.down])
+    assert static.heads.lm_head is not None
+    static.heads.lm_head.proj = FusedLinear([static.heads.lm_head.proj])  # type: ignore[assignment]
+    return static

@@ -1,4 +1,4 @@
-"""Stop strings: text that ends a text when it appears, wherever the borders of tokens lie."""
+"""Stop strings: generation ends where one appears in the text, wherever the token boundaries are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clearhead.text import Tokenizer
 
 
 class StopStrings:
-    """The strings at which a text ends; they are no part of it."""
+    """A set of stop strings; the output ends before the first of them."""
 
     def __init__(self, strings: Sequence[str], tokenizer: Tokenizer):
         if not all(strings):
@@ -18,78 +18,84 @@ class StopStrings:
         self.strings, self.tokenizer = list(strings), tokenizer
 
     def find(self, text: str) -> int | None:
-        """Where the one begins that is complete first: what comes later is never written."""
-        found = [(place + len(string), place) for string in self.strings if (place := text.find(string)) >= 0]
-        return min(found)[1] if found else None
+        """Return where the first stop string begins, or None.
+
+        The one that is complete first counts, even if another begins earlier: generation ends there. Of several that
+        end at the same character, the longest counts.
+        """
+        matches = [(begin + len(string), begin) for string in self.strings if (begin := text.find(string)) >= 0]
+        return min(matches)[1] if matches else None
 
     def truncate(self, text: str) -> str:
-        """The text before the first of them."""
+        """Return the text before the first stop string."""
         return text[: self.find(text)]
 
-    def watch(self, pieces: Iterable[str]) -> Iterator[str]:
-        """The pieces of a text up to the first stop; what may be the beginning of one is held back until it is known.
+    def truncate_stream(self, pieces: Iterable[str]) -> Iterator[str]:
+        """Yield the pieces of a text up to the first stop string, and read no further.
 
-        Nothing more is asked of `pieces` once a stop has come.
+        Text that may be the beginning of a stop string is held back until that is decided.
         """
-        held = ""
+        pending = ""
         for piece in pieces:
-            held += piece
-            stop = self.find(held)
+            pending += piece
+            stop = self.find(pending)
             if stop is not None:
                 if stop:
-                    yield held[:stop]
+                    yield pending[:stop]
                 return
-            keep = self.begun(held)
-            if len(held) > keep:
-                yield held[: len(held) - keep]
-                held = held[len(held) - keep :]
-        if held:
-            yield held
+            partial = self.partial_match(pending)
+            if len(pending) > partial:
+                yield pending[: len(pending) - partial]
+                pending = pending[len(pending) - partial :]
+        if pending:
+            yield pending
 
-    def begun(self, text: str) -> int:
-        """How many characters at the end of a text may be the beginning of a stop."""
+    def partial_match(self, text: str) -> int:
+        """Return how many characters at the end of a text may be the beginning of a stop string."""
         max_length = max((len(string) - 1 for string in self.strings), default=0)
-        sizes = range(min(max_length, len(text)), 0, -1)
-        return next((n for n in sizes if any(string.startswith(text[-n:]) for string in self.strings)), 0)
+        lengths = range(min(max_length, len(text)), 0, -1)
+        return next((n for n in lengths if any(string.startswith(text[-n:]) for string in self.strings)), 0)
 
-    def watcher(self) -> Watcher:
-        """For one row."""
-        return Watcher(self)
+    def detokenizer(self) -> IncrementalDetokenizer:
+        """Return a detokenizer for one row."""
+        return IncrementalDetokenizer(self)
 
 
-class Watcher:
-    """Reads the tokens of one row as they come; `stopped` is how many there were when a stop was complete.
+class IncrementalDetokenizer:
+    """Decode the tokens of one row as they arrive, up to the first stop string.
 
-    `text` is what of the row is sure to stay: what may be the beginning of a stop is held back until it is known.
+    `text` is final: it ends before text that may be the beginning of a stop string. `stopped` is the number of tokens
+    that completed a stop string, or None.
     """
 
-    def __init__(self, stops: StopStrings):
-        self.stops, self.stream = stops, DecodeStream(skip_special_tokens=True)
+    def __init__(self, stop_strings: StopStrings):
+        self.stop_strings, self.stream = stop_strings, DecodeStream(skip_special_tokens=True)
         self.ids: list[int] = []
-        self.seen = self.text = ""
+        self.decoded = self.text = ""
         self.stopped: int | None = None
 
     def add(self, token: int) -> bool:
-        """Whether the row has come to a stop."""
+        """Add a token; return whether a stop string is complete."""
         if self.stopped is None:
             self.ids.append(token)
-            self._read(self.stream.step(self.stops.tokenizer.engine, token) or "")
+            self._add_text(self.stream.step(self.stop_strings.tokenizer.engine, token) or "")
         return self.stopped is not None
 
     def finish(self) -> None:
-        """No token follows: what was held back is text, and so are bytes that never became a character."""
+        """Release the text that was held back, and bytes that never became a character."""
         if self.stopped is None:
-            whole = self.stops.tokenizer.decode(self.ids)
-            self._read(whole[len(self.seen) :] if whole.startswith(self.seen) else "")
+            full = self.stop_strings.tokenizer.decode(self.ids)
+            self._add_text(full[len(self.decoded) :] if full.startswith(self.decoded) else "")
         if self.stopped is None:
-            self.text = self.seen
+            self.text = self.decoded
 
-    def _read(self, piece: str) -> None:
-        held = len(self.text)
-        self.seen += piece
-        stop = self.stops.find(self.seen[held:])
+    def _add_text(self, piece: str) -> None:
+        final = len(self.text)
+        self.decoded += piece
+        stop = self.stop_strings.find(self.decoded[final:])
         if stop is not None:
             self.stopped = len(self.ids)
-            self.text = self.seen[: held + stop]
+            self.text = self.decoded[: final + stop]
         else:
-            self.text = self.seen[: len(self.seen) - self.stops.begun(self.seen[held:])]
+            partial = self.stop_strings.partial_match(self.decoded[final:])
+            self.text = self.decoded[: len(self.decoded) - partial]

@@ -1,4 +1,4 @@
-"""One text as it is written: tokens, or pieces of text, the moment they are known."""
+"""Stream one generated sequence: token ids, or pieces of text, as soon as they are known."""
 
 from __future__ import annotations
 
@@ -8,63 +8,63 @@ import torch
 
 from clearhead.config import GenerationConfig
 from clearhead.errors import UserError
-from clearhead.inference.generate import EosIds, check, prepare_batch
+from clearhead.inference.generate import EosIds, eos_tuple, prepare_batch, validate
+from clearhead.inference.model_runner import GenerativeNetwork, TokenIds
 from clearhead.inference.speculative import Draft
-from clearhead.inference.step import Ids, Writer
 from clearhead.inference.stop_strings import StopStrings
 from clearhead.text import Tokenizer
 
 
 def stream(
-    network: Writer,
-    prompt: Ids,
+    network: GenerativeNetwork,
+    prompt: TokenIds,
     config: GenerationConfig,
     *,
     end: EosIds,
     seed: int = 0,
-    source: Ids | None = None,
+    source: TokenIds | None = None,
     draft: Draft | None = None,
 ) -> Iterator[int]:
-    """The tokens that `generate` would give, without the end, each as soon as it is chosen.
+    """Yield the tokens of `generate` without EOS, each as soon as it is chosen.
 
-    For a translator, `source` is what it translates and `prompt` the begin token, with a prefix if there is one.
+    For a translator, `source` is the source and `prompt` is BOS and the prefix of the target, if any.
     """
     if config.beam > 1 or config.samples > 1:
-        raise UserError("a stream is one text that is written straight on; use beam=1 and samples=1")
-    ends = (end,) if isinstance(end, int) else tuple(end)
+        raise UserError("a stream is one sequence of greedy search or sampling; use beam=1 and samples=1")
+    eos = eos_tuple(end)
     sources = None if source is None else [source]
-    check(network, [prompt], sources, config, ends)
+    validate(network, [prompt], sources, config, eos)
 
-    def tokens() -> Iterator[int]:
+    def generate_tokens() -> Iterator[int]:
         with torch.inference_mode():
-            rows = prepare_batch(network, [prompt], sources, config, ends, [seed], draft=draft)
-        given = 0
-        while rows.numbers:
-            with torch.inference_mode():  # not around a yield: the caller's own work is none of it
-                found = rows.advance()[0].tolist()
-            # A step of guesses may have more tokens than were taken.
-            new = found[: rows.counts[0] - given] if rows.numbers else rows.outputs[0].ids[given:]
+            batch = prepare_batch(network, [prompt], sources, config, eos, [seed], draft=draft)
+        yielded = 0
+        while batch.active:
+            with torch.inference_mode():  # not around a yield, where it would affect the caller
+                tokens = batch.advance()[0].tolist()
+            # A speculative step may return more tokens than were accepted.
+            new = tokens[: batch.num_new[0] - yielded] if batch.active else batch.outputs[0].ids[yielded:]
             for token in new:
-                if token in ends:
+                if token in eos:
                     return
                 yield token
-            given += len(new)
+            yielded += len(new)
 
-    return tokens()
+    return generate_tokens()
 
 
 def stream_text(
-    network: Writer,
-    prompt: Ids,
+    network: GenerativeNetwork,
+    prompt: TokenIds,
     config: GenerationConfig,
     tokenizer: Tokenizer,
     *,
     end: EosIds,
     seed: int = 0,
-    source: Ids | None = None,
+    source: TokenIds | None = None,
     draft: Draft | None = None,
     stop: tuple[str, ...] = (),
 ) -> Iterator[str]:
-    """The text of `stream` in pieces that never end inside a character, up to the first of the stop strings."""
+    """Yield the text of `stream` in pieces of complete characters, up to the first stop string."""
     pieces = tokenizer.stream(stream(network, prompt, config, end=end, seed=seed, source=source, draft=draft))
-    return StopStrings(stop, tokenizer).watch(pieces) if stop else pieces
+    return StopStrings(stop, tokenizer).truncate_stream(pieces) if stop else pieces

@@ -1,4 +1,4 @@
-"""What stands in each row so far, on the device: prompt and new tokens.   R rows · W width that grows"""
+"""Token ids of a batch on the device: prompts and new tokens.   B batch · T tokens, growing"""
 
 from __future__ import annotations
 
@@ -10,71 +10,72 @@ from torch.nn import functional as F
 
 
 class TokenBuffer:
-    """Rows of ids, each as long as it is; behind them stands `filler`, one more than the last word.
+    """Rows of ids of different lengths, padded on the right with `pad_id` = V, which is no token of the vocabulary.
 
-    Beside each new token may stand its log-probability.
+    Each new token may have a logprob.
     """
 
-    def __init__(self, prompts: Sequence[Sequence[int]], limits: Sequence[int], words: int, device: torch.device):
-        self.max_length, self.filler = max(len(prompt) for prompt in prompts), words
-        rows = [[*prompt, *[words] * (self.max_length - len(prompt))] for prompt in prompts]
+    def __init__(self, prompts: Sequence[Sequence[int]], limits: Sequence[int], vocab_size: int, device: torch.device):
+        self.max_length, self.pad_id = max(len(prompt) for prompt in prompts), vocab_size
+        rows = [[*prompt, *[vocab_size] * (self.max_length - len(prompt))] for prompt in prompts]
         self._ids = torch.tensor(rows).to(device)
-        self._chances = torch.zeros(self._ids.shape, device=device)
-        self.lengths = torch.tensor([len(prompt) for prompt in prompts]).to(device)  # (R,)
-        self.new = torch.zeros_like(self.lengths)  # (R,) how many of them are no prompt
-        self.left = torch.tensor(limits).to(device)  # (R,) how many may still come
+        self._logprobs = torch.zeros(self._ids.shape, device=device)
+        self.lengths = torch.tensor([len(prompt) for prompt in prompts]).to(device)  # (B,) prompt and new tokens
+        self.num_new = torch.zeros_like(self.lengths)  # (B,) new tokens
+        self.num_left = torch.tensor(limits).to(device)  # (B,) new tokens that still fit
 
     @property
     def ids(self) -> Tensor:
-        """(R, longest), where `longest` is known on the host."""
+        """Prompt and new tokens (B, max_length); `max_length` is known on the host."""
         return self._ids[:, : self.max_length]
 
     @property
-    def new_tokens(self) -> Tensor:
-        """(R, longest) with filler in the place of the prompt."""
-        places = torch.arange(self.max_length, device=self._ids.device)
-        return self.ids.masked_fill(places < (self.lengths - self.new)[:, None], self.filler)
+    def new_ids(self) -> Tensor:
+        """New tokens (B, max_length), the prompt replaced by padding."""
+        positions = torch.arange(self.max_length, device=self._ids.device)
+        return self.ids.masked_fill(positions < (self.lengths - self.num_new)[:, None], self.pad_id)
 
-    def of(self, row: int) -> tuple[list[int], list[float]]:
-        """The new tokens of one row, and their log-probabilities where they were given."""
-        length, new = int(self.lengths[row]), int(self.new[row])
-        return tuple(x[row, length - new : length].tolist() for x in (self._ids, self._chances))  # type: ignore[return-value]
+    def new_tokens_of(self, row: int) -> tuple[list[int], list[float]]:
+        """Return the new tokens of one row and their logprobs (0 where none were given)."""
+        length, new = int(self.lengths[row]), int(self.num_new[row])
+        return tuple(x[row, length - new : length].tolist() for x in (self._ids, self._logprobs))  # type: ignore[return-value]
 
-    def append(self, chosen: Tensor, chances: Tensor | None = None) -> None:
-        """One token (R,) for every row, with its log-probability (R,) if that is wanted later."""
+    def append(self, tokens: Tensor, logprobs: Tensor | None = None) -> None:
+        """Append one token (B,) to every row, optionally with its logprob (B,)."""
         if self.max_length == self._ids.shape[1]:
             more = (0, max(32, self.max_length))
-            self._ids, self._chances = F.pad(self._ids, more, value=self.filler), F.pad(self._chances, more)
-        self._ids.scatter_(1, self.lengths[:, None], chosen[:, None])
-        if chances is not None:
-            self._chances.scatter_(1, self.lengths[:, None], chances[:, None].float())
-        self.lengths, self.new, self.left = self.lengths + 1, self.new + 1, self.left - 1
+            self._ids, self._logprobs = F.pad(self._ids, more, value=self.pad_id), F.pad(self._logprobs, more)
+        self._ids.scatter_(1, self.lengths[:, None], tokens[:, None])
+        if logprobs is not None:
+            self._logprobs.scatter_(1, self.lengths[:, None], logprobs[:, None].float())
+        self.lengths, self.num_new, self.num_left = self.lengths + 1, self.num_new + 1, self.num_left - 1
         self.max_length += 1
 
-    def rewind(self, new: Tensor, max_length: int) -> None:
-        """Take back what stands beyond so many new tokens (R,); the longest row then has `longest` in all."""
-        back, self.max_length = self.new - new, max_length
-        self.lengths, self.new, self.left = self.lengths - back, new, self.left + back
-        places = torch.arange(self._ids.shape[1], device=self._ids.device)
-        self._ids = self._ids.masked_fill(places >= self.lengths[:, None], self.filler)
+    def rewind(self, num_new: Tensor, max_length: int) -> None:
+        """Keep only the first `num_new` (B,) new tokens of each row; `max_length` is the longest row after that."""
+        removed, self.max_length = self.num_new - num_new, max_length
+        self.lengths, self.num_new, self.num_left = self.lengths - removed, num_new, self.num_left + removed
+        positions = torch.arange(self._ids.shape[1], device=self._ids.device)
+        self._ids = self._ids.masked_fill(positions >= self.lengths[:, None], self.pad_id)
 
     def select(self, rows: Tensor) -> None:
-        """Row n becomes what row rows[n] was."""
-        self._ids, self._chances = self._ids[rows], self._chances[rows]
-        self.lengths, self.new, self.left = self.lengths[rows], self.new[rows], self.left[rows]
+        """Keep, repeat or reorder rows: row n becomes the old row rows[n]."""
+        self._ids, self._logprobs = self._ids[rows], self._logprobs[rows]
+        self.lengths, self.num_new, self.num_left = self.lengths[rows], self.num_new[rows], self.num_left[rows]
 
-    def join(self, other: TokenBuffer) -> None:
-        """The rows of another come behind our own."""
+    def concat(self, other: TokenBuffer) -> None:
+        """Append the rows of another buffer."""
         self.max_length = max_length = max(self.max_length, other.max_length)
-        for name, filler in (("_ids", self.filler), ("_chances", 0)):
+        for name, padding in (("_ids", self.pad_id), ("_logprobs", 0)):
             parts = (getattr(self, name)[:, :max_length], getattr(other, name)[:, :max_length])
-            joined = torch.cat([F.pad(part, (0, max_length - part.shape[1]), value=filler) for part in parts])
-            setattr(self, name, joined)
+            rows = torch.cat([F.pad(part, (0, max_length - part.shape[1]), value=padding) for part in parts])
+            setattr(self, name, rows)
         self.lengths = torch.cat([self.lengths, other.lengths])
-        self.new, self.left = torch.cat([self.new, other.new]), torch.cat([self.left, other.left])
+        self.num_new = torch.cat([self.num_new, other.num_new])
+        self.num_left = torch.cat([self.num_left, other.num_left])
 
-    def recent(self, count: int) -> Tensor:
-        """The last tokens of each row (R, count); filler where a row is shorter."""
-        places = self.lengths[:, None] - count + torch.arange(count, device=self._ids.device)
-        found = self._ids.gather(1, places.clamp(min=0))
-        return found.masked_fill(places < 0, self.filler)
+    def last_tokens(self, count: int) -> Tensor:
+        """Return the last `count` tokens of each row (B, count), padded on the left where a row is shorter."""
+        positions = self.lengths[:, None] - count + torch.arange(count, device=self._ids.device)
+        tokens = self._ids.gather(1, positions.clamp(min=0))
+        return tokens.masked_fill(positions < 0, self.pad_id)

@@ -18,7 +18,7 @@ from clearhead.data.tasks import LanguageModel, Translation
 from clearhead.evaluate.bleu import bleu, chrf
 from clearhead.evaluate.labeled import LABELED, own_records, score_labeled
 from clearhead.inference import generate, translate
-from clearhead.inference.step import pad
+from clearhead.inference.model_runner import pad
 from clearhead.model import Decoder, EncoderDecoder, Network
 from clearhead.predict import Model
 from clearhead.text import Tokenizer

@@ -1,0 +1,109 @@
+"""An engine on a background thread: other threads submit, stream and cancel requests without waiting for a step."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, Self
+
+from clearhead.inference.engine import Engine, Job
+from clearhead.inference.output import GenerationOutput
+
+
+class EngineThread:
+    """Step an engine while it is busy, sleep otherwise; a context manager that closes the engine.
+
+    Only this thread steps the engine and frees rows; others add to the queue, read requests and list cancellations.
+    """
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+        self._changed = threading.Condition()  # notified of every request and after every step
+        self._cancellations: list[Job] = []
+        self._closed = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="clearhead-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, *args: Any, **options: Any) -> Job:
+        """Submit a request; arguments are those of `Engine.submit`."""
+        with self._changed:
+            self._check()
+            request = self.engine.submit(*args, **options)
+            self._changed.notify_all()
+            return request
+
+    def cancel(self, request: Job) -> None:
+        """Cancel a request after the current step."""
+        with self._changed:
+            self._cancellations.append(request)
+            self._changed.notify_all()
+
+    def stream(self, request: Job) -> Iterator[str]:
+        """Yield the text of a request in pieces; closing the iterator cancels the request."""
+        try:
+            done = False
+            while not done:
+                with self._changed:
+                    done = request.done  # read before the text: a request that is done gets no more
+                    while not (piece := request.take()) and not done:
+                        self._wait()
+                        done = request.done
+                if piece:
+                    yield piece
+        finally:
+            self.cancel(request)
+
+    def result(self, request: Job) -> GenerationOutput | None:
+        """Wait for the output of a request; None if it was cancelled."""
+        with self._changed:
+            while not request.done:
+                self._wait()
+        return request.output
+
+    def close(self) -> None:
+        """Cancel all requests and end the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wait(self) -> None:
+        self._changed.wait()
+        self._check()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise RuntimeError("the engine has failed; make a new one") from self._error
+        if self._closed:
+            raise RuntimeError("the engine was closed")
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                for request in self._wait_for_work():
+                    self.engine.cancel(request)
+                self.engine.step()
+                with self._changed:
+                    self._changed.notify_all()
+        except BaseException as error:  # raised again in the threads that wait
+            self._error = error
+        with self._changed:
+            self._closed = True
+            for request in [*self.engine.waiting, *self.engine.running]:
+                self.engine.cancel(request)
+            self._changed.notify_all()
+
+    def _wait_for_work(self) -> list[Job]:
+        """Sleep until there is something to do; return the requests to cancel."""
+        with self._changed:
+            while not (self._closed or self._cancellations or self.engine.busy):
+                self._changed.wait()
+            cancellations, self._cancellations = self._cancellations, []
+        return cancellations

@@ -1,0 +1,109 @@
+"""Prefill and decode steps of a network with its KV cache.
+
+B batch · P prompt tokens · T new tokens · K beams · D model dim · V vocabulary
+
+Every search runs on this: `start` is the prefill, `next` a decode step. Between steps a search may drop, repeat or
+rewind rows, or split each row into beams. Faster decode steps override `next`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from clearhead.inference.batches import raise_if_cancelled
+from clearhead.inference.bf16_kv_cache import BF16KVCache, can_use_bf16_cache
+from clearhead.model import Decoder, EncoderDecoder, KVCache, TreeCache
+
+GenerativeNetwork = Decoder | EncoderDecoder
+TokenIds = Sequence[int]
+PIECE = 512  # prompt tokens of a prefill chunk, where all prompts have the same length
+
+
+class Step:
+    """A network and the KV cache of a batch of B rows."""
+
+    def __init__(self, network: GenerativeNetwork, rows: int, capacity: int):
+        if network.training:
+            raise ValueError("the network is in training mode, where dropout is on; call network.eval() first")
+        self.network = network
+        self.cache = KVCache(network.config, rows, min(capacity, network.config.max_positions))
+        self.device = network.decoder.embedding.tokens.weight.device
+
+    def start(self, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None = None) -> Tensor:
+        """Encode the sources of a translator and prefill the prompts; return the logits (B, V) after each prompt."""
+        ids, lengths = pad(prompts, self.device)
+        if isinstance(self.network, EncoderDecoder):
+            assert sources is not None
+            encoder_output = self.network.encode(*pad(sources, self.device))
+            hidden = self.network.decode(ids, encoder_output, lengths, cache=self.cache)  # (B, P, D)
+        else:
+            hidden = self._prefill(ids, lengths)
+        last = hidden[:, -1] if lengths is None else hidden[torch.arange(len(hidden), device=self.device), lengths - 1]
+        return self._logits(last)
+
+    def _prefill(self, ids: Tensor, lengths: Tensor | None) -> Tensor:
+        """Run prompts (B, P), in chunks if possible to bound memory; return the hidden states of the last chunk."""
+        assert isinstance(self.network, Decoder)
+        if lengths is not None:
+            return self.network.decode(ids, lengths, cache=self.cache)
+        *chunks, last = ids.split(PIECE, dim=1)
+        for chunk in chunks:
+            self.network.decode(chunk, cache=self.cache)
+        return self.network.decode(last, cache=self.cache)
+
+    def next(self, ids: Tensor) -> Tensor:
+        """Run a decode step on ids (B, T), or (B, K) with beams; return logits (B, T, V) or (B, K, V)."""
+        raise_if_cancelled()
+        if isinstance(self.network, EncoderDecoder):
+            return self._logits(self.network.decode(ids, None, cache=self.cache))
+        return self._logits(self.network.decode(ids, cache=self.cache))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self.network.logits(hidden)
+        return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+    def select(self, rows: Tensor) -> None:
+        """Keep, repeat or reorder rows: row n becomes the old row rows[n]."""
+        self.cache.select(rows, tighten=self.device.type == "cpu")
+
+    def concat(self, other: Step, capacity: int) -> None:
+        """Append the rows of another runner of this network; a row may then have `capacity` tokens."""
+        self.cache.concat(other.cache, capacity)
+
+    def drop_row(self, row: int) -> None:
+        """Remove one row; the last row takes its index."""
+        self.cache.drop_row(row)
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Shorten each row of the KV cache to a number of tokens, prompt included."""
+        self.cache.rewind(lengths)
+
+    def start_beams(self, beams: int, steps: int) -> None:
+        """Split each row into beams, for at most `steps` decode steps."""
+        self.cache = TreeCache(self.cache, beams, steps)
+        if can_use_bf16_cache(self.network, len(self.cache)):
+            self.cache.layers = [BF16KVCache.from_fp32(layer) for layer in self.cache.layers]
+
+    def reorder_beams(self, parents: Tensor) -> None:
+        """Let beam k of row b continue beam parents[b, k]."""
+        assert isinstance(self.cache, TreeCache)
+        self.cache.reorder_beams(parents)
+
+
+def pad(rows: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Return rows of ids as one tensor (B, T), and their lengths (B,) or None if all are equal."""
+    lengths = [len(row) for row in rows]
+    max_length = max(lengths)
+    ids = torch.tensor([[*row, *[0] * (max_length - len(row))] for row in rows]).to(device, non_blocking=True)
+    return ids, None if min(lengths) == max_length else torch.tensor(lengths).to(device, non_blocking=True)
+
+
+def new_token_limits(prompts: Sequence[TokenIds], max_new_tokens: int, max_positions: int) -> list[int]:
+    """Return how many tokens may follow each prompt.
+
+    The last token needs no position, since no decode step follows it.
+    """
+    return [min(max_new_tokens, max_positions - len(prompt) + 1) for prompt in prompts]
