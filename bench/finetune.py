@@ -35,7 +35,7 @@ from torch.nn import functional as F
 
 from bench.timing import machine
 from clearhead.checkpoint import Loaded, load_model
-from clearhead.checkpoint.folder import with_weights
+from clearhead.checkpoint.model_folder import with_weights
 from clearhead.checkpoint.formats import export_model, read_foreign
 from clearhead.config.data import Corpus
 from clearhead.config.recipe import Recipe, load_recipe

@@ -1,1 +1,1 @@
-"""What makers of the package use, and users do not need."""
+"""Tools for maintainers of the package."""

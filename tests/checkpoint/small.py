@@ -1,4 +1,4 @@
-"""Small models, tokenizers and training runs for the checkpoint tests."""
+"""Small networks, tokenizers and optimizers for the checkpoint tests."""
 
 from pathlib import Path
 
@@ -27,34 +27,34 @@ def network(seed: int = 0, config: ModelConfig = CONFIG) -> Network:
 
 
 def trained(seed: int = 0, steps: int = 2) -> tuple[Network, torch.optim.AdamW]:
-    """A network a few steps into training, with its optimizer: matrices and vectors in groups of their own."""
-    made = network(seed)
-    optimizer = adam(made)
+    """A network after a few training steps, and its optimizer with parameter groups for matrices and vectors."""
+    model = network(seed)
+    optimizer = adam(model)
     for _ in range(steps):
-        step(made, optimizer)
-    return made, optimizer
+        step(model, optimizer)
+    return model, optimizer
 
 
-def adam(made: torch.nn.Module) -> torch.optim.AdamW:
-    matrices = [p for p in made.parameters() if p.dim() > 1]
-    vectors = [p for p in made.parameters() if p.dim() == 1]
+def adam(model: torch.nn.Module) -> torch.optim.AdamW:
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=0.01)
 
 
-def step(made: torch.nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor | None = None) -> None:
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ids: Tensor | None = None) -> None:
     optimizer.zero_grad()
-    logits(made.train(), tokens(2, 5) if ids is None else ids).square().mean().backward()  # type: ignore[arg-type]
+    logits(model.train(), tokens(2, 5) if ids is None else ids).square().mean().backward()  # type: ignore[arg-type]
     optimizer.step()
 
 
 def equal(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
-    """Same names, kinds and bits."""
+    """Whether names, dtypes and bits are equal."""
     return left.keys() == right.keys() and all(
         left[name].dtype == right[name].dtype and torch.equal(left[name], right[name]) for name in left
     )
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, with its bytes."""
+    """Return the bytes of every file in a folder, recursively."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,4 +1,4 @@
-"""Model cards: everything a reader needs, in Markdown that renders."""
+"""Model cards: written as valid Markdown, and parsed again."""
 
 from clearhead.checkpoint import Card, Score, model_card, read_card
 
@@ -21,7 +21,7 @@ def test_a_card_states_data_recipe_scores_and_license() -> None:
     assert "Not measured." in model_card("x", "y", [], "a: 1", [], "")
 
 
-def test_a_card_is_read_as_it_was_written() -> None:
+def test_reading_a_card_restores_its_fields() -> None:
     scores = [Score("BLEU", 34.57, "test|2016", "nrefs:1|case:mixed"), Score("loss", 1e-05, "validation data", "")]
     recipe = "train:\n  steps: 100\n  note: '## no heading, ```'\n"
     text = model_card(
@@ -32,7 +32,12 @@ def test_a_card_is_read_as_it_was_written() -> None:
     assert read_card(model_card("x", "y", [], "a: 1", [], "")) == Card("y", (), (), "a: 1\n", "Not stated.")
 
 
-def test_a_card_that_people_wrote_says_what_it_can() -> None:
+def test_cards_of_another_form_are_read_as_far_as_possible() -> None:
     assert read_card("") == Card()
     assert read_card("just a note") == Card("just a note")
     assert read_card("# Title\n\n## Scores\n| a | b |\n| BLEU | ? | x | y |\n## Recipe\nnone") == Card()
+
+
+def test_cards_of_version_1_are_read() -> None:
+    text = model_card("x", "y", [], "a: 1", [], "MIT").replace("## License", "## Licence")
+    assert read_card(text).license == "MIT"

@@ -1,4 +1,4 @@
-"""Flipped, cut and lengthened files: every one is found, named, and never read as if it were whole."""
+"""Flipped, truncated and extended files: every damage is detected and the file named."""
 
 import shutil
 from pathlib import Path
@@ -8,100 +8,100 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.checkpoint import folder, gather, load_model, newest_state, save_model, save_state
+from clearhead.checkpoint import gather, load_model, model_folder, newest_state, save_model, save_state
 from clearhead.errors import UserError
 from tests.checkpoint.small import network, tokenizer, trained
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: Any) -> Path:
-    """A sharded model folder: every kind of file that there is."""
-    place = tmp_path_factory.mktemp("damage") / "model"
+    """A sharded model folder, with every kind of file."""
+    root = tmp_path_factory.mktemp("damage") / "model"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder, "SHARD_BYTES", 4000)
-        save_model(place, network(), tokenizer(), {"task": "language"})
-    return place
+        patch.setattr(model_folder, "SHARD_BYTES", 4000)
+        save_model(root, network(), tokenizer(), {"task": "language"})
+    return root
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: Any) -> Path:
-    place = tmp_path_factory.mktemp("damage")
+    root = tmp_path_factory.mktemp("damage")
     for number in (1, 2):
-        save_state(place, number, *gather(*trained(number)), {"position": number}, keep=2)
-    return place
+        save_state(root, number, *gather(*trained(number)), {"position": number}, keep=2)
+    return root
 
 
-def files(place: Path) -> list[Path]:
-    return sorted(path for path in place.rglob("*") if path.is_file())
+def files(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file())
 
 
-def check_model(place: Path, file: Path) -> None:
+def assert_model_is_refused(root: Path, file: Path) -> None:
     with pytest.raises(UserError) as caught:
-        load_model(place)
+        load_model(root)
     assert file.name in str(caught.value) or file.name == "manifest.json"
     assert "\n" not in str(caught.value)
 
 
-def check_run(place: Path, file: Path) -> None:
-    state, refused = newest_state(place)
+def assert_checkpoint_is_refused(root: Path, file: Path) -> None:
+    state, errors = newest_state(root)
     assert state is not None
     assert state.step == 1
-    assert len(refused) == 1
-    assert file.name in refused[0] or file.name == "manifest.json"
+    assert len(errors) == 1
+    assert file.name in errors[0] or file.name == "manifest.json"
 
 
-def damaged(file: Path, data: bytes, check: Any, place: Path) -> None:
-    whole = file.read_bytes()
+def check_damaged(file: Path, data: bytes, check: Any, root: Path) -> None:
+    original = file.read_bytes()
     try:
         file.write_bytes(data)
-        check(place, file)
+        check(root, file)
     finally:
-        file.write_bytes(whole)
+        file.write_bytes(original)
 
 
-def test_every_thousandth_byte_of_every_file_is_guarded(model: Path, run: Path) -> None:
+def test_a_flipped_bit_in_every_thousandth_byte_is_detected(model: Path, run: Path) -> None:
     newest = run / "checkpoints" / "step-00000002"
-    for place, check, guarded in ((model, check_model, model), (run, check_run, newest)):
-        for file in files(guarded):
+    for root, check, folder in ((model, assert_model_is_refused, model), (run, assert_checkpoint_is_refused, newest)):
+        for file in files(folder):
             data = file.read_bytes()
             for index in {*range(0, len(data), 1000), len(data) - 1}:
                 flipped = bytearray(data)
                 flipped[index] ^= 1 << index % 8
-                damaged(file, bytes(flipped), check, place)
+                check_damaged(file, bytes(flipped), check, root)
     load_model(model)
     assert newest_state(run)[1] == []
 
 
 @given(data=st.data())
 @settings(max_examples=150)
-def test_any_damage_to_a_model_folder_is_found(model: Path, data: st.DataObject) -> None:
-    _hurt(data, model, check_model, model)
+def test_any_damage_to_a_model_folderis_detected(model: Path, data: st.DataObject) -> None:
+    check_random_damage(data, model, assert_model_is_refused, model)
 
 
 @given(data=st.data())
 @settings(max_examples=150)
-def test_any_damage_to_the_newest_state_is_found_and_the_one_before_taken(run: Path, data: st.DataObject) -> None:
-    _hurt(data, run / "checkpoints" / "step-00000002", check_run, run)
+def test_any_damage_to_the_newest_checkpoint_is_detected(run: Path, data: st.DataObject) -> None:
+    check_random_damage(data, run / "checkpoints" / "step-00000002", assert_checkpoint_is_refused, run)
 
 
-def _hurt(data: st.DataObject, guarded: Path, check: Any, place: Path) -> None:
-    file = data.draw(st.sampled_from(files(guarded)))
-    whole = file.read_bytes()
-    kind = data.draw(st.sampled_from(["replace", "cut", "append", "zero", "empty", "insert"]))
-    at = data.draw(st.integers(0, len(whole) - 1))
-    hurt = {
-        "replace": whole[:at] + bytes([data.draw(st.integers(0, 255))]) + whole[at + 1 :],
-        "cut": whole[:at],
-        "append": whole + data.draw(st.binary(min_size=1, max_size=9)),
-        "zero": whole[:at] + bytes(len(whole) - at),  # what a power cut leaves of a file that was not synced
+def check_random_damage(data: st.DataObject, folder: Path, check: Any, root: Path) -> None:
+    file = data.draw(st.sampled_from(files(folder)))
+    original = file.read_bytes()
+    damage = data.draw(st.sampled_from(["replace", "cut", "append", "zero", "empty", "insert"]))
+    position = data.draw(st.integers(0, len(original) - 1))
+    damaged_data = {
+        "replace": original[:position] + bytes([data.draw(st.integers(0, 255))]) + original[position + 1 :],
+        "cut": original[:position],
+        "append": original + data.draw(st.binary(min_size=1, max_size=9)),
+        "zero": original[:position] + bytes(len(original) - position),  # an unsynced file after a power failure
         "empty": b"",
-        "insert": whole[:at] + b" " + whole[at:],
-    }[kind]
-    if hurt != whole:
-        damaged(file, hurt, check, place)
+        "insert": original[:position] + b" " + original[position:],
+    }[damage]
+    if damaged_data != original:
+        check_damaged(file, damaged_data, check, root)
 
 
-def test_every_missing_file_is_found(model: Path, tmp_path: Path) -> None:
+def test_every_missing_file_is_named(model: Path, tmp_path: Path) -> None:
     for file in files(model):
         copy = tmp_path / file.name
         shutil.copytree(model, copy)
@@ -110,7 +110,7 @@ def test_every_missing_file_is_found(model: Path, tmp_path: Path) -> None:
             load_model(copy)
 
 
-def test_without_checksums_a_cut_file_is_still_found(model: Path, tmp_path: Path) -> None:
+def test_a_truncated_file_is_detected_without_checksums(model: Path, tmp_path: Path) -> None:
     copy = tmp_path / "model"
     shutil.copytree(model, copy)
     file = next(copy.glob("model-00002*"))

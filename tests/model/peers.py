@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.checkpoint.formats.fields import Fields
+from clearhead.checkpoint.formats.config_fields import Fields
 from clearhead.checkpoint.formats.huggingface import adapter_of, renamed
-from clearhead.checkpoint.formats.tables import SAME, Entry, Table, to_ours, under
+from clearhead.checkpoint.formats.name_table import SAME, Entry, Table, to_ours, under
 from clearhead.checkpoint.tensors import tensors_of
 from clearhead.config import ModelConfig
 

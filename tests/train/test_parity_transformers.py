@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from clearhead.checkpoint.folder import with_weights
+from clearhead.checkpoint.model_folder import with_weights
 from clearhead.checkpoint.formats import read_foreign
 from clearhead.config.data import DataConfig
 from clearhead.config.train import TrainConfig

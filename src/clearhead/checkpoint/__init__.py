@@ -1,8 +1,7 @@
-"""Model folders and training states on disk: atomic, checksummed, safetensors and JSON only."""
+"""Model folders and training checkpoints on disk: atomic, checksummed, safetensors and JSON only."""
 
 from clearhead.checkpoint.averaging import average
 from clearhead.checkpoint.card import Card, Score, model_card, read_card
-from clearhead.checkpoint.folder import Loaded, load_model, save_model, with_weights
 from clearhead.checkpoint.gather import (
     gather,
     gather_weights,
@@ -11,6 +10,7 @@ from clearhead.checkpoint.gather import (
     optimizer_state,
     scatter,
 )
+from clearhead.checkpoint.model_folder import Loaded, load_model, save_model, with_weights
 from clearhead.checkpoint.state import State, discard_state, newest_state, read_state, run_lock, save_state
 from clearhead.checkpoint.summary import ModelFolderInfo, model_folder_info
 from clearhead.checkpoint.tensors import save_tensors

@@ -1,45 +1,67 @@
-"""The mean of several checkpoints' weights: section 6.1 averages the last five of a base model, twenty of a big one."""
+"""Checkpoint averaging, as in section 6.1 of the paper: the last 5 checkpoints of a base model, 20 of a big one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from clearhead.checkpoint import disk, folder, state
+from clearhead.checkpoint import disk, model_folder, state
+from clearhead.checkpoint.int8_storage import SCALE_SUFFIX, from_int8_storage
 from clearhead.checkpoint.tensors import open_tensors
+from clearhead.checkpoint.version1 import migrate_name
 from clearhead.errors import UserError
+
+Readers = dict[str, Callable[[], Tensor]]  # by tensor name
 
 
 def average(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of the weights in state or model folders, summed in fp64, in fp32 (or fp64 where they are)."""
+    """Return the mean of the weights in checkpoints or model folders, summed in fp64 and returned in fp32 or fp64."""
     if not paths:
         raise ValueError("paths: none; give one folder or more")
     with ExitStack() as stack:
-        models = [_opened(disk.present(path), stack) for path in paths]
+        models = [_open_weights(disk.current_path(path), stack) for path in paths]
         for path, model in zip(paths[1:], models[1:], strict=True):
             if differing := models[0].keys() ^ model.keys():
                 raise UserError(f"{path} and {paths[0]} are of different models: only one has {min(differing)}")
         return {name: _mean(name, models, paths) for name in models[0]}
 
 
-def _mean(name: str, models: Sequence[dict[str, Any]], paths: Sequence[Path]) -> Tensor:
-    """One tensor at a time, so that no second copy of a model is ever in memory."""
-    first = models[0][name].get_tensor(name)
+def _mean(name: str, models: Sequence[Readers], paths: Sequence[Path]) -> Tensor:
+    """Average one tensor at a time, so that no second copy of a model is ever in memory."""
+    first = models[0][name]()
     total = torch.zeros(first.shape, dtype=torch.float64)
     for path, model in zip(paths, models, strict=True):
-        tensor = model[name].get_tensor(name)
+        tensor = model[name]()
         if tensor.shape != first.shape:
             raise UserError(f"{path} and {paths[0]} are of different models: {name} differs in shape")
         total += tensor
     return (total / len(models)).to(torch.promote_types(first.dtype, torch.float32))
 
 
-def _opened(path: Path, stack: ExitStack) -> dict[str, Any]:
-    """Every tensor's name with the open file that holds it."""
+def _open_weights(path: Path, stack: ExitStack) -> Readers:
+    """Open the weight files of a folder; nothing is read until a tensor's reader is called."""
     names = disk.verify(path)
-    wanted = {state.WEIGHTS} if state.WEIGHTS in names else folder.weight_files(path, names)
-    files = [stack.enter_context(open_tensors(path / name)) for name in wanted]
-    return {name: file for file in files for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+    is_checkpoint = state.WEIGHTS in names
+    files = [state.WEIGHTS] if is_checkpoint else model_folder.weight_files(path, names)
+    migrate = not is_checkpoint and model_folder.format_version(path) == 1
+    readers: Readers = {}
+    for each in files:
+        file = stack.enter_context(open_tensors(path / each))
+        stored = list(file.keys())
+        scales = {name + SCALE_SUFFIX for name in stored}
+        for name in (name for name in stored if name not in scales):
+            readers[migrate_name(name) if migrate else name] = partial(_read, file, name, path / each)
+    return readers
+
+
+def _read(file: Any, name: str, path: Path) -> Tensor:
+    """Read one tensor, dequantized if it is stored in int8."""
+    tensor: Tensor = file.get_tensor(name)
+    if tensor.dtype != torch.int8:
+        return tensor
+    stored = {each: file.get_tensor(each) for each in (name, name + SCALE_SUFFIX) if each in file.keys()}  # noqa: SIM118
+    return from_int8_storage(stored, path)[name]

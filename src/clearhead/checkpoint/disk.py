@@ -1,7 +1,7 @@
-"""Folders that appear on disk whole or not at all, with a manifest of sizes and SHA-256 by which damage is found.
+"""Atomic folder writes, with a manifest of file sizes and SHA-256 that detects damage.
 
-A folder `NAME` is written as `.NAME.tmp-PID`, synced, and renamed. One that was there before waits as `.NAME.old`
-between the two renames; a reader that comes just then, or after a crash, takes it from there.
+A folder `NAME` is written as `.NAME.tmp-PID`, synced, and renamed. A previous `NAME` is `.NAME.old` between the two
+renames; readers that come then, or after a crash, use it.
 """
 
 import errno
@@ -20,53 +20,53 @@ from clearhead.errors import UserError
 from clearhead.files import read_text
 
 MANIFEST = "manifest.json"
-UNCHECKED = (MANIFEST, "README.md")  # a model card is for people, who may edit it
-LARGEST = 1 << 28  # bytes of a JSON file that is read at all
+NOT_IN_MANIFEST = (MANIFEST, "README.md")  # users may edit the model card
+MAX_JSON_BYTES = 1 << 28
 
 
 @contextmanager
-def written(folder: Path) -> Iterator[Path]:
-    """A draft to write files into; when the block ends well, it is sealed and takes the place of `folder`."""
-    folder = folder.resolve()  # behind a link, the draft must lie beside the real folder
-    draft = _temporary(folder)
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder; when the block succeeds, add its manifest, sync it and rename it to `folder`."""
+    folder = folder.resolve()  # follow links: the temporary folder must be on the same file system
+    temporary = _temporary_path(folder)
     try:
         make_folder(folder.parent)
         recover(folder.parent, folder.name)
-        draft.mkdir()
-        yield draft
-        _seal(draft)
-        _swap(draft, folder)
+        temporary.mkdir()
+        yield temporary
+        _write_manifest(temporary)
+        _replace(folder, temporary)
     except OSError as error:
-        place = Path(str(error.filename or draft))
-        where = folder / place.relative_to(draft) if place.is_relative_to(draft) else place
+        failed = Path(str(error.filename or temporary))
+        path = folder / failed.relative_to(temporary) if failed.is_relative_to(temporary) else failed
         raise UserError(
-            f"{where} cannot be written ({error.strerror or error}); what was there before is intact; "
-            "free space or check the permissions, then go on"
+            f"{path} cannot be written ({error.strerror or error}); the previous version is intact; "
+            "free disk space or check the permissions, then try again"
         ) from None
     finally:
-        shutil.rmtree(draft, ignore_errors=True)  # gone already when all went well
+        shutil.rmtree(temporary, ignore_errors=True)  # no longer there after success
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write plain data into a draft."""
-    with naming(path), path.open("x", encoding="utf-8", newline="") as file:
-        file.write(_rendered(data))
+    """Write a new JSON file."""
+    with named_errors(path), path.open("x", encoding="utf-8", newline="") as file:
+        file.write(_to_json(data))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text into a draft."""
-    with naming(path), path.open("x", encoding="utf-8", newline="") as file:
+    """Write a new text file."""
+    with named_errors(path), path.open("x", encoding="utf-8", newline="") as file:
         file.write(text)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
-    return _parsed(path, read_text(path, LARGEST))
+    """Return the object in a JSON file."""
+    return _parse_json(path, read_text(path, MAX_JSON_BYTES))
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Say which file it was: a write to a full disk fails without a name."""
+def named_errors(path: Path) -> Iterator[None]:
+    """Set the file name of an OSError: a write to a full disk fails without one."""
     try:
         yield
     except OSError as error:
@@ -75,8 +75,8 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Say which file it was that cannot be read, and why."""
+def read_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError while reading into a UserError that names the file."""
     try:
         yield
     except FileNotFoundError:
@@ -85,22 +85,22 @@ def reading(path: Path) -> Iterator[None]:
         raise UserError(f"{path} cannot be read ({error.strerror})") from None
 
 
-def present(folder: Path) -> Path:
-    """Where a folder is now: under its name or, between the two renames of its replacement, under the old one."""
-    old = _old(folder.resolve())
+def current_path(folder: Path) -> Path:
+    """Return where a folder is now: `.NAME.old` between the two renames of its replacement."""
+    old = _old_path(folder.resolve())
     return old if old.is_dir() and not folder.exists() else folder
 
 
 def verify(folder: Path) -> set[str]:
-    """The names that the manifest lists, every file being of the size and SHA-256 it says; else what is wrong."""
-    entries = _manifest(folder)
-    for name, entry in entries.items():  # sizes first: they cost nothing
-        with reading(folder / name):
+    """Check every file against the manifest's sizes and SHA-256; return the file names."""
+    entries = _read_manifest(folder)
+    for name, entry in entries.items():  # sizes first: they are free to check
+        with read_errors(folder / name):
             size = (folder / name).stat().st_size
         if size != entry["size"]:
             raise UserError(f"{folder / name} is damaged ({size:,} bytes instead of {entry['size']:,})")
     for name, entry in entries.items():
-        with reading(folder / name):
+        with read_errors(folder / name):
             digest = _sha256(folder / name)
         if digest != entry["sha256"]:
             raise UserError(f"{folder / name} is damaged (SHA-256 differs)")
@@ -108,135 +108,135 @@ def verify(folder: Path) -> set[str]:
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder: first its name, so that half of it is never taken for the whole."""
-    _bury(folder, _temporary(folder))
+    """Delete a folder, renaming it first so that a partly deleted one is never read."""
+    _delete(folder, _temporary_path(folder))
 
 
 def recover(parent: Path, name: str | None = None) -> None:
-    """Clear up after processes that were killed while they wrote the folder `name` in `parent`.
+    """Clean up after processes that were killed while writing the folder `name` in `parent`.
 
-    Without a name, after all that ever wrote there: only for someone who holds the lock of the place.
+    Without a name, clean up after every writer: the caller must hold the lock of `parent`.
     """
-    which = "*" if name is None else glob.escape(name)
-    for path in filter(Path.is_dir, parent.glob(f".{which}.tmp-*")):
-        process = path.name.rpartition("-")[2]
-        if process.isdecimal() and (name is None or _is_over(int(process))):
+    pattern = "*" if name is None else glob.escape(name)
+    for path in filter(Path.is_dir, parent.glob(f".{pattern}.tmp-*")):
+        pid = path.name.rpartition("-")[2]
+        if pid.isdecimal() and (name is None or _has_ended(int(pid))):
             shutil.rmtree(path, ignore_errors=True)
-    for path in filter(Path.is_dir, parent.glob(f".{which}.old")):
+    for path in filter(Path.is_dir, parent.glob(f".{pattern}.old")):
         target = parent / path.name[1 : -len(".old")]
-        if target.exists():  # the new one had taken its place
-            _carry_over(path, target)
-            _bury(path, _temporary(target))
+        if target.exists():  # the replacement was complete
+            _move_user_files(path, target)
+            _delete(path, _temporary_path(target))
         else:
             os.replace(path, target)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, with those above it, so that it is there after a power cut."""
+    """Create a folder and its parents, synced so that they survive a power failure."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         _sync(folder.parent)
 
 
-def _temporary(folder: Path) -> Path:
+def _temporary_path(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
 
 
-def _old(folder: Path) -> Path:
+def _old_path(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
 
 
-def _is_over(process: int) -> bool:
-    """Whether the process that left something has ended; our own number on it is from an earlier life."""
+def _has_ended(pid: int) -> bool:
+    """Whether the process that wrote a temporary folder has ended; our own pid is from an earlier process."""
     try:
-        os.kill(process, 0)
+        os.kill(pid, 0)
     except PermissionError:
         return False
     except (ProcessLookupError, OverflowError):
         return True
-    return process == os.getpid()
+    return pid == os.getpid()
 
 
-def _swap(draft: Path, folder: Path) -> None:
-    """Put the draft in the place of the folder; if that fails, the folder is back where it was."""
-    old = _old(folder)
+def _replace(folder: Path, temporary: Path) -> None:
+    """Rename the temporary folder to `folder`; if that fails, restore the previous one."""
+    old = _old_path(folder)
     if folder.exists():
         os.replace(folder, old)
     try:
-        os.replace(draft, folder)
+        os.replace(temporary, folder)
     except OSError:
         if old.exists():
             os.replace(old, folder)
         raise
     _sync(folder.parent)
     if old.exists():
-        _carry_over(old, folder)
-        _bury(old, draft)
+        _move_user_files(old, folder)
+        _delete(old, temporary)
 
 
-def _bury(folder: Path, grave: Path) -> None:
-    os.replace(folder, grave)
+def _delete(folder: Path, temporary: Path) -> None:
+    os.replace(folder, temporary)
     _sync(folder.parent)
-    shutil.rmtree(grave, ignore_errors=True)  # the name is free already; `recover` clears what stays
+    shutil.rmtree(temporary, ignore_errors=True)  # `recover` deletes what is left
 
 
-def _carry_over(old: Path, folder: Path) -> None:
-    """Keep what others put beside our files: notes, plots."""
+def _move_user_files(old: Path, folder: Path) -> None:
+    """Keep files that users added: notes, plots."""
     try:
-        ours = {MANIFEST, *_manifest(old)}
-    except UserError:  # damaged: then we cannot tell, and only take what is never ours
+        ours = {MANIFEST, *_read_manifest(old)}
+    except UserError:  # damaged manifest: keep only files of types that we never write
         ours = {path.name for path in old.iterdir() if path.suffix in (".json", ".safetensors")}
     for path in old.iterdir():
         if path.name not in ours and not (folder / path.name).exists():
             os.replace(path, folder / path.name)
 
 
-def _seal(draft: Path) -> None:
-    """List every file in the manifest, and let all of it reach the disk."""
-    files = sorted(path for path in draft.rglob("*") if path.is_file())
+def _write_manifest(folder: Path) -> None:
+    """List every file in the manifest, and sync all of them."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
     entries = {
         path.name: {"size": path.stat().st_size, "sha256": _sha256(path)}
         for path in files
-        if path.parent == draft and path.name not in UNCHECKED  # only what we export has folders in it
+        if path.parent == folder and path.name not in NOT_IN_MANIFEST  # only exported folders have subfolders
     }
-    write_json(draft / MANIFEST, entries)
-    for path in (*files, draft / MANIFEST, draft):
-        with naming(path):
+    write_json(folder / MANIFEST, entries)
+    for path in (*files, folder / MANIFEST, folder):
+        with named_errors(path):
             _sync(path)
 
 
-def _manifest(folder: Path) -> dict[str, dict[str, Any]]:
+def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     path = folder / MANIFEST
     if not path.exists():
         raise UserError(f"{path} is missing")
-    text = read_text(path, LARGEST)
-    entries = _parsed(path, text)
-    fits = all(
+    text = read_text(path, MAX_JSON_BYTES)
+    entries = _parse_json(path, text)
+    valid = all(
         Path(name).name == name
         and isinstance(entry, dict)
         and entry.keys() == {"size", "sha256"}
         and isinstance(entry["size"], int)
         for name, entry in entries.items()
     )
-    if not fits or _rendered(entries) != text:  # to the byte: a manifest has no checksum but its own form
+    if not valid or _to_json(entries) != text:  # a manifest has no checksum, so its exact formatting is checked
         raise UserError(f"{path} is damaged (not as it was written)")
     return entries
 
 
-def _rendered(data: Any) -> str:
+def _to_json(data: Any) -> str:
     return json.dumps(data, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
 
 
-def _parsed(path: Path, text: str) -> dict[str, Any]:
+def _parse_json(path: Path, text: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
         if re.search(r"\\u[dD]", text):
-            _rendered(data).encode()  # half of a surrogate pair is no character
+            _to_json(data).encode()  # fails for an unpaired surrogate
     except (ValueError, RecursionError):
         raise UserError(f"{path} is damaged (not valid JSON)") from None
     if not isinstance(data, dict):
-        raise UserError(f"{path} is damaged (no JSON object)")
+        raise UserError(f"{path} is damaged (not a JSON object)")
     return data
 
 
@@ -246,12 +246,12 @@ def _sha256(path: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Let a file, or the names in a folder, reach the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL or not path.is_dir():  # some network file systems sync no folders
+        if error.errno != errno.EINVAL or not path.is_dir():  # some network file systems cannot sync folders
             raise
     finally:
         os.close(descriptor)

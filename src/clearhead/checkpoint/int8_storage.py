@@ -1,7 +1,4 @@
-"""Matrices stored in a byte for each number, with a scale for each row: half of bf16, and wide again when loaded.
-
-N rows · K columns
-"""
+"""int8 storage of weight matrices with one scale per row, dequantized on load.   N rows · K columns"""
 
 from collections.abc import Mapping
 
@@ -11,28 +8,28 @@ from torch import Tensor
 from clearhead.errors import UserError
 from clearhead.ops.linear.quantized import quantize_rows
 
-SCALE = ".scale"  # behind a matrix's name
+SCALE_SUFFIX = ".scale"
 
 
-def narrowed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices (N, K) as int8 beside their scales (N,); whatever is no matrix is small anyway, and fp32."""
-    found: dict[str, Tensor] = {}
+def to_int8_storage(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Quantize matrices (N, K) to int8 with scales (N,); store all other floating-point tensors as fp32."""
+    stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dim() == 2 and tensor.is_floating_point():
-            found[name], scale = quantize_rows(tensor.detach().float())
-            found[name + SCALE] = scale[:, 0]
+            stored[name], scale = quantize_rows(tensor.detach().float())
+            stored[name + SCALE_SUFFIX] = scale[:, 0]
         else:
-            found[name] = tensor.float() if tensor.is_floating_point() else tensor
-    return found
+            stored[name] = tensor.float() if tensor.is_floating_point() else tensor
+    return stored
 
 
-def widened(tensors: Mapping[str, Tensor], where: object) -> dict[str, Tensor]:
-    """What `narrowed` was made of, but for rounding; other tensors stay as they are."""
-    small = [name for name, tensor in tensors.items() if tensor.dtype == torch.int8]
-    found = {name: tensor for name, tensor in tensors.items() if name.removesuffix(SCALE) not in small}
-    for name in small:
-        scale = tensors.get(name + SCALE)
+def from_int8_storage(tensors: Mapping[str, Tensor], where: object) -> dict[str, Tensor]:
+    """Dequantize int8 matrices to fp32; other tensors are unchanged."""
+    quantized = [name for name, tensor in tensors.items() if tensor.dtype == torch.int8]
+    restored = {name: tensor for name, tensor in tensors.items() if name.removesuffix(SCALE_SUFFIX) not in quantized}
+    for name in quantized:
+        scale = tensors.get(name + SCALE_SUFFIX)
         if scale is None or scale.shape != tensors[name].shape[:1]:
-            raise UserError(f"{where}: {name} is stored in bytes, but its scales {name}{SCALE} are missing or too few")
-        found[name] = tensors[name].float() * scale.float()[:, None]
-    return found
+            raise UserError(f"{where}: {name} is int8, but its scales {name}{SCALE_SUFFIX} are missing or too few")
+        restored[name] = tensors[name].float() * scale.float()[:, None]
+    return restored

@@ -1,9 +1,8 @@
-"""Training states of a run: written whole or not at all, the newest undamaged one found again, one process at a time.
+"""Training checkpoints of a run: written atomically, loaded from the newest undamaged one, under a lock.
 
     run/checkpoints/step-00000100/   weights.safetensors  optimizer.safetensors  state.json  manifest.json
 
-Randomness is derived from seed and step, so a state holds tensors and a few numbers, and nothing of how many
-processes wrote it.
+Random streams are derived from seed and step, so a checkpoint has no RNG state and does not depend on the world size.
 """
 
 import fcntl
@@ -23,23 +22,23 @@ from clearhead.errors import UserError
 
 FORMAT, VERSION = "clearhead-state", 1
 WEIGHTS, OPTIMIZER, STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
-FOLDER, LOCK = "checkpoints", ".lock"
+FOLDER, LOCK_FILE = "checkpoints", ".lock"
 
 
 @dataclass(frozen=True)
 class State:
-    """A training state on disk, found undamaged; its tensors are read when asked for."""
+    """A verified training checkpoint; its tensors are read on request."""
 
     folder: Path
     step: int
-    numbers: dict[str, Any]  # data position, scaler, digest of the recipe: whatever was saved
+    numbers: dict[str, Any]  # data position, loss scaler, digest of the recipe
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights by name."""
+        """Return the weights by name."""
         return read_tensors(self.folder / WEIGHTS)
 
     def optimizer(self) -> dict[str, Tensor]:
-        """The optimizer's tensors by name."""
+        """Return the optimizer's tensors by name."""
         return read_tensors(self.folder / OPTIMIZER)
 
 
@@ -51,91 +50,93 @@ def save_state(
     numbers: Mapping[str, Any],
     keep: int,
 ) -> Path:
-    """Write the state after `step` steps, then delete all but the `keep` newest up to it; gives its folder.
+    """Write the checkpoint of a step, delete all but the `keep` newest up to it, and return its folder.
 
-    `numbers` is what JSON can hold; floats come back to the bit.
+    `numbers` are JSON values; floats are restored bit-exactly.
     """
     if keep < 1 or step < 0:
-        raise ValueError(f"keep: {keep} and step: {step}; keep one or more, and count steps from 0")
+        raise ValueError(f"keep: {keep}, step: {step}; keep one or more, and count steps from 0")
     folder = run / FOLDER / f"step-{step:08}"
-    with disk.written(folder) as draft:
-        save_tensors(draft / WEIGHTS, weights)
-        save_tensors(draft / OPTIMIZER, optimizer)
-        disk.write_json(draft / STATE, {"format": FORMAT, "version": VERSION, "step": step, "numbers": dict(numbers)})
-    # One that is newer was refused when this run began: it does not count, and is replaced once the run gets there.
-    for old in [found for number, found in _folders(run) if number <= step][keep:]:
+    with disk.atomic_folder(folder) as temporary:
+        save_tensors(temporary / WEIGHTS, weights)
+        save_tensors(temporary / OPTIMIZER, optimizer)
+        disk.write_json(
+            temporary / STATE, {"format": FORMAT, "version": VERSION, "step": step, "numbers": dict(numbers)}
+        )
+    # A newer one was damaged when this run resumed: it is not counted, and replaced when the run reaches its step.
+    for old in [path for number, path in _step_folders(run) if number <= step][keep:]:
         discard_state(old)
     return folder
 
 
 def discard_state(folder: Path) -> None:
-    """Delete a state that is no longer needed, its name first."""
+    """Delete a checkpoint, renaming it first so that a partly deleted one is never read."""
     try:
         disk.discard(folder)
     except OSError as error:
         raise UserError(
-            f"{folder} cannot be deleted ({error.strerror}); newer steps are saved; check the permissions"
+            f"{folder} cannot be deleted ({error.strerror}); newer checkpoints are intact; check the permissions"
         ) from None
 
 
 def newest_state(run: Path) -> tuple[State | None, list[str]]:
-    """The newest state that is whole, and of every newer one what is wrong with it.
+    """Return the newest undamaged checkpoint and the errors of all newer ones.
 
-    None with reasons means that there are states but not one is whole: no ground to begin anew without a word.
+    None with errors means that every checkpoint is damaged: do not silently restart from step 0.
     """
-    refused: list[str] = []
-    for step, folder in _folders(run):
+    errors: list[str] = []
+    for step, folder in _step_folders(run):
         try:
-            return read_state(folder, step), refused
+            return read_state(folder, step), errors
         except UserError as error:
-            refused.append(str(error))
-    return None, refused
+            errors.append(str(error))
+    return None, errors
 
 
 def read_state(folder: Path, step: int | None = None) -> State:
-    """The state in a folder, verified to the last byte."""
+    """Read the checkpoint in a folder, verifying every file."""
     names = disk.verify(folder)
     if missing := {WEIGHTS, OPTIMIZER, STATE} - names:
         raise UserError(f"{folder / min(missing)} is missing")
     data = disk.read_json(folder / STATE)
     if data.get("format") != FORMAT or data.get("version") != VERSION:
-        raise UserError(f"{folder / STATE} is no training state that this version reads")
+        raise UserError(f"{folder / STATE}: not a training checkpoint of a version that this Clearhead reads")
     if not isinstance(data.get("step"), int) or step not in (None, data["step"]):
-        raise UserError(f"{folder / STATE} is of step {data.get('step')}; someone renamed the folder")
+        raise UserError(f"{folder / STATE} is of step {data.get('step')}, so the folder was renamed; rename it back")
     if not isinstance(data.get("numbers"), dict):
-        raise UserError(f"{folder / STATE} holds no numbers")
+        raise UserError(f"{folder / STATE}: numbers is missing")
     for name in (WEIGHTS, OPTIMIZER):
         with open_tensors(folder / name):
-            pass  # the header is read and checked
+            pass  # check the header
     return State(folder, data["step"], data["numbers"])
 
 
-_held: set[int] = set()  # descriptors of locks; a forked worker must not keep its parent's lock after its death
+_lock_descriptors: set[int] = set()  # a forked worker must not keep the lock of a parent that died
 
 
-def _drop() -> None:
-    for descriptor in _held:
+def _close_locks() -> None:
+    for descriptor in _lock_descriptors:
         os.close(descriptor)
-    _held.clear()
+    _lock_descriptors.clear()
 
 
-os.register_at_fork(after_in_child=_drop)
+os.register_at_fork(after_in_child=_close_locks)
 
 
 @contextmanager
 def run_lock(run: Path) -> Iterator[None]:
-    """Train in a run folder alone, after clearing what a killed process left; a second one is refused.
+    """Lock a run folder for training and clean up after killed processes; a second process is refused.
 
-    The lock is the kernel's: it ends with the process, however that ends.
+    It is a kernel lock, so it is released however the process ends.
     """
-    descriptor = _lock(run / LOCK)
+    descriptor = _lock(run / LOCK_FILE)
     try:
-        for place in (run.resolve(), (run / FOLDER).resolve()):
-            disk.recover(place)
+        for folder in (run.resolve(), (run / FOLDER).resolve()):
+            disk.recover(folder)
         yield
     finally:
-        if descriptor in _held:
-            _held.remove(descriptor)
+        if descriptor in _lock_descriptors:
+            _lock_descriptors.remove(descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
@@ -151,23 +152,23 @@ def _lock(path: Path) -> int:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     except OSError as error:
-        process = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+        pid = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
         os.close(descriptor)
         if not isinstance(error, BlockingIOError):
             raise UserError(f"{path} cannot be locked ({error.strerror}); use a folder on another disk") from None
         raise UserError(
-            f"{path.parent}: process {process or '(unknown)'} is training here; "
+            f"{path.parent}: process {pid or '(unknown)'} is training here; "
             "wait until it ends, stop it, or use another folder"
         ) from None
-    _held.add(descriptor)
+    _lock_descriptors.add(descriptor)
     return descriptor
 
 
-def _folders(run: Path) -> list[tuple[int, Path]]:
-    """The states of a run by their names, newest first."""
-    found = [
+def _step_folders(run: Path) -> list[tuple[int, Path]]:
+    """Return the checkpoints of a run with their steps, newest first."""
+    folders = [
         (int(name[1]), path)
         for path in (run / FOLDER).glob("step-*")
         if (name := re.fullmatch(r"step-(\d+)", path.name)) and path.is_dir()
     ]
-    return sorted(found, reverse=True)
+    return sorted(folders, reverse=True)

@@ -1,4 +1,4 @@
-"""Tensors by name: out of a network and into it, to safetensors files and back, each stored once."""
+"""Named tensors of a network, checks that they fit, and safetensors files."""
 
 import os
 import re
@@ -12,51 +12,51 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from clearhead.checkpoint.disk import naming, reading
+from clearhead.checkpoint.disk import named_errors, read_errors
 from clearhead.errors import UserError
 
-SHOWN = 3  # names in an error, before "and 17 more"
+MAX_SHOWN = 3  # names in an error message, before "and 17 more"
 
 
 def tensors_of(network: nn.Module) -> dict[str, Tensor]:
-    """Every weight and running statistic once, by name; what is tied stands under its first name."""
-    found: dict[int, tuple[str, Tensor]] = {}
+    """Return every parameter and buffer once, by name; a tied tensor has its first name."""
+    unique: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in network.state_dict(keep_vars=True).items():
-        found.setdefault(id(tensor), (name, tensor))
-    return dict(found.values())
+        unique.setdefault(id(tensor), (name, tensor))
+    return dict(unique.values())
 
 
-def all_names(network: nn.Module) -> dict[str, str]:
-    """Every name in the network's state, with the name that its tensor is stored under."""
+def stored_names(network: nn.Module) -> dict[str, str]:
+    """Map every name in the network's state dict to the name that its tensor is stored under."""
     state = network.state_dict(keep_vars=True)
-    stored = {id(tensor): name for name, tensor in reversed(state.items())}
-    return {name: stored[id(tensor)] for name, tensor in state.items()}
+    first_names = {id(tensor): name for name, tensor in reversed(state.items())}
+    return {name: first_names[id(tensor)] for name, tensor in state.items()}
 
 
-def check_fit(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], where: object) -> None:
-    """The same names, with the same shapes and kinds of number; else one line that says what differs."""
-    if missing := expected.keys() - found.keys():
+def check_fit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], where: object) -> None:
+    """Check that names, shapes and kinds of dtype are equal; raise a one-line error if not."""
+    if missing := expected.keys() - given.keys():
         raise UserError(f"{where}: {_listed(missing)} missing; these weights are of another model")
-    if unexpected := found.keys() - expected.keys():
+    if unexpected := given.keys() - expected.keys():
         raise UserError(f"{where}: {_listed(unexpected)} not in the model; these weights are of another model")
     for name, tensor in expected.items():
-        if found[name].shape != tensor.shape:
+        if given[name].shape != tensor.shape:
             raise UserError(
-                f"{where}: {name} is {_shape(found[name])}, but {_shape(tensor)} in the model; "
+                f"{where}: {name} is {_shape(given[name])}, but {_shape(tensor)} in the model; "
                 "these weights are of another model"
             )
-        if found[name].is_floating_point() != tensor.is_floating_point():
-            raise UserError(f"{where}: {name} holds {found[name].dtype}, but {tensor.dtype} in the model")
+        if given[name].is_floating_point() != tensor.is_floating_point():
+            raise UserError(f"{where}: {name} holds {given[name].dtype}, but {tensor.dtype} in the model")
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file."""
-    with naming(path):
+    with named_errors(path):
         path.touch()
-        mode = path.stat().st_mode  # safetensors would leave the file to its owner alone
+        mode = path.stat().st_mode  # safetensors ignores the umask: only the owner could read the file
         try:
-            held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-            save_file(held, path, metadata={"format": "pt"})
+            contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            save_file(contiguous, path, metadata={"format": "pt"})
         except SafetensorError as error:
             code = re.search(r"os error (\d+)", str(error))
             if code is None:
@@ -67,9 +67,9 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def open_tensors(path: Path, device: torch.device | str = "cpu") -> Iterator[Any]:
-    """A safetensors file, opened: `keys()` and `get_tensor(name)`; on a CPU a tensor is read as it is touched."""
-    with reading(path):
-        path.open("rb").close()  # safetensors calls missing whatever it cannot open
+    """Open a safetensors file, with `keys()` and `get_tensor(name)`; on a CPU it is memory-mapped."""
+    with read_errors(path):
+        path.open("rb").close()  # safetensors reports every failure to open a file as a missing file
     try:
         file = safe_open(path, framework="pt", device=str(device))
     except (SafetensorError, OSError) as error:
@@ -79,16 +79,16 @@ def open_tensors(path: Path, device: torch.device | str = "cpu") -> Iterator[Any
 
 
 def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """All tensors of a safetensors file."""
+    """Return all tensors of a safetensors file."""
     with open_tensors(path, device) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
 
 
 def _listed(names: set[str]) -> str:
-    shown = ", ".join(sorted(names)[:SHOWN])
-    rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    shown = ", ".join(sorted(names)[:MAX_SHOWN])
+    rest = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
     return f"{shown}{rest} {'is' if len(names) == 1 else 'are'}"
 
 
 def _shape(tensor: Tensor) -> str:
-    return " × ".join(map(str, tensor.shape)) or "a single number"
+    return " × ".join(map(str, tensor.shape)) or "a scalar"

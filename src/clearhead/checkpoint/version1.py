@@ -1,9 +1,7 @@
-"""Model folders of format version 1: their settings and tensor names in the words of version 2."""
+"""Migration of model folders of format version 1: settings and tensor names in version 2's words."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
-
-Value = TypeVar("Value")
+from typing import Any
 
 MODEL = {"width": "dim", "head_width": "head_dim", "ff_width": "ff_dim"}
 DATA = {
@@ -23,52 +21,48 @@ DATA = {
     "cache": "cache_dir",
 }
 CORPUS = {"shortest": "min_length", "longest": "max_length"}
-EXTRA = {"longest": "max_length"}
-WEIGHTS = {
-    "heads.lm_head.scores.": "heads.lm_head.proj.",
-    "heads.lm_head.": "heads.lm_head.",
+EXTRA = {"longest": "max_length", "ends": "eos_ids"}
+TENSOR_PREFIXES = {
+    "heads.words.scores.": "heads.lm_head.proj.",
+    "heads.words.": "heads.lm_head.",
     "heads.classes.scores.": "heads.classes.proj.",
     "heads.tags.scores.": "heads.tags.proj.",
 }
 
 
 def migrate_config(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a version 1 config.json as version 2 has it."""
-    found = _renamed(data, EXTRA) | {"version": 2}
-    model = found.get("model")
-    if isinstance(model, dict):
-        model = _renamed(model, MODEL)
+    """Return the version 2 form of a version 1 config.json."""
+    migrated = _rename_pooling(_rename_keys(data, EXTRA)) | {"version": 2}
+    if isinstance(model := migrated.get("model"), dict):
+        model = _rename_pooling(_rename_keys(model, MODEL))
         if isinstance(model.get("outputs"), list):
             model["outputs"] = ["lm" if output == "words" else output for output in model["outputs"]]
-        found["model"] = _pooling(model)
-    if isinstance(found.get("data"), dict):
-        found["data"] = _migrate_data(found["data"])
-    return _pooling(found)
-
-
-def migrate_weights(tensors: Mapping[str, Value]) -> dict[str, Value]:
-    """Tensors by their version 2 names; the scales of int8 matrices come along."""
-    return {migrate_name(name): tensor for name, tensor in tensors.items()}
+        migrated["model"] = model
+    if isinstance(migrated.get("data"), dict):
+        migrated["data"] = _migrate_data(migrated["data"])
+    return migrated
 
 
 def migrate_name(name: str) -> str:
-    """The version 2 name of a tensor."""
-    prefix = next((prefix for prefix in WEIGHTS if name.startswith(prefix)), None)
-    return name if prefix is None else WEIGHTS[prefix] + name.removeprefix(prefix)
+    """Return the version 2 name of a tensor or of its int8 scales."""
+    prefix = next((prefix for prefix in TENSOR_PREFIXES if name.startswith(prefix)), None)
+    return name if prefix is None else TENSOR_PREFIXES[prefix] + name.removeprefix(prefix)
 
 
 def _migrate_data(data: Mapping[str, Any]) -> dict[str, Any]:
-    found = _pooling(_renamed(data, DATA))
-    for part in ("train", "valid", "test"):
-        corpora = found.get(part)
+    migrated = _rename_pooling(_rename_keys(data, DATA))
+    for split in ("train", "valid", "test"):
+        corpora = migrated.get(split)
         if isinstance(corpora, list):
-            found[part] = [_renamed(each, CORPUS) if isinstance(each, dict) else each for each in corpora]
-    return found
+            migrated[split] = [_rename_keys(each, CORPUS) if isinstance(each, dict) else each for each in corpora]
+        elif isinstance(corpora, dict):
+            migrated[split] = _rename_keys(corpora, CORPUS)
+    return migrated
 
 
-def _pooling(data: dict[str, Any]) -> dict[str, Any]:
+def _rename_pooling(data: dict[str, Any]) -> dict[str, Any]:
     return data | {"pooling": "cls"} if data.get("pooling") == "class" else data
 
 
-def _renamed(data: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _rename_keys(data: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in data.items()}

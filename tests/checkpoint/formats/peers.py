@@ -1,4 +1,4 @@
-"""Tiny models of Hugging Face with random weights, one of each architecture that we read, saved by transformers."""
+"""Tiny random models of every supported Hugging Face architecture, and the outputs of both libraries."""
 
 from pathlib import Path
 from typing import Any
@@ -23,20 +23,20 @@ MARIAN |= {"activation_function": "swish", "eos_token_id": 0, "forced_eos_token_
 PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertModel", BERT),
     "bert-pretraining": ("BertForPreTraining", BERT),
-    "bert-words": ("BertForMaskedLM", BERT),
+    "bert-lm": ("BertForMaskedLM", BERT),
     "bert-classes": ("BertForSequenceClassification", {**BERT, "num_labels": 5}),
     "bert-tags": ("BertForTokenClassification", {**BERT, "num_labels": 3}),
     "bert-span": ("BertForQuestionAnswering", BERT),
     "gpt": ("OpenAIGPTLMHeadModel", GPT),
     "gpt2": ("GPT2LMHeadModel", GPT),
-    "gpt2-narrow": ("GPT2LMHeadModel", {**GPT, "n_inner": 80, "activation_function": "relu"}),
+    "gpt2-relu": ("GPT2LMHeadModel", {**GPT, "n_inner": 80, "activation_function": "relu"}),
     "llama": ("LlamaForCausalLM", LLAMA),
     "llama2": ("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2, "rms_norm_eps": 1e-5}),
     "llama3.2": (
         "LlamaForCausalLM",
         {**LLAMA, "num_key_value_heads": 1, "tie_word_embeddings": True, "rope_parameters": LLAMA3},
     ),
-    "wide-heads": ("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2, "head_dim": 24}),
+    "llama-head-dim": ("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2, "head_dim": 24}),
     "mistral": ("MistralForCausalLM", {**LLAMA, "num_key_value_heads": 2, "sliding_window": 5}),
     "mistral-full": ("MistralForCausalLM", {**LLAMA, "num_key_value_heads": 2, "sliding_window": None}),
     "marian": ("MarianMTModel", {**MARIAN, "pad_token_id": 96, "decoder_start_token_id": 96}),
@@ -50,65 +50,65 @@ DECODERS = [name for name, (model, _) in PEERS.items() if "LM" in model and "Ber
 
 
 def peer(name: str) -> Any:
-    """A model with noise on every weight, in evaluation mode."""
+    """Return a model of transformers with noise on every weight, in evaluation mode."""
     model, settings = PEERS[name]
     kind = getattr(transformers, model)
-    made = kind(kind.config_class(vocab_size=WORDS, attn_implementation="eager", **settings))
-    disturb(made, 0.12)
+    model = kind(kind.config_class(vocab_size=WORDS, attn_implementation="eager", **settings))
+    disturb(model, 0.12)
     if name.startswith("marian"):
-        made.final_logits_bias.normal_()
-    return made.eval()
+        model.final_logits_bias.normal_()
+    return model.eval()
 
 
 def saved(name: str, folder: Path, **options: Any) -> Any:
-    """The model, and its folder as transformers writes it."""
-    made = peer(name)
-    made.save_pretrained(folder, **options)
-    return made
+    """Save a model with transformers and return it."""
+    model = peer(name)
+    model.save_pretrained(folder, **options)
+    return model
 
 
 @torch.no_grad()
-def outputs(made: Any, ids: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Everything that their model computes."""
-    if made.config.is_encoder_decoder:
-        return {"words": made(input_ids=ids, decoder_input_ids=target).logits}
-    found = made(input_ids=ids)
+def outputs(model: Any, ids: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return every output of their model."""
+    if model.config.is_encoder_decoder:
+        return {"lm": model(input_ids=ids, decoder_input_ids=target).logits}
+    results = model(input_ids=ids)
     names = {
         "last_hidden_state": "hidden",
         "pooler_output": "pooled",
-        "prediction_logits": "words",
+        "prediction_logits": "lm",
         "seq_relationship_logits": "next-sentence",
         "start_logits": "start",
         "end_logits": "end",
     }
-    kept = {names[name]: value for name, value in found.items() if name in names}
-    if "logits" in found:
+    tensors = {names[name]: value for name, value in results.items() if name in names}
+    if "logits" in results:
         heads = {"SequenceClassification": "classes", "TokenClassification": "tags"}
-        kind = type(made).__name__
-        kept[next((ours for theirs, ours in heads.items() if kind.endswith(theirs)), "words")] = found.logits
-    return kept
+        kind = type(model).__name__
+        tensors[next((ours for theirs, ours in heads.items() if kind.endswith(theirs)), "lm")] = results.logits
+    return tensors
 
 
 @torch.no_grad()
 def ours(network: Any, ids: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The same of ours."""
+    """Return every output of our network."""
     config, heads = network.config, network.heads
     if config.family == "encoder-decoder":
-        return {"words": network(ids, target)}
+        return {"lm": network(ids, target)}
     if config.family == "decoder":
-        return {"words": network(ids)}
+        return {"lm": network(ids)}
     hidden = network.encode(ids)
-    found = {"hidden": hidden}
+    results = {"hidden": hidden}
     if config.pooler:
-        found["pooled"] = heads.pool(hidden)
+        results["pooled"] = heads.pool(hidden)
     if heads.lm_head is not None:
-        found["words"] = network.logits(hidden)
+        results["lm"] = network.logits(hidden)
     if heads.next_sentence is not None:
-        found["next-sentence"] = heads.next_sentence(heads.pool(hidden))
+        results["next-sentence"] = heads.next_sentence(heads.pool(hidden))
     if heads.classes is not None:
-        found["classes"] = heads.classes(heads.pool(hidden))
+        results["classes"] = heads.classes(heads.pool(hidden))
     if heads.tags is not None:
-        found["tags"] = heads.tags(hidden)
+        results["tags"] = heads.tags(hidden)
     if heads.span is not None:
-        found["start"], found["end"] = heads.span(hidden).unbind(-1)
-    return found
+        results["start"], results["end"] = heads.span(hidden).unbind(-1)
+    return results

@@ -1,4 +1,4 @@
-"""CTranslate2: its published model in, our models out, the same scores and translations on both sides."""
+"""CTranslate2: a published model imported and our models exported, with equal scores and translations."""
 
 import os
 import random
@@ -20,14 +20,14 @@ from tests.corpora import corpus
 
 INPUTS = int(os.environ.get("CLEARHEAD_INPUTS", "200"))
 SIZES: dict[str, Any] = {"dim": 32, "heads": 4, "ff_dim": 48, "vocab_size": 300, "max_positions": 48}
-BOTH = SIZES | {"family": "encoder-decoder", "encoder_layers": 2, "decoder_layers": 3, "norm_eps": 1e-4}
+TRANSLATOR = SIZES | {"family": "encoder-decoder", "encoder_layers": 2, "decoder_layers": 3, "norm_eps": 1e-4}
 DECODER = SIZES | {"family": "decoder", "decoder_layers": 2}
 LLAMA = DECODER | {"activation": "swiglu", "norm": "rms", "bias": False, "position": "rotary", "norm_eps": 1e-4}
 TRANSLATORS: dict[str, dict[str, Any]] = {
-    "paper": BOTH | {"norm_position": "post", "tie": "all", "scale_embedding": True},
-    "halves": BOTH | {"norm_position": "post", "sinusoid": "halves", "tie": "output", "activation": "gelu"},
-    "pre": BOTH | {"position": "learned", "activation": "silu", "output_bias": True},
-    "no-positions": BOTH | {"position": "none"},
+    "paper": TRANSLATOR | {"norm_position": "post", "tie": "all", "scale_embedding": True},
+    "halves": TRANSLATOR | {"norm_position": "post", "sinusoid": "halves", "tie": "output", "activation": "gelu"},
+    "pre": TRANSLATOR | {"position": "learned", "activation": "silu", "output_bias": True},
+    "no-positions": TRANSLATOR | {"position": "none"},
 }
 DECODERS: dict[str, dict[str, Any]] = {
     "gpt2": DECODER | {"position": "learned", "activation": "gelu_tanh", "tie": "output"},
@@ -44,8 +44,8 @@ def ctranslate2() -> Any:
 
 
 @pytest.fixture(scope="module")
-def names(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The published model, imported."""
+def transliterator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Import the published model, which writes Arabic names in Latin letters."""
     folder = tmp_path_factory.mktemp("names") / "ours"
     import_model(corpus("weights/aren_transliteration"), folder)
     return folder
@@ -61,72 +61,77 @@ def exported(settings: dict[str, Any], folder: Path) -> Any:
     return load_model(folder / "ours").network
 
 
-def words(ids: list[int]) -> list[str]:
+def token_strings(ids: list[int]) -> list[str]:
     return [TOKENS.token(number) for number in ids]
 
 
-def test_published_names_are_written_in_latin_letters(names: Path) -> None:
-    model = load(names, device="cpu")
+def test_the_published_model_transliterates_names(transliterator: Path) -> None:
+    model = load(transliterator, device="cpu")
     assert model.translate(["آتزمون", "آتشيسون"]) == ["atzmon", "achison"]
     assert model.translate(["آتزمون", "آتشيسون"], beam=1) == ["atzmon", "achison"]
 
 
-def test_its_own_library_agrees_on_invented_names(names: Path, ctranslate2: Any) -> None:
+def test_random_names_give_the_results_of_ctranslate2(transliterator: Path, ctranslate2: Any) -> None:
     theirs = ctranslate2.Translator(str(corpus("weights/aren_transliteration")), intra_threads=1)
-    model, chance = load(names, device="cpu"), random.Random(0)
+    model, rng = load(transliterator, device="cpu"), random.Random(0)
     letters = sorted(token for token in model.tokenizer.vocabulary if len(token) == 1 and token.isalpha())
-    texts = ["".join(chance.choices(letters, k=chance.randint(2, 9))) for _ in range(INPUTS)]
-    length = {"min_decoding_length": 0, "max_decoding_length": 40}  # by default it leaves out texts that end at once
-    for beam, options in ((1, {}), (4, {"early_stopping": "full"})):  # its rule: done when so many are finished
-        found = theirs.translate_batch([list(text) for text in texts], beam_size=beam, return_scores=True, **length)
-        mine = model.translations(texts, beam=beam, max_new_tokens=40, scores=True, **options)
-        assert [text for [(text, *_)] in mine] == ["".join(each.hypotheses[0]) for each in found]
-        np.testing.assert_allclose([each.score for [each] in mine], [each.scores[0] for each in found], atol=1e-5)
+    texts = ["".join(rng.choices(letters, k=rng.randint(2, 9))) for _ in range(INPUTS)]
+    length = {"min_decoding_length": 0, "max_decoding_length": 40}  # by default it skips empty outputs
+    for beam, options in (
+        (1, {}),
+        (4, {"early_stopping": "full"}),
+    ):  # its rule: stop when `beam` hypotheses are finished
+        results = theirs.translate_batch([list(text) for text in texts], beam_size=beam, return_scores=True, **length)
+        ours = model.translations(texts, beam=beam, max_new_tokens=40, logprobs=True, **options)
+        assert [text for [(text, *_)] in ours] == ["".join(each.hypotheses[0]) for each in results]
+        np.testing.assert_allclose([each.score for [each] in ours], [each.scores[0] for each in results], atol=1e-5)
 
 
-def test_there_and_back_it_translates_the_same(names: Path, ctranslate2: Any, tmp_path: Path) -> None:
-    export_model(load_model(names), tmp_path / "out", "ctranslate2")
+def test_an_exported_import_translates_the_same(transliterator: Path, ctranslate2: Any, tmp_path: Path) -> None:
+    export_model(load_model(transliterator), tmp_path / "out", "ctranslate2")
     theirs = ctranslate2.Translator(str(tmp_path / "out"), intra_threads=1)
-    found = theirs.translate_batch([list("آتزمون"), list("آتشيسون")])
-    assert ["".join(each.hypotheses[0]) for each in found] == ["atzmon", "achison"]
+    results = theirs.translate_batch([list("آتزمون"), list("آتشيسون")])
+    assert ["".join(each.hypotheses[0]) for each in results] == ["atzmon", "achison"]
 
 
 @pytest.mark.parametrize("name", TRANSLATORS)
-def test_translators_score_texts_as_ours_do(name: str, ctranslate2: Any, tmp_path: Path) -> None:
+def test_exported_translators_score_texts_as_ours(name: str, ctranslate2: Any, tmp_path: Path) -> None:
     network = exported(TRANSLATORS[name], tmp_path)
     theirs = ctranslate2.Translator(str(tmp_path / "out"), intra_threads=1)
     begin, end = TOKENS.id("begin"), TOKENS.id("end")
     for length in (1, 7, 30):
         source, target = torch.randint(5, 280, (length,)).tolist(), torch.randint(5, 280, (length + 3,)).tolist()
-        [found] = theirs.score_batch([words(source)], [words(target)])
+        [results] = theirs.score_batch([token_strings(source)], [token_strings(target)])
         with torch.no_grad():
             logits = network(torch.tensor([[*source, end]]), torch.tensor([[begin, *target]]))[0]
         expected = logits.log_softmax(-1)[torch.arange(len(target) + 1), torch.tensor([*target, end])]
-        np.testing.assert_allclose(found.log_probs, expected.numpy(), atol=2e-4)
+        np.testing.assert_allclose(results.log_probs, expected.numpy(), atol=2e-4)
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_decoders_give_our_logits(name: str, ctranslate2: Any, tmp_path: Path) -> None:
+def test_exported_decoders_give_our_logits(name: str, ctranslate2: Any, tmp_path: Path) -> None:
     network = exported(DECODERS[name], tmp_path)
     theirs = ctranslate2.Generator(str(tmp_path / "out"), intra_threads=1)
     ids = torch.randint(5, 280, (1, 40))
-    found = np.array(theirs.forward_batch([words(ids[0].tolist())]))
+    results = np.array(theirs.forward_batch([token_strings(ids[0].tolist())]))
     with torch.no_grad():
         expected = network(ids).numpy()
     assert expected.std() > 0.1
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(results, expected, atol=1e-4)
 
 
-def test_a_decoder_whose_texts_begin_with_nothing_goes_there_too(ctranslate2: Any, tmp_path: Path) -> None:
+def test_a_decoder_without_begin_token_is_exported(ctranslate2: Any, tmp_path: Path) -> None:
     network = build(ModelConfig.build(LLAMA)).eval()
     save_model(tmp_path / "ours", network, TOKENS, {"begin": []})
     export_model(load_model(tmp_path / "ours"), tmp_path / "out", "ctranslate2")
     theirs = ctranslate2.Generator(str(tmp_path / "out"), intra_threads=1)
-    with pytest.raises(UserError, match="CTranslate2's layout of version 6 cannot be represented"):
+    with pytest.raises(UserError, match="CTranslate2's binary version 6 is not supported"):
         read_foreign(tmp_path / "out")
     with torch.no_grad():
         np.testing.assert_allclose(
-            np.array(theirs.forward_batch([words([9, 10])])), network(torch.tensor([[9, 10]])).numpy(), atol=1e-4
+            np.array(theirs.forward_batch([token_strings([9, 10])])),
+            network(torch.tensor([[9, 10]])).numpy(),
+            atol=1e-4,
         )
 
 
@@ -134,29 +139,29 @@ def test_a_decoder_whose_texts_begin_with_nothing_goes_there_too(ctranslate2: An
     ("settings", "named"),
     [
         (SIZES | {"family": "encoder", "encoder_layers": 1}, "family: encoder"),
-        (BOTH | {"norm": "batch"}, "norm: batch"),
-        (BOTH | {"kv_heads": 2}, "kv_heads: 2 of 4, in a translator"),
+        (TRANSLATOR | {"norm": "batch"}, "norm: batch"),
+        (TRANSLATOR | {"kv_heads": 2}, "kv_heads: 2 of 4, in a translator"),
         (DECODER | {"attention": "window", "window": 4}, "attention: window"),
         (DECODER | {"bias": False}, "bias: false, with layer norms"),
         (LLAMA | {"rope_scaling": {"factor": 8.0}}, "rope_scaling"),
     ],
 )
-def test_what_it_has_no_place_for_is_refused_by_name(
-    settings: dict[str, Any], named: str, ctranslate2: Any, tmp_path: Path
+def test_unsupported_settings_are_named(
+    settings: dict[str, Any], message: str, ctranslate2: Any, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=named):
+    with pytest.raises(UserError, match=message):
         exported(settings, tmp_path)
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_banned_here_is_never_written_there(ctranslate2: Any, tmp_path: Path) -> None:
+def test_banned_tokens_are_never_generated_after_export(ctranslate2: Any, tmp_path: Path) -> None:
     network = build(ModelConfig.build(TRANSLATORS["paper"])).eval()
     save_model(tmp_path / "ours", network, TOKENS, {"banned": [[7]]})
     export_model(load_model(tmp_path / "ours"), tmp_path / "out", "ctranslate2")
     theirs = ctranslate2.Translator(str(tmp_path / "out"), intra_threads=1)
-    [found] = theirs.score_batch([words([9, 10])], [words([8, 7, 9])])
-    assert found.log_probs[1] < -1e6
-    assert min(found.log_probs[0], found.log_probs[2]) > -100
+    [results] = theirs.score_batch([token_strings([9, 10])], [token_strings([8, 7, 9])])
+    assert results.log_probs[1] < -1e6
+    assert min(results.log_probs[0], results.log_probs[2]) > -100
     save_model(tmp_path / "rows", network, TOKENS, {"banned": [[7, 8]]})
-    with pytest.raises(UserError, match="banned: rows of several tokens"):
+    with pytest.raises(UserError, match="banned: sequences of several tokens"):
         export_model(load_model(tmp_path / "rows"), tmp_path / "none", "ctranslate2")

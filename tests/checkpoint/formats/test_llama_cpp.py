@@ -1,4 +1,4 @@
-"""llama.cpp runs what we export: the same greedy text, from F16 and from eight bits, with either kind of tokenizer."""
+"""llama.cpp generates the same greedy text from our exports, in F16 and Q8_0, with both kinds of tokenizers."""
 
 from pathlib import Path
 from typing import Any
@@ -19,38 +19,40 @@ xllamacpp = pytest.importorskip("xllamacpp", reason="xllamacpp (llama.cpp) is no
 pytest.importorskip("gguf", reason="gguf is not installed")
 
 STORY = "the cat sat on the mat and saw 1234 birds; die Katze saß auf der Matte — 猫坐在垫子上, don't you know?\n" * 2
-PLAIN = {"family": "decoder", "decoder_layers": 2, "dim": 64, "heads": 4, "kv_heads": 2, "ff_dim": 96}
-PLAIN |= {"activation": "swiglu", "norm": "rms", "bias": False, "position": "rotary", "max_positions": 256}
+LLAMA = {"family": "decoder", "decoder_layers": 2, "dim": 64, "heads": 4, "kv_heads": 2, "ff_dim": 96}
+LLAMA |= {"activation": "swiglu", "norm": "rms", "bias": False, "position": "rotary", "max_positions": 256}
 MODELS: dict[str, dict[str, Any]] = {
-    "tied": PLAIN | {"tie": "output"},
-    "wide heads": PLAIN | {"head_dim": 32, "rope_theta": 500.0, "norm_eps": 1e-3},
-    "Llama 3": PLAIN | {"rope_scaling": {"factor": 8.0, "original_positions": 64}},
+    "tied": LLAMA | {"tie": "output"},
+    "head_dim": LLAMA | {"head_dim": 32, "rope_theta": 500.0, "norm_eps": 1e-3},
+    "Llama 3": LLAMA | {"rope_scaling": {"factor": 8.0, "original_positions": 64}},
 }
 
 
-def written_there(path: Path, prompt: str, count: int) -> str:
-    """What llama.cpp writes after a prompt."""
+def llama_cpp_text(path: Path, prompt: str, count: int) -> str:
+    """Return llama.cpp's completion of a prompt."""
     settings = xllamacpp.CommonParams()
     settings.model.path, settings.n_ctx, settings.n_parallel = str(path), 256, 1
     settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
     settings.warmup, settings.verbosity = False, -1
-    answer = xllamacpp.Server(settings).handle_completions({"prompt": prompt, "max_tokens": count, "temperature": 0.0})
-    return answer["choices"][0]["text"]
+    response = xllamacpp.Server(settings).handle_completions(
+        {"prompt": prompt, "max_tokens": count, "temperature": 0.0}
+    )
+    return response["choices"][0]["text"]
 
 
-def assert_same_text(ours: Path, prompt: str, count: int, place: Path) -> None:
+def assert_same_text(ours: Path, prompt: str, count: int, folder: Path) -> None:
     [[expected]] = load(ours, device="cpu").generate(prompt, max_new_tokens=count, temperature=0.0)
-    assert len(set(expected.text)) > 10, "a model that says one thing only proves nothing"
+    assert len(set(expected.text)) > 10, "a constant output proves nothing"
     for to in ("gguf", "gguf-q8_0"):
-        export_model(load_model(ours), place / to, to)
-        assert written_there(place / to / "model.gguf", prompt, count) == expected.text
+        export_model(load_model(ours), folder / to, to)
+        assert llama_cpp_text(folder / to / "model.gguf", prompt, count) == expected.text
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_that_learned_a_story_tells_it_there(name: str, tmp_path: Path) -> None:
+def test_a_trained_model_generates_the_same_text_in_llama_cpp(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     tokens = train([STORY], "byte-bpe", 280)
-    network = build(ModelConfig.build(MODELS[name] | {"vocab_size": len(tokens) + 8}))  # rows that no token has
+    network = build(ModelConfig.build(MODELS[name] | {"vocab_size": len(tokens) + 8}))  # more rows than tokens
     ids = torch.tensor([[tokens.id("begin"), *tokens.encode(STORY), tokens.id("end")]])
     optimizer = torch.optim.AdamW(network.parameters(), 3e-3)
     for _ in range(60):
@@ -62,6 +64,6 @@ def test_a_model_that_learned_a_story_tells_it_there(name: str, tmp_path: Path) 
     assert_same_text(tmp_path / "ours", STORY[:20], 60, tmp_path)
 
 
-def test_stories_with_pieces_and_scores_are_told_there(tmp_path: Path) -> None:
+def test_a_sentencepiece_model_generates_the_same_text_in_llama_cpp(tmp_path: Path) -> None:
     import_model(corpus("weights/stories260K/stories260K.bin"), tmp_path / "ours")
     assert_same_text(tmp_path / "ours", "Once upon a time", 100, tmp_path)

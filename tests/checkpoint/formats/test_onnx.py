@@ -1,4 +1,4 @@
-"""ONNX files give our outputs in onnxruntime, for every family and every choice that changes the graph."""
+"""ONNX exports give our outputs in onnxruntime, for every family and every setting that changes the graph."""
 
 from pathlib import Path
 from typing import Any
@@ -20,16 +20,16 @@ pytest.importorskip("onnx", reason="onnx is not installed")
 SIZES: dict[str, Any] = {"dim": 32, "heads": 4, "ff_dim": 48, "vocab_size": 300, "max_positions": 24}
 DECODER = SIZES | {"family": "decoder", "decoder_layers": 3}
 ENCODER = SIZES | {"family": "encoder", "encoder_layers": 2, "embedding_norm": True, "position": "learned"}
-BOTH = SIZES | {"family": "encoder-decoder", "encoder_layers": 2, "decoder_layers": 3}
+TRANSLATOR = SIZES | {"family": "encoder-decoder", "encoder_layers": 2, "decoder_layers": 3}
 LLAMA = DECODER | {"activation": "swiglu", "norm": "rms", "bias": False, "position": "rotary"}
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt": DECODER | {"position": "learned", "activation": "gelu_tanh", "tie": "output"},
     "gpt-post": DECODER | {"norm_position": "post", "activation": "silu", "output_bias": True},
     "llama": LLAMA | {"kv_heads": 2, "head_dim": 10, "rope_scaling": {"factor": 8.0, "original_positions": 12}},
     "mistral": LLAMA | {"kv_heads": 1, "attention": ["window", "full"], "window": 4},
-    "translator": BOTH | {"norm_position": "post", "tie": "all", "scale_embedding": True},
-    "translator-pre": BOTH | {"sinusoid": "halves", "norm": "batch"},
-    "no-positions": BOTH | {"position": "none"},
+    "translator": TRANSLATOR | {"norm_position": "post", "tie": "all", "scale_embedding": True},
+    "translator-pre": TRANSLATOR | {"sinusoid": "halves", "norm": "batch"},
+    "no-positions": TRANSLATOR | {"position": "none"},
     "bert": ENCODER
     | {
         "norm_position": "post",
@@ -44,7 +44,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def exported(settings: dict[str, Any], folder: Path) -> tuple[Any, Any]:
-    """A network with noise on every weight and statistic, and its session."""
+    """Return a network with noise on every weight and statistic, and its onnxruntime session."""
     network = build(ModelConfig.build(settings)).eval()
     with torch.no_grad():
         for tensor in network.state_dict().values():
@@ -57,58 +57,59 @@ def exported(settings: dict[str, Any], folder: Path) -> tuple[Any, Any]:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_onnxruntime_gives_our_outputs(name: str, tmp_path: Path) -> None:
     network, session = exported(CONFIGS[name], tmp_path)
-    for rows, tokens in ((3, 17), (1, 1), (2, 24)):
-        check(network, session, rows, tokens)
+    for batch, tokens in ((3, 17), (1, 1), (2, 24)):
+        check(network, session, batch, tokens)
 
 
 @torch.no_grad()
-def check(network: Any, session: Any, rows: int, tokens: int) -> None:
-    ids, lengths = torch.randint(300, (rows, tokens)), torch.randint(1, tokens + 1, (rows,))
+def check(network: Any, session: Any, batch: int, tokens: int) -> None:
+    ids, lengths = torch.randint(300, (batch, tokens)), torch.randint(1, tokens + 1, (batch,))
     names = [output.name for output in session.get_outputs()]
     family = network.config.family
     if family == "encoder-decoder":
-        target = torch.randint(300, (rows, 11))
-        given = {"source": ids, "source_lengths": lengths, "target": target}
-        expected = {"words": network(ids, target, lengths)}
+        target = torch.randint(300, (batch, 11))
+        inputs = {"input_ids": ids, "lengths": lengths, "decoder_input_ids": target}
+        expected = {"logits": network(ids, target, lengths)}
     elif family == "decoder":
-        given, expected = {"ids": ids}, {"words": network(ids)}
+        inputs, expected = {"input_ids": ids}, {"logits": network(ids)}
     else:
-        given = {"ids": ids, "lengths": lengths}
-        segments = torch.randint(2, (rows, tokens)) if network.config.segments else None
-        given |= {} if segments is None else {"segments": segments}
-        expected = of_encoder(network, ids, lengths, segments)
-    found = dict(zip(names, session.run(None, {key: value.numpy() for key, value in given.items()}), strict=True))
-    assert found.keys() == expected.keys()
-    real = np.arange(tokens) < lengths.numpy()[:, None] if family == "encoder" else None
-    for key, value in expected.items():
-        mine, other = value.numpy(), found[key]
-        assert mine.shape == other.shape
-        assert mine.std() > 0.01 or mine.size < 10
-        if real is not None and mine.ndim == 3:
-            mine, other = mine[real], other[real]  # padded positions mean nothing
-        np.testing.assert_allclose(other, mine, atol=1e-4 * np.abs(mine).max(), rtol=0)
+        inputs = {"input_ids": ids, "lengths": lengths}
+        segments = torch.randint(2, (batch, tokens)) if network.config.segments else None
+        inputs |= {} if segments is None else {"token_type_ids": segments}
+        expected = encoder_outputs(network, ids, lengths, segments)
+    results = dict(zip(names, session.run(None, {name: value.numpy() for name, value in inputs.items()}), strict=True))
+    assert results.keys() == expected.keys()
+    padding_mask = np.arange(tokens) < lengths.numpy()[:, None] if family == "encoder" else None
+    for name, value in expected.items():
+        expected_values, values = value.numpy(), results[name]
+        assert expected_values.shape == values.shape
+        assert expected_values.std() > 0.01 or expected_values.size < 10
+        if padding_mask is not None and expected_values.ndim == 3:
+            expected_values, values = expected_values[padding_mask], values[padding_mask]  # skip padding
+        np.testing.assert_allclose(values, expected_values, atol=1e-4 * np.abs(expected_values).max(), rtol=0)
 
 
-def of_encoder(network: Any, ids: torch.Tensor, lengths: torch.Tensor, segments: Any) -> dict[str, torch.Tensor]:
+def encoder_outputs(network: Any, ids: torch.Tensor, lengths: torch.Tensor, segments: Any) -> dict[str, torch.Tensor]:
     heads, hidden = network.heads, network.encode(ids, lengths, segments=segments)
     pooled = heads.pool(hidden, lengths)
-    found = {"hidden": hidden} | ({"pooled": pooled} if network.config.pooler else {})
-    reads = {
-        "words": lambda: network.logits(hidden),
-        "next-sentence": lambda: heads.next_sentence(pooled),
-        "classes": lambda: heads.classes(pooled),
-        "tags": lambda: heads.tags(hidden),
-        "span": lambda: heads.span(hidden),
+    results = {"last_hidden_state": hidden} | ({"pooler_output": pooled} if network.config.pooler else {})
+    heads_by_name = {
+        "lm": ("logits", lambda: network.logits(hidden)),
+        "next-sentence": ("next_sentence_logits", lambda: heads.next_sentence(pooled)),
+        "classes": ("class_logits", lambda: heads.classes(pooled)),
+        "tags": ("tag_logits", lambda: heads.tags(hidden)),
+        "span": ("span_logits", lambda: heads.span(hidden)),
     }
-    return found | {name: reads[name]() for name in network.config.outputs}
+    selected = [heads_by_name[name] for name in network.config.outputs]
+    return results | {name: head() for name, head in selected}
 
 
-def test_sparse_patterns_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="ONNX has no place for attention: strided"):
+def test_sparse_attention_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="ONNX does not support attention: strided"):
         exported(DECODER | {"attention": "strided", "stride": 4}, tmp_path)
 
 
 @pytest.mark.parametrize("settings", [{"outputs": ["classes"], "labels": 3}, {"outputs": ["lm"], "pooler": True}])
-def test_the_mean_of_tokens_is_refused_by_name(settings: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="ONNX has no place for pooling: mean"):
+def test_mean_pooling_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="ONNX does not support pooling: mean"):
         exported(ENCODER | settings | {"pooling": "mean"}, tmp_path)

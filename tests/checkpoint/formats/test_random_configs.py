@@ -1,6 +1,6 @@
-"""Any configuration of an architecture that we read, drawn at random: transformers' outputs, in and out.
+"""Random configurations of every architecture give the outputs of transformers after import and after export.
 
-CLEARHEAD_CONFIGS=300 draws so many of each instead of 10.
+CLEARHEAD_CONFIGS=300 sets the number per architecture instead of 10.
 """
 
 import os
@@ -22,11 +22,11 @@ from tests.model.peers import disturb
 COUNT = int(os.environ.get("CLEARHEAD_CONFIGS", "10"))
 EPS = st.sampled_from([1e-12, 1e-6, 1e-5, 1e-3, 1e-2])
 INNER, LAYERS, HEADS = st.sampled_from([1, 7, 24, 33]), st.integers(1, 3), st.sampled_from([1, 2, 3, 4])
-Made = tuple[str, dict[str, Any]]
+ModelSettings = tuple[str, dict[str, Any]]
 
 
 @st.composite
-def llama(draw: Any) -> Made:
+def llama(draw: Any) -> ModelSettings:
     heads, head_dim = draw(HEADS), draw(st.sampled_from([2, 4, 6, 16]))
     rope = {"rope_type": "default", "rope_theta": draw(st.sampled_from([2.0, 100.0, 1e4, 5e5]))}
     if draw(st.booleans()):
@@ -34,75 +34,88 @@ def llama(draw: Any) -> Made:
         rope |= {"rope_type": "llama3", "factor": draw(st.sampled_from([1.0, 2.0, 32.0])), "low_freq_factor": low}
         rope |= {"high_freq_factor": low * draw(st.sampled_from([1.5, 4.0]))}
         rope |= {"original_max_position_embeddings": draw(st.sampled_from([4, 20, 64]))}
-    found = {"num_attention_heads": heads, "head_dim": head_dim, "rope_parameters": rope, "rms_norm_eps": draw(EPS)}
-    found |= {"num_key_value_heads": draw(st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0]))}
-    found |= {"hidden_size": heads * draw(st.sampled_from([head_dim, 5, 12])), "intermediate_size": draw(INNER)}
-    found |= {"num_hidden_layers": draw(LAYERS), "tie_word_embeddings": draw(st.booleans())}
-    found |= {"max_position_embeddings": draw(st.sampled_from([8, 40])), "bos_token_id": None, "eos_token_id": None}
+    values = {
+        "num_attention_heads": heads,
+        "head_dim": head_dim,
+        "rope_parameters": rope,
+        "rms_norm_eps": draw(EPS),
+    }
+    values |= {"num_key_value_heads": draw(st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0]))}
+    values |= {"hidden_size": heads * draw(st.sampled_from([head_dim, 5, 12])), "intermediate_size": draw(INNER)}
+    values |= {"num_hidden_layers": draw(LAYERS), "tie_word_embeddings": draw(st.booleans())}
+    values |= {
+        "max_position_embeddings": draw(st.sampled_from([8, 40])),
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
     if draw(st.booleans()):
-        return "MistralForCausalLM", found | {"sliding_window": draw(st.sampled_from([None, 1, 2, 5, 100]))}
-    return "LlamaForCausalLM", found
+        return "MistralForCausalLM", values | {"sliding_window": draw(st.sampled_from([None, 1, 2, 5, 100]))}
+    return "LlamaForCausalLM", values
 
 
 @st.composite
-def gpt(draw: Any) -> Made:
+def gpt(draw: Any) -> ModelSettings:
     heads = draw(HEADS)
-    found = {"n_head": heads, "n_embd": heads * draw(st.sampled_from([1, 3, 8])), "n_layer": draw(LAYERS)}
-    found |= {"n_positions": draw(st.sampled_from([8, 40])), "layer_norm_epsilon": draw(EPS)}
-    found |= {"tie_word_embeddings": draw(st.booleans()), "bos_token_id": None, "eos_token_id": None}
+    values = {"n_head": heads, "n_embd": heads * draw(st.sampled_from([1, 3, 8])), "n_layer": draw(LAYERS)}
+    values |= {"n_positions": draw(st.sampled_from([8, 40])), "layer_norm_epsilon": draw(EPS)}
+    values |= {"tie_word_embeddings": draw(st.booleans()), "bos_token_id": None, "eos_token_id": None}
     if draw(st.booleans()):
-        return "OpenAIGPTLMHeadModel", found | {"afn": draw(st.sampled_from(["gelu", "relu", "silu", "swish"]))}
+        return "OpenAIGPTLMHeadModel", values | {"afn": draw(st.sampled_from(["gelu", "relu", "silu", "swish"]))}
     activation = draw(st.sampled_from(["gelu", "gelu_new", "relu", "silu", "gelu_pytorch_tanh"]))
-    return "GPT2LMHeadModel", found | {"activation_function": activation, "n_inner": draw(st.none() | INNER)}
+    return "GPT2LMHeadModel", values | {"activation_function": activation, "n_inner": draw(st.none() | INNER)}
 
 
 @st.composite
-def bert(draw: Any) -> Made:
+def bert(draw: Any) -> ModelSettings:
     heads, names = draw(HEADS), ["MaskedLM", "PreTraining", "SequenceClassification", "TokenClassification"]
-    found = {"num_attention_heads": heads, "hidden_size": heads * draw(st.sampled_from([2, 3, 8]))}
-    found |= {"num_hidden_layers": draw(LAYERS), "intermediate_size": draw(INNER), "layer_norm_eps": draw(EPS)}
-    found |= {"type_vocab_size": draw(st.sampled_from([1, 2, 5])), "max_position_embeddings": 40}
-    found |= {"hidden_act": draw(st.sampled_from(["gelu", "gelu_new", "relu", "silu"]))}
+    values = {"num_attention_heads": heads, "hidden_size": heads * draw(st.sampled_from([2, 3, 8]))}
+    values |= {"num_hidden_layers": draw(LAYERS), "intermediate_size": draw(INNER), "layer_norm_eps": draw(EPS)}
+    values |= {"type_vocab_size": draw(st.sampled_from([1, 2, 5])), "max_position_embeddings": 40}
+    values |= {"hidden_act": draw(st.sampled_from(["gelu", "gelu_new", "relu", "silu"]))}
     name = draw(st.sampled_from(["BertModel", *(f"BertFor{name}" for name in [*names, "QuestionAnswering"])]))
-    return name, found | ({"num_labels": draw(LAYERS)} if "Classification" in name else {})
+    return name, values | ({"num_labels": draw(LAYERS)} if "Classification" in name else {})
 
 
 @st.composite
-def marian(draw: Any) -> Made:
+def marian(draw: Any) -> ModelSettings:
     heads, inner = draw(HEADS), draw(INNER)
-    found = {"d_model": heads * draw(st.sampled_from([2, 4, 8])), "max_position_embeddings": 40}
-    found |= {f"{stack}_attention_heads": heads for stack in ("encoder", "decoder")}
-    found |= {f"{stack}_ffn_dim": inner for stack in ("encoder", "decoder")}
-    found |= {"encoder_layers": draw(LAYERS), "decoder_layers": draw(LAYERS), "scale_embedding": draw(st.booleans())}
-    found |= {"activation_function": draw(st.sampled_from(["gelu", "relu", "swish", "gelu_new"]))}
+    values = {"d_model": heads * draw(st.sampled_from([2, 4, 8])), "max_position_embeddings": 40}
+    values |= {f"{stack}_attention_heads": heads for stack in ("encoder", "decoder")}
+    values |= {f"{stack}_ffn_dim": inner for stack in ("encoder", "decoder")}
+    values |= {
+        "encoder_layers": draw(LAYERS),
+        "decoder_layers": draw(LAYERS),
+        "scale_embedding": draw(st.booleans()),
+    }
+    values |= {"activation_function": draw(st.sampled_from(["gelu", "relu", "swish", "gelu_new"]))}
     shared = draw(st.booleans())
-    found |= {"share_encoder_decoder_embeddings": shared, "pad_token_id": 5, "eos_token_id": 0}
-    found |= {"decoder_vocab_size": WORDS if shared else draw(st.sampled_from([83, WORDS, 120]))}
-    return "MarianMTModel", found | {"decoder_start_token_id": 3, "forced_eos_token_id": None}
+    values |= {"share_encoder_decoder_embeddings": shared, "pad_token_id": 5, "eos_token_id": 0}
+    values |= {"decoder_vocab_size": WORDS if shared else draw(st.sampled_from([83, WORDS, 120]))}
+    return "MarianMTModel", values | {"decoder_start_token_id": 3, "forced_eos_token_id": None}
 
 
 @pytest.mark.parametrize("family", [llama, gpt, bert, marian])
-def test_any_configuration_gives_the_same_outputs_in_and_out(family: Any) -> None:
+def test_any_configuration_gives_the_same_outputs_after_import_and_export(family: Any) -> None:
     @settings(max_examples=COUNT, deadline=None)
-    @given(made=family(), seed=st.integers(0, 1000), length=st.integers(1, 8) | st.just(40))
-    def same(made: Made, seed: int, length: int) -> None:
+    @given(drawn=family(), seed=st.integers(0, 1000), length=st.integers(1, 8) | st.just(40))
+    def check(drawn: ModelSettings, seed: int, length: int) -> None:
         torch.manual_seed(seed)
-        name, found = made
-        kind = getattr(transformers, name)
-        theirs = kind(kind.config_class(vocab_size=WORDS, attn_implementation="eager", **found)).eval()
+        name, values = drawn
+        model_class = getattr(transformers, name)
+        theirs = model_class(model_class.config_class(vocab_size=WORDS, attn_implementation="eager", **values)).eval()
         disturb(theirs, 0.3)
-        with tempfile.TemporaryDirectory() as place:
-            theirs.save_pretrained(Path(place, "theirs"))
-            import_model(Path(place, "theirs"), Path(place, "ours"))
-            loaded = load_model(Path(place, "ours"))
-            export_model(loaded, Path(place, "back"), "hf")
-            back = kind.from_pretrained(Path(place, "back"), attn_implementation="eager").eval()
-            ids = torch.randint(min(WORDS, found.get("decoder_vocab_size", WORDS)), (2, length))
+        with tempfile.TemporaryDirectory() as folder:
+            theirs.save_pretrained(Path(folder, "theirs"))
+            import_model(Path(folder, "theirs"), Path(folder, "ours"))
+            loaded = load_model(Path(folder, "ours"))
+            export_model(loaded, Path(folder, "back"), "hf")
+            back = model_class.from_pretrained(Path(folder, "back"), attn_implementation="eager").eval()
+            ids = torch.randint(min(WORDS, values.get("decoder_vocab_size", WORDS)), (2, length))
             ids = ids[:, : loaded.config.max_positions]
-            mine = ours(loaded.network, ids, ids)
+            actual = ours(loaded.network, ids, ids)
             for other in (theirs, back):
                 for key, expected in outputs(other, ids, ids).items():
                     atol = 2e-5 * max(1.0, float(expected.abs().max()))
-                    torch.testing.assert_close(mine[key], expected, atol=atol, rtol=0)
+                    torch.testing.assert_close(actual[key], expected, atol=atol, rtol=0)
 
-    same()
+    check()

@@ -1,6 +1,6 @@
-"""A post-norm translator trained by our recipe says the same in CTranslate2 and in Marian, word for word.
+"""A trained post-norm translator gives the same translations in CTranslate2 and Marian.
 
-CLEARHEAD_TRANSLATOR=runs/mine CLEARHEAD_INPUTS=1000 compares a run of yours on so many sentences.
+CLEARHEAD_TRANSLATOR=runs/mine CLEARHEAD_INPUTS=1000 compares an existing run on 1,000 sentences.
 """
 
 import os
@@ -20,22 +20,27 @@ from clearhead.predict.find import find_model
 from clearhead.train.loop import train
 
 INPUTS = int(os.environ.get("CLEARHEAD_INPUTS", "100"))
-LEAST = 0.995  # the share that must be identical
+MIN_IDENTICAL = 0.995  # fraction of translations
 DATA = {"format": "embedded", "level": 1, "languages": ["en", "de"]}
 RECIPE: dict[str, Any] = {
     "model": {"preset": "tiny-translator", "dim": 64, "encoder_layers": 1, "decoder_layers": 1, "ff_dim": 128}
     | {"norm_position": "post", "sinusoid": "halves", "tie": "all", "dropout": 0.0, "max_positions": 64},
     "tokenizer": {"kind": "word", "vocab_size": 600},
-    "data": {"task": "translation", "train": DATA | {"count": 3000, "split": "train"}, "max_length": 32, "tokens": 1000}
+    "data": {
+        "task": "translation",
+        "train": DATA | {"count": 3000, "split": "train"},
+        "max_length": 32,
+        "batch_tokens": 1000,
+    }
     | {"workers": 0},
-    "train": {"steps": 300, "rate": 4e-3, "warmup": 50, "validate_every": 1000, "save_every": 1000, "device": "cpu"},
+    "train": {"steps": 300, "lr": 4e-3, "warmup": 50, "validate_every": 1000, "save_every": 1000, "device": "cpu"},
 }
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if given := os.environ.get("CLEARHEAD_TRANSLATOR"):
-        return Path(given)
+    if existing := os.environ.get("CLEARHEAD_TRANSLATOR"):
+        return Path(existing)
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLEARHEAD_CACHE", str(folder / "cache"))
@@ -47,23 +52,23 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sentences(run: Path) -> list[str]:
     grammar = Grammar(3 if "CLEARHEAD_TRANSLATOR" in os.environ else 1)
-    found = dict.fromkeys(grammar.example("valid", number).text("en") for number in range(2 * INPUTS))
-    assert len(found) >= INPUTS
-    return [*found][:INPUTS]
+    results = dict.fromkeys(grammar.example("valid", number).text("en") for number in range(2 * INPUTS))
+    assert len(results) >= INPUTS
+    return [*results][:INPUTS]
 
 
 @pytest.fixture(scope="module")
 def ours(run: Path, sentences: list[str]) -> tuple[Model, list[str]]:
     model = load(run, device="cpu")
     answers = model.translate(sentences, beam=4, max_new_tokens=40)
-    assert len(set(answers)) > len(answers) // 2, "a model that says the same to everything proves nothing"
+    assert len(set(answers)) > len(answers) // 2, "constant outputs prove nothing"
     return model, answers
 
 
-def assert_same(name: str, found: list[str], expected: list[str]) -> None:
-    same = sum(a == b for a, b in zip(found, expected, strict=True))
+def assert_same(name: str, results: list[str], expected: list[str]) -> None:
+    same = sum(a == b for a, b in zip(results, expected, strict=True))
     print(f"{name}: {same} of {len(expected)} translations identical")
-    assert same >= LEAST * len(expected)
+    assert same >= MIN_IDENTICAL * len(expected)
 
 
 def test_ctranslate2_gives_the_same_translations(
@@ -73,13 +78,13 @@ def test_ctranslate2_gives_the_same_translations(
     model = ours[0]
     expected = model.translate(
         sentences, beam=4, max_new_tokens=40, early_stopping="full"
-    )  # its rule: four are finished
+    )  # its rule: stop when four are finished
     export_model(load_model(find_model(run)), tmp_path / "out", "ctranslate2")
     theirs = ctranslate2.Translator(str(tmp_path / "out"), intra_threads=1)
     tokens = [[model.tokenizer.token(number) for number in model.tokenizer.encode(text)] for text in sentences]
-    found = theirs.translate_batch(tokens, beam_size=4, max_decoding_length=40)
+    results = theirs.translate_batch(tokens, beam_size=4, max_decoding_length=40)
     target = model.tokenizers[-1]
-    texts = [target.decode([target.vocabulary[token] for token in each.hypotheses[0]]) for each in found]
+    texts = [target.decode([target.vocabulary[token] for token in each.hypotheses[0]]) for each in results]
     assert_same("CTranslate2", texts, expected)
 
 

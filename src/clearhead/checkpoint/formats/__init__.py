@@ -1,4 +1,4 @@
-"""Models of other libraries, in and out: one small adapter for each format."""
+"""Import and export of other libraries' models, one module per format."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 
 from clearhead.checkpoint import disk
-from clearhead.checkpoint.folder import Loaded
 from clearhead.checkpoint.formats import ctranslate2, ctranslate2_write, gguf, gguf_write, huggingface, llama2c, onnx
-from clearhead.checkpoint.formats.imported import Imported
+from clearhead.checkpoint.formats.imported_model import ImportedModel
+from clearhead.checkpoint.model_folder import Loaded
 from clearhead.errors import UserError
 
-__all__ = ["EXPORTS", "Imported", "export_model", "import_model", "read_foreign"]
+__all__ = ["EXPORTS", "ImportedModel", "export_model", "import_model", "read_foreign"]
 
 EXPORTS: dict[str, Callable[[Loaded, Path], None]] = {
     "hf": huggingface.write,
@@ -22,9 +22,9 @@ EXPORTS: dict[str, Callable[[Loaded, Path], None]] = {
 }
 
 
-def read_foreign(source: Path) -> Imported:
-    """The model in a foreign file or folder, whichever format it is."""
-    with disk.reading(source):
+def read_foreign(source: Path) -> ImportedModel:
+    """Read a model of another library; the format is detected."""
+    with disk.read_errors(source):
         if ctranslate2.is_folder(source):
             return ctranslate2.read(source)
         if huggingface.is_folder(source):
@@ -36,27 +36,27 @@ def read_foreign(source: Path) -> Imported:
         if source.is_file() and source.suffix == ".bin":
             return llama2c.read(source)
     raise UserError(
-        f"{source} is of no known format; known: a folder of Hugging Face (config.json) or CTranslate2 (model.bin), "
+        f"{source}: unknown format; supported: a folder of Hugging Face (config.json) or CTranslate2 (model.bin), "
         "a file of llama.cpp (GGUF) or llama2.c (.bin)"
     )
 
 
 def import_model(source: Path, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Turn a foreign model into a new model folder."""
+    """Convert a model of another library to a new model folder."""
     _check_new(folder)
     read_foreign(source).save(folder, source.name, dtype)
 
 
 def export_model(loaded: Loaded, folder: Path, to: str) -> None:
-    """Write a model for another library into a new folder, whole or not at all."""
+    """Write a model for another library into a new folder, atomically."""
     if to not in EXPORTS:
         raise UserError(f"--to: {to!r:.40} is not allowed; use {', '.join(EXPORTS)}")
     _check_new(folder)
-    with disk.written(folder) as draft:
-        EXPORTS[to](loaded, draft)
+    with disk.atomic_folder(folder) as temporary:
+        EXPORTS[to](loaded, temporary)
 
 
 def _check_new(folder: Path) -> None:
-    """Neither direction replaces anything."""
+    """Refuse to replace files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} is there already; give a new folder, or an empty one")

@@ -1,35 +1,38 @@
-"""What an architecture of Hugging Face is to us: settings and tensor names, in both directions."""
+"""Adapter between an architecture of Hugging Face and ours: settings and tensor names, in both directions."""
 
 from collections.abc import Callable, Set
 from typing import Any, NamedTuple
 
-from clearhead.checkpoint.formats.fields import Fields
-from clearhead.checkpoint.formats.tables import Table
+from clearhead.checkpoint.formats.config_fields import Fields
+from clearhead.checkpoint.formats.name_table import Table
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 
-Renames = tuple[tuple[str, str], ...]  # pattern and replacement
+Renames = tuple[tuple[str, str], ...]  # (pattern, replacement)
 
-ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}  # ours to theirs
-SPELLINGS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+TO_HF_ACTIVATION = {"relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu"}
+FROM_HF_ACTIVATION = {theirs: ours for ours, theirs in TO_HF_ACTIVATION.items()} | {
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 
 
 class Adapter(NamedTuple):
-    """One architecture. `renames` turns older spellings of tensor names into the table's; `derived` is not needed."""
+    """One architecture of Hugging Face."""
 
     name: str
-    kinds: tuple[str, ...]  # their model_type
+    model_types: tuple[str, ...]
     family: str
     table: Callable[[ModelConfig], Table]
-    ours: Callable[[Fields, Set[str]], ModelConfig]  # their config.json and the names of their tensors
-    theirs: Callable[[ModelConfig], dict[str, Any]]
-    renames: Callable[[ModelConfig], Renames]
-    derived: tuple[str, ...] = ()
+    ours: Callable[[Fields, Set[str]], ModelConfig]  # from their config.json and tensor names
+    to_hf: Callable[[ModelConfig], dict[str, Any]]
+    renames: Callable[[ModelConfig], Renames]  # from older spellings of tensor names to those of the table
+    computed: tuple[str, ...] = ()  # patterns of tensors that we compute, so they are not read
 
 
-def spelt(fields: Fields, key: str, default: str) -> str:
-    """Our name of the activation that a config names."""
-    found = fields.text(key, default)
-    if found not in SPELLINGS:
-        raise UserError(f"{fields.where}: {key}: activation {found!r:.40} cannot be represented here")
-    return SPELLINGS[found]
+def read_activation(fields: Fields, key: str, default: str) -> str:
+    """Return our name of the activation in a config."""
+    name = fields.string(key, default)
+    if name not in FROM_HF_ACTIVATION:
+        raise UserError(f"{fields.where}: {key}: activation {name!r:.40} is not supported")
+    return FROM_HF_ACTIVATION[name]

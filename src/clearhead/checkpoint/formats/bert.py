@@ -1,16 +1,16 @@
-"""BERT as Hugging Face keeps it, with any of its heads or none (sentence encoders like MiniLM)."""
+"""BERT of Hugging Face, with any of its heads or none (sentence encoders like MiniLM)."""
 
 import re
 from collections.abc import Set
 from typing import Any
 
-from clearhead.checkpoint.formats.adapter import ACTIVATIONS, Adapter, Renames, spelt
-from clearhead.checkpoint.formats.fields import Fields
-from clearhead.checkpoint.formats.tables import Table, under
+from clearhead.checkpoint.formats.adapter import TO_HF_ACTIVATION, Adapter, Renames, read_activation
+from clearhead.checkpoint.formats.config_fields import Fields
+from clearhead.checkpoint.formats.name_table import Table, under
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 
-CLASSES = {  # the outputs that each class has
+CLASS_OUTPUTS = {  # class of Hugging Face to our outputs
     "BertModel": (),
     "BertForMaskedLM": ("lm",),
     "BertForNextSentencePrediction": ("next-sentence",),
@@ -38,7 +38,7 @@ EMBEDDING: Table = {
 
 
 def table(config: ModelConfig) -> Table:
-    """The names of a model with these outputs."""
+    """Return the table of a model with these outputs."""
     prefix = _prefix(config)
     return {
         **under("encoder.embedding", f"{prefix}embeddings", EMBEDDING),
@@ -56,46 +56,46 @@ def table(config: ModelConfig) -> Table:
 
 
 def _prefix(config: ModelConfig) -> str:
-    return "bert." if config.outputs else ""  # a model without a head stands at the root
+    return "bert." if config.outputs else ""  # models without a head have no prefix
 
 
 def ours(fields: Fields, names: Set[str]) -> ModelConfig:
-    """Which heads there are follows from the tensors: published files often hold more, or less, than their class."""
-    fields.must("an encoder that looks back only", "is_decoder", False)
-    fields.must("cross-attention", "add_cross_attention", False)
-    fields.must("relative positions", "position_embedding_type", "absolute")
-    fields.must("several labels at once", "problem_type", "single_label_classification", "regression")
+    """Read the settings; the heads follow from the tensors, as published files often differ from their class."""
+    fields.require("a causal encoder", "is_decoder", False)
+    fields.require("cross-attention", "add_cross_attention", False)
+    fields.require("relative positions", "position_embedding_type", "absolute")
+    fields.require("multi-label classification", "problem_type", "single_label_classification", "regression")
     fields.ignore("classifier_dropout", "gradient_checkpointing", "num_labels", "id2label", "label2id")
     outputs = [name for tensor, name in _OUTPUTS.items() if any(each.startswith(tensor) for each in names)]
     labels = 0
     if any(each.startswith("classifier.") for each in names):
-        kind = next((CLASSES[name] for name in fields.texts("architectures") if name in CLASSES), ())
-        if kind not in (("classes",), ("tags",)):
-            raise UserError(f"{fields.where}: architectures: a classifier of which kind? name the class")
-        outputs.append(kind[0])
-        given = fields.data.get("id2label")
-        labels = len(given) if isinstance(given, dict) else fields.whole("num_labels", 2)
+        head = next((CLASS_OUTPUTS[name] for name in fields.strings("architectures") if name in CLASS_OUTPUTS), ())
+        if head not in (("classes",), ("tags",)):
+            raise UserError(f"{fields.where}: architectures: the class of the classifier is unknown; name it")
+        outputs.append(head[0])
+        names_of_labels = fields.data.get("id2label")
+        labels = len(names_of_labels) if isinstance(names_of_labels, dict) else fields.integer("num_labels", 2)
     if "lm" in outputs:
-        fields.must("an output matrix of its own", "tie_word_embeddings", True)
+        fields.require("an untied output matrix", "tie_word_embeddings", True)
     fields.ignore("tie_word_embeddings")
     pooler = any(re.match(r"(bert\.)?pooler\.", each) for each in names)
     if "classes" in outputs and not pooler:
-        raise UserError(f"{fields.where}: classes without a pooler cannot be represented in BERT")
+        raise UserError(f"{fields.where}: classes without a pooler are not supported")
     settings: dict[str, Any] = {
         "family": "encoder",
-        "encoder_layers": fields.whole("num_hidden_layers"),
-        "dim": fields.whole("hidden_size"),
-        "heads": fields.whole("num_attention_heads"),
-        "ff_dim": fields.whole("intermediate_size"),
-        "activation": spelt(fields, "hidden_act", "gelu"),
+        "encoder_layers": fields.integer("num_hidden_layers"),
+        "dim": fields.integer("hidden_size"),
+        "heads": fields.integer("num_attention_heads"),
+        "ff_dim": fields.integer("intermediate_size"),
+        "activation": read_activation(fields, "hidden_act", "gelu"),
         "norm_position": "post",
         "norm_eps": fields.number("layer_norm_eps", 1e-12),
         "dropout": fields.number("hidden_dropout_prob", 0.1),
         "attention_dropout": fields.number("attention_probs_dropout_prob", 0.1),
         "position": "learned",
-        "max_positions": fields.whole("max_position_embeddings"),
-        "vocab_size": fields.whole("vocab_size"),
-        "segments": fields.whole("type_vocab_size", 2),
+        "max_positions": fields.integer("max_position_embeddings"),
+        "vocab_size": fields.integer("vocab_size"),
+        "segments": fields.integer("type_vocab_size", 2),
         "embedding_norm": True,
         "tie": "output" if "lm" in outputs else "none",
         "outputs": outputs,
@@ -110,15 +110,15 @@ def ours(fields: Fields, names: Set[str]) -> ModelConfig:
 _OUTPUTS = {"cls.predictions.": "lm", "cls.seq_relationship.": "next-sentence", "qa_outputs.": "span"}
 
 
-def theirs(config: ModelConfig) -> dict[str, Any]:
-    """The same in their words."""
-    names = [name for name, outputs in CLASSES.items() if outputs == config.outputs]
+def to_hf(config: ModelConfig) -> dict[str, Any]:
+    """Return config.json of Hugging Face."""
+    names = [name for name, outputs in CLASS_OUTPUTS.items() if outputs == config.outputs]
     if not names:
-        raise UserError(f"no class there has outputs: {', '.join(config.outputs)} together")
+        raise UserError(f"no class of Hugging Face has outputs: {', '.join(config.outputs)}")
     if not config.segments:
-        raise UserError("segments is 1 or more there, 0 here")
+        raise UserError("segments is 0 in this model, but at least 1 in Hugging Face")
     if config.pooling != "cls" and config.pooler:
-        raise UserError(f"pooling is that of the first token there, {config.pooling} here")
+        raise UserError(f"pooling is {config.pooling} in this model, but cls in Hugging Face")
     labels = {str(number): f"LABEL_{number}" for number in range(config.labels)}
     return {
         "architectures": names,
@@ -127,7 +127,7 @@ def theirs(config: ModelConfig) -> dict[str, Any]:
         "hidden_size": config.dim,
         "num_attention_heads": config.heads,
         "intermediate_size": config.ff_dim,
-        "hidden_act": ACTIVATIONS.get(config.activation, "gelu"),
+        "hidden_act": TO_HF_ACTIVATION.get(config.activation, "gelu"),
         "layer_norm_eps": config.norm_eps,
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": config.attention_dropout,
@@ -139,7 +139,7 @@ def theirs(config: ModelConfig) -> dict[str, Any]:
 
 
 def renames(config: ModelConfig) -> Renames:
-    """With the prefix or without, and the names of the first TensorFlow files."""
+    """Add or remove the prefix, and replace the names of TensorFlow checkpoints."""
     return (
         (r"^(?:bert\.)?(embeddings|encoder|pooler)\.", rf"{_prefix(config)}\1."),
         (r"\.gamma$", ".weight"),
@@ -148,4 +148,4 @@ def renames(config: ModelConfig) -> Renames:
     )
 
 
-BERT = Adapter("BERT", ("bert",), "encoder", table, ours, theirs, renames, (r".*embeddings\.position_ids",))
+BERT = Adapter("BERT", ("bert",), "encoder", table, ours, to_hf, renames, (r".*embeddings\.position_ids",))

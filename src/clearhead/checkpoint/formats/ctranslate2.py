@@ -1,4 +1,4 @@
-"""CTranslate2's binary layout of version 2, as its first converters wrote plain Transformers: translators, pre-norm."""
+"""CTranslate2 import: binary version 2, the pre-norm translators of its first converters."""
 
 import math
 from pathlib import Path
@@ -8,20 +8,20 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 from torch import Tensor
 
-from clearhead.checkpoint.folder import WEIGHTS
-from clearhead.checkpoint.formats.binary import Reader, opened
-from clearhead.checkpoint.formats.imported import Imported
-from clearhead.checkpoint.formats.tables import SAME, Entry, Table, shapes_of, to_ours, under
+from clearhead.checkpoint.formats.binary_reader import BinaryReader, open_binary
+from clearhead.checkpoint.formats.imported_model import ImportedModel
+from clearhead.checkpoint.formats.name_table import SAME, Entry, Table, meta_network, to_ours, under
+from clearhead.checkpoint.model_folder import WEIGHTS
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.files import read_lines
 from clearhead.text import Tokenizer
 
 FILE, VERSION = "model.bin", 2
-HEADS = {"TransformerBase": 8, "TransformerBig": 16}  # not stored, but meant by the name
-POSITIONS, UNKNOWN = 512, "<unk>"
+HEADS = {"TransformerBase": 8, "TransformerBig": 16}  # implied by the name of the specification
+MAX_POSITIONS, UNKNOWN = 512, "<unk>"
 STACKS = ("encoder", "decoder")
-FILES = ("source_vocabulary.txt", "target_vocabulary.txt")
+VOCABULARY_FILES = ("source_vocabulary.txt", "target_vocabulary.txt")
 
 NORM: Table = {"weight": "layer_norm/gamma", "bias": "layer_norm/beta"}
 LAYER: Table = {
@@ -49,80 +49,78 @@ TABLE: Table = {
 
 
 def is_folder(source: Path) -> bool:
-    """Whether this is a folder of CTranslate2; newer ones have a config.json, too."""
+    """Whether this is a CTranslate2 folder; newer ones have a config.json, too."""
     return (source / FILE).is_file() and not (source / WEIGHTS).is_file()
 
 
-def read(folder: Path) -> Imported:
-    """A translator; its sinusoids, which the file leaves to the library, become a fixed table."""
+def read(folder: Path) -> ImportedModel:
+    """Read a translator; its sinusoids, which the file does not have, become learned positions."""
     path = folder / FILE
-    with opened(path) as reader:
-        name, found = _variables(reader)
-    tokens = [_tokens(folder / file) for file in FILES]
-    config = _config(path, name, found, tokens)
-    found |= {f"{stack}/position_encodings/encodings": sinusoids(POSITIONS, config.dim) for stack in STACKS}
-    weights = to_ours(TABLE, shapes_of(config, found, path), found, path)
-    tokenizers = tuple(_tokenizer(each, folder / file) for each, file in zip(tokens, FILES, strict=True))
-    return Imported(config, weights, tokenizers, {"source_end": False}, f"CTranslate2, {name}")
+    with open_binary(path) as reader:
+        name, tensors = _read_variables(reader)
+    tokens = [_read_tokens(folder / file) for file in VOCABULARY_FILES]
+    config = _config(path, name, tensors, tokens)
+    tensors |= {f"{stack}/position_encodings/encodings": sinusoids(MAX_POSITIONS, config.dim) for stack in STACKS}
+    weights = to_ours(TABLE, meta_network(config, tensors, path), tensors, path)
+    tokenizers = tuple(_tokenizer(each, folder / file) for each, file in zip(tokens, VOCABULARY_FILES, strict=True))
+    return ImportedModel(config, weights, tokenizers, {"source_end": False}, f"CTranslate2, {name}")
 
 
-def _tokens(path: Path) -> list[str]:
-    """A token a line; the library adds the one for unknown tokens where the file has none."""
+def _read_tokens(path: Path) -> list[str]:
+    """Read one token per line; the library appends the unknown token if it is missing."""
     tokens = list(read_lines(path))
     return tokens if UNKNOWN in tokens else [*tokens, UNKNOWN]
 
 
 def sinusoids(positions: int, dim: int) -> Tensor:
-    """CTranslate2's: sines, then cosines; the exponent over width/2 − 1; positions from 1. (positions, width)"""
+    """Return CTranslate2's sinusoids (T, D): sines, then cosines; exponents over D/2 − 1; positions from 1."""
     half = dim // 2
     steps = torch.exp(torch.arange(half, dtype=torch.float32) * (-math.log(10_000.0) / max(1, half - 1)))
     angles = torch.arange(1, positions + 1, dtype=torch.float32)[:, None] * steps
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def _variables(reader: Reader) -> tuple[str, dict[str, Tensor]]:
+def _read_variables(reader: BinaryReader) -> tuple[str, dict[str, Tensor]]:
     version = reader.number("I")
     if version != VERSION:
-        raise UserError(f"{reader.path}: CTranslate2's layout of version {version} cannot be represented here; 2 can")
-    name = _name(reader)
+        raise UserError(f"{reader.path}: CTranslate2's binary version {version} is not supported; {VERSION} is")
+    name = _read_name(reader)
     if name not in HEADS:
-        raise UserError(
-            f"{reader.path}: a model of kind {name!r:.40} cannot be represented here; {', '.join(HEADS)} can"
-        )
-    reader.number("I")  # the revision of the kind
+        raise UserError(f"{reader.path}: specification {name!r:.40} is not supported; supported: {', '.join(HEADS)}")
+    reader.number("I")  # revision of the specification
     count = reader.number("I")
-    reader.room_for(count, 9, "variables")
-    found: dict[str, Tensor] = {}
+    reader.check_count(count, 9, "variables")
+    tensors: dict[str, Tensor] = {}
     for _ in range(count):
-        key = _name(reader)
+        key = _read_name(reader)
         rank = reader.number("B")
         shape = reader.numbers(f"{rank}I")
         size, items = reader.numbers("BI")
         if size != 4 or key.endswith("weight_scale"):
-            raise UserError(f"{reader.path}: {key:.60}: quantized weights cannot be represented here; fp32 can")
-        if key in found or not items or math.prod(shape) != items:
-            raise reader.wrong(f"{key:.60} stands twice, is empty, or is not of its own shape")
-        found[key] = torch.from_numpy(reader.array("<f4", items).copy()).reshape(shape)
-    if reader.at != reader.size:
-        raise reader.wrong(f"{reader.size - reader.at:,} bytes are left over")
-    return name, found
+            raise UserError(f"{reader.path}: {key:.60}: quantized weights are not supported; convert the model to fp32")
+        if key in tensors or not items or math.prod(shape) != items:
+            raise reader.error(f"{key:.60} is duplicated, empty, or does not match its shape")
+        tensors[key] = torch.from_numpy(reader.array("<f4", items).copy()).reshape(shape)
+    if reader.position != reader.size:
+        raise reader.error(f"{reader.size - reader.position:,} unexpected bytes at the end")
+    return name, tensors
 
 
-def _name(reader: Reader) -> str:
+def _read_name(reader: BinaryReader) -> str:
     return reader.text(reader.number("H")).removesuffix("\0")
 
 
-def _config(path: Path, name: str, found: dict[str, Tensor], tokens: list[list[str]]) -> ModelConfig:
+def _config(path: Path, name: str, tensors: dict[str, Tensor], tokens: list[list[str]]) -> ModelConfig:
     def shape(key: str) -> torch.Size:
-        if key not in found or found[key].dim() != 2:
-            raise UserError(f"{path}: {key} is missing, or no matrix; is it a whole Transformer?")
-        return found[key].shape
+        if key not in tensors or tensors[key].dim() != 2:
+            raise UserError(f"{path}: {key} is missing or not a matrix; only complete Transformers are supported")
+        return tensors[key].shape
 
     source, target = shape("encoder/embeddings/weight"), shape("decoder/embeddings/weight")
-    for file, each, size in zip(FILES, tokens, (source, target), strict=True):
-        if len(each) != size[0]:
-            raise UserError(f"{path.with_name(file)} has {len(each):,} tokens, but the model {size[0]:,}")
-    layers = {stack: sum(f"{stack}/layer_{n}/ffn/linear_0/weight" in found for n in range(1024)) for stack in STACKS}
+    for file, vocabulary, size in zip(VOCABULARY_FILES, tokens, (source, target), strict=True):
+        if len(vocabulary) != size[0]:
+            raise UserError(f"{path.with_name(file)} has {len(vocabulary):,} tokens, but the model {size[0]:,}")
+    layers = {stack: sum(f"{stack}/layer_{n}/ffn/linear_0/weight" in tensors for n in range(1024)) for stack in STACKS}
     settings = {
         "family": "encoder-decoder",
         "encoder_layers": layers["encoder"],
@@ -134,7 +132,7 @@ def _config(path: Path, name: str, found: dict[str, Tensor], tokens: list[list[s
         "norm_position": "pre",
         "norm_eps": 1e-5,
         "position": "learned",
-        "max_positions": POSITIONS,
+        "max_positions": MAX_POSITIONS,
         "scale_embedding": True,
         "source_vocab_size": source[0],
         "target_vocab_size": target[0],
@@ -144,10 +142,10 @@ def _config(path: Path, name: str, found: dict[str, Tensor], tokens: list[list[s
 
 
 def _tokenizer(tokens: list[str], path: Path) -> Tokenizer:
-    """Characters where every token is one; else words between spaces, as whoever trained it cut them."""
+    """Split into characters if every token is one, else at spaces."""
     vocabulary = {token: number for number, token in enumerate(tokens)}
     if len(vocabulary) < len(tokens):
-        raise UserError(f"{path} has a token twice")
+        raise UserError(f"{path} has duplicate tokens")
     special = [token for token in tokens if token.startswith("<") and token.endswith(">")]
     engine = Engine(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     if all(len(token) == 1 for token in tokens if token not in special):

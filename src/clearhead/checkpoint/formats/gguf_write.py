@@ -1,4 +1,4 @@
-"""GGUF out: Llama-type models for llama.cpp, matrices as F16 or Q8_0, with their tokenizer and chat template."""
+"""GGUF export: Llama-type models for llama.cpp in F16 or Q8_0, with tokenizer and chat template."""
 
 import json
 from collections.abc import Sequence
@@ -8,52 +8,55 @@ from typing import Any
 import numpy as np
 import torch
 
-from clearhead.checkpoint.folder import Loaded
-from clearhead.checkpoint.formats.extras import library
-from clearhead.checkpoint.formats.gguf import ADDED, CONTROL, NORMAL, RULE, UNKNOWN, table
+from clearhead.checkpoint.formats.bpe import LLAMA3_PRETOKENIZER, PRETOKENIZERS, pretokenizer_json
+from clearhead.checkpoint.formats.gguf import ADDED, CONTROL, NORMAL, ROPE_SCALING_KEY, UNKNOWN, table
+from clearhead.checkpoint.formats.hf_tokenizer import bos_ids, eos_ids, vocabulary_list
 from clearhead.checkpoint.formats.huggingface import differences
 from clearhead.checkpoint.formats.llama import LLAMA
-from clearhead.checkpoint.formats.tables import to_theirs
-from clearhead.checkpoint.formats.tokens import begin_ids, end_ids, every_token
-from clearhead.checkpoint.formats.vocabularies import WHOLE, WORDS, cut_of
+from clearhead.checkpoint.formats.name_table import to_theirs
+from clearhead.checkpoint.formats.optional_import import import_optional
+from clearhead.checkpoint.model_folder import Loaded
 from clearhead.checkpoint.tensors import tensors_of
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.model.positions import rope_frequencies
 from clearhead.text import Tokenizer
 
-UNUSED, BYTE = 5, 6  # kinds of token
+UNUSED, BYTE = 5, 6  # token types
 FILE = "model.gguf"
-SPACES = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+SPACE_NORMALIZERS = [
+    {"type": "Prepend", "prepend": "▁"},
+    {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+]
 
 
-def write_f16(loaded: Loaded, draft: Path) -> None:
-    """Matrices as F16."""
-    _write(loaded, draft, "F16")
+def write_f16(loaded: Loaded, folder: Path) -> None:
+    """Write model.gguf with matrices in F16."""
+    _write(loaded, folder, "F16")
 
 
-def write_q8_0(loaded: Loaded, draft: Path) -> None:
-    """Matrices as Q8_0, blocks of 32 numbers with one scale; one whose rows are no whole blocks as F16."""
-    _write(loaded, draft, "Q8_0")
+def write_q8_0(loaded: Loaded, folder: Path) -> None:
+    """Write model.gguf with matrices in Q8_0, or F16 where a row is not a multiple of its block of 32."""
+    _write(loaded, folder, "Q8_0")
 
 
-def _write(loaded: Loaded, draft: Path, kind: str) -> None:
+def _write(loaded: Loaded, folder: Path, kind: str) -> None:
     config = loaded.config
     _check(config)
     if len(loaded.tokenizers) != 1:
-        raise UserError("export: GGUF needs a model with its tokenizer")
-    gguf = library("gguf")
-    writer = gguf.GGUFWriter(str(draft / FILE), "llama")
-    _settings(writer, config)
+        raise UserError("export: GGUF needs one tokenizer, which this model does not have")
+    gguf = import_optional("gguf")
+    writer = gguf.GGUFWriter(str(folder / FILE), "llama")
+    _add_settings(writer, config)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if kind == "Q8_0" else gguf.LlamaFileType.MOSTLY_F16)
-    _tokenizer(writer, loaded)
+    _add_tokenizer(writer, loaded)
     tensors = to_theirs(table(config), tensors_of(loaded.network))
     if config.rope_scaling is not None:
-        plain = config.model_copy(update={"rope_scaling": None})
+        unscaled = config.model_copy(update={"rope_scaling": None})
         cpu = torch.device("cpu")
-        tensors["rope_freqs.weight"] = rope_frequencies(plain, cpu) / rope_frequencies(config, cpu)
+        tensors["rope_freqs.weight"] = rope_frequencies(unscaled, cpu) / rope_frequencies(config, cpu)
     for name, tensor in tensors.items():
-        _tensor(writer, name, tensor.float().contiguous().numpy(), kind)
+        _add_tensor(writer, name, tensor.float().contiguous().numpy(), kind)
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -63,13 +66,17 @@ def _write(loaded: Loaded, draft: Path, kind: str) -> None:
 
 
 def _check(config: ModelConfig) -> None:
-    lines = differences(LLAMA, config) if config.family == "decoder" else [f"family is {config.family}"]
-    lines += [] if config.attention == ("full",) else ["attention has a window, which llama.cpp does not read there"]
-    if lines:
-        raise UserError(f"export: GGUF holds models of Llama's kind here, but {'; '.join(lines)}")
+    problems = differences(LLAMA, config) if config.family == "decoder" else [f"family is {config.family}"]
+    problems += (
+        []
+        if config.attention == ("full",)
+        else ["attention has a window, which llama.cpp ignores for this architecture"]
+    )
+    if problems:
+        raise UserError(f"export: GGUF is supported for Llama-type models only, but {'; '.join(problems)}")
 
 
-def _settings(writer: Any, config: ModelConfig) -> None:
+def _add_settings(writer: Any, config: ModelConfig) -> None:
     writer.add_block_count(config.decoder_layers)
     writer.add_context_length(config.max_positions)
     writer.add_embedding_length(config.dim)
@@ -83,87 +90,94 @@ def _settings(writer: Any, config: ModelConfig) -> None:
     writer.add_layer_norm_rms_eps(config.norm_eps)
     writer.add_vocab_size(config.target_vocab)
     for key, value in config.rope_scaling or ():
-        writer.add_float32(f"{RULE}.{key}", value)
+        writer.add_float32(f"{ROPE_SCALING_KEY}.{key}", value)
 
 
-def _tensor(writer: Any, name: str, array: "np.ndarray[Any, Any]", kind: str) -> None:
-    types = library("gguf").GGMLQuantizationType
-    if array.ndim == 1:  # norms are few and matter much
+def _add_tensor(writer: Any, name: str, array: "np.ndarray[Any, Any]", kind: str) -> None:
+    types = import_optional("gguf").GGMLQuantizationType
+    if array.ndim == 1:  # norms: few numbers, and sensitive to rounding
         writer.add_tensor(name, array)
         return
     if kind == "Q8_0" and array.shape[-1] % 32 == 0:
-        writer.add_tensor(name, library("gguf.quants").quantize(array, types.Q8_0), raw_dtype=types.Q8_0)
+        writer.add_tensor(name, import_optional("gguf.quants").quantize(array, types.Q8_0), raw_dtype=types.Q8_0)
         return
     if np.abs(array).max(initial=0) > np.finfo(np.float16).max:
-        raise UserError(f"export: {name} holds numbers beyond F16's range")
+        raise UserError(f"export: {name} has numbers outside F16's range")
     writer.add_tensor(name, array.astype(np.float16))
 
 
-def _tokenizer(writer: Any, loaded: Loaded) -> None:
+def _add_tokenizer(writer: Any, loaded: Loaded) -> None:
     tokenizer, size = loaded.tokenizers[0], loaded.config.target_vocab
-    written = json.loads(tokenizer.engine.to_str())
-    model = written["model"]
-    tokens, kinds = every_token(tokenizer, size), [UNUSED] * size
+    settings = json.loads(tokenizer.engine.to_str())
+    model = settings["model"]
+    tokens, types = vocabulary_list(tokenizer, size), [UNUSED] * size
     for number in tokenizer.vocabulary.values():
-        kinds[number] = NORMAL
-    for added in written["added_tokens"]:
-        kinds[added["id"]] = CONTROL if added["special"] else ADDED
+        types[number] = NORMAL
+    for added in settings["added_tokens"]:
+        types[added["id"]] = CONTROL if added["special"] else ADDED
     if model["type"] != "BPE":
-        raise UserError(f"export: GGUF has no place for a tokenizer of kind {model['type']}; train one as byte-bpe")
+        raise UserError(f"export: GGUF does not support a {model['type']} tokenizer; train one of kind byte-bpe")
     if model.get("byte_fallback"):
-        _pieces(writer, tokenizer, written, tokens, kinds)
+        _add_sentencepiece_bpe(writer, tokenizer, settings, tokens, types)
     else:
-        _bytes(writer, written, tokens)
-    writer.add_token_types(kinds)
-    begins, ends = begin_ids(loaded), end_ids(loaded)
-    if len(begins) > 1 or not 1 <= len(ends) <= 3:  # without an end, llama.cpp would take a word for it
-        raise UserError("export: GGUF needs one token at most that begins a text, and one to three that end it")
-    writer.add_add_bos_token(bool(begins))
-    if begins:
-        writer.add_bos_token_id(begins[0])
-    for add, end in zip(
-        (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id), ends, strict=False
-    ):
-        add(end)
+        _add_byte_level_bpe(writer, settings, tokens)
+    writer.add_token_types(types)
+    begin, end = bos_ids(loaded), eos_ids(loaded)
+    if len(begin) > 1 or not 1 <= len(end) <= 3:  # without an end token, llama.cpp would use another token
+        raise UserError("export: GGUF supports at most one begin token and one to three end tokens")
+    writer.add_add_bos_token(bool(begin))
+    if begin:
+        writer.add_bos_token_id(begin[0])
+    add_end = (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
+    for add, token_id in zip(add_end, end, strict=False):
+        add(token_id)
     if "pad" in tokenizer.roles:
         writer.add_pad_token_id(tokenizer.roles["pad"])
     if template := loaded.extra.get("chat_template"):
         writer.add_chat_template(template)
 
 
-def _bytes(writer: Any, written: dict[str, Any], tokens: Sequence[str]) -> None:
-    """Byte-level BPE with merges."""
-    model = written["model"]
-    marked = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
-    way = written["pre_tokenizer"], bool(model.get("ignore_merges"))
-    name = next((name for name in WORDS if way == (cut_of(name), name == WHOLE) and not marked), None)
-    if name is None or written["normalizer"] is not None:
-        what = "way to cut words" if name is None else "normalizer (lower-casing or the like)"
-        raise UserError(f"export: GGUF has no place for this tokenizer's {what}; train one as byte-bpe")
+def _add_byte_level_bpe(writer: Any, settings: dict[str, Any], tokens: Sequence[str]) -> None:
+    """Add byte-level BPE with merges."""
+    model = settings["model"]
+    affixed = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+    splitting = settings["pre_tokenizer"], bool(model.get("ignore_merges"))
+    name = next((name for name in PRETOKENIZERS if splitting == _splitting(name) and not affixed), None)
+    if name is None or settings["normalizer"] is not None:
+        part = "pre-tokenizer" if name is None else "normalizer"
+        raise UserError(f"export: GGUF does not support this tokenizer's {part}; train one of kind byte-bpe")
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(name)
     writer.add_token_list(tokens)
     writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
 
 
-def _pieces(
-    writer: Any, tokenizer: Tokenizer, written: dict[str, Any], tokens: Sequence[str], kinds: list[int]
+def _splitting(name: str) -> tuple[Any, bool]:
+    """Return the pre-tokenizer of a GGUF name, and whether a word that is a token is not split."""
+    return pretokenizer_json(name), name == LLAMA3_PRETOKENIZER
+
+
+def _add_sentencepiece_bpe(
+    writer: Any, tokenizer: Tokenizer, settings: dict[str, Any], tokens: Sequence[str], types: list[int]
 ) -> None:
-    """SentencePiece's BPE: the earlier a piece is made, the better its score."""
-    model, spaces = written["model"], written["normalizer"] or {}
-    if written["pre_tokenizer"] is not None or spaces.get("normalizers", [spaces]) not in (SPACES, SPACES[1:]):
-        raise UserError("export: GGUF has no place for this tokenizer's way to cut words or write spaces")
+    """Add SentencePiece's BPE: the earlier a merge, the higher its score."""
+    model, normalizer = settings["model"], settings["normalizer"] or {}
+    if settings["pre_tokenizer"] is not None or normalizer.get("normalizers", [normalizer]) not in (
+        SPACE_NORMALIZERS,
+        SPACE_NORMALIZERS[1:],
+    ):
+        raise UserError("export: GGUF does not support this tokenizer's pre-tokenizer or normalizer")
     scores = [-float(len(model["merges"]) + 1)] * len(tokens)
     for rank, (left, right) in reversed([*enumerate(model["merges"])]):
         scores[tokenizer.vocabulary[left + right]] = -float(rank)
     for number, token in enumerate(tokens):
         if len(token) == 6 and token.startswith("<0x"):
-            kinds[number] = BYTE
+            types[number] = BYTE
     if model.get("unk_token") in tokenizer.vocabulary:
-        kinds[tokenizer.vocabulary[model["unk_token"]]] = UNKNOWN
+        types[tokenizer.vocabulary[model["unk_token"]]] = UNKNOWN
         writer.add_unk_token_id(tokenizer.vocabulary[model["unk_token"]])
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
-    writer.add_add_space_prefix(spaces.get("normalizers") == SPACES)
+    writer.add_add_space_prefix(normalizer.get("normalizers") == SPACE_NORMALIZERS)
     writer.add_token_list(tokens)
     writer.add_token_scores(scores)

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face: config.json, safetensors in one file or several, tokenizer.json."""
+"""Hugging Face import and export: config.json, safetensors in one file or sharded, tokenizer.json."""
 
 import functools
 import logging
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from clearhead.checkpoint import disk
-from clearhead.checkpoint.folder import CONFIG, FORMAT, INDEX, WEIGHTS, Loaded, save_weights, weight_files
 from clearhead.checkpoint.formats.adapter import Adapter
 from clearhead.checkpoint.formats.bert import BERT
-from clearhead.checkpoint.formats.fields import Fields
+from clearhead.checkpoint.formats.config_fields import Fields
 from clearhead.checkpoint.formats.gpt import GPT1, GPT2
-from clearhead.checkpoint.formats.imported import Imported
+from clearhead.checkpoint.formats.hf_tokenizer import read_hf_tokenizer, special_ids, write_hf_tokenizer
+from clearhead.checkpoint.formats.imported_model import ImportedModel
 from clearhead.checkpoint.formats.llama import LLAMA
 from clearhead.checkpoint.formats.marian import MARIAN, check_positions
-from clearhead.checkpoint.formats.sentences import read_pooling, write_pooling
-from clearhead.checkpoint.formats.tables import look_up, shapes_of, to_ours, to_theirs
-from clearhead.checkpoint.formats.tokens import hugging_face_files, hugging_face_tokenizer, special_ids
+from clearhead.checkpoint.formats.name_table import find_entry, meta_network, to_ours, to_theirs
+from clearhead.checkpoint.formats.sentence_transformers import read_pooling, write_pooling
+from clearhead.checkpoint.model_folder import CONFIG, FORMAT, INDEX, WEIGHTS, Loaded, save_weights, weight_files
 from clearhead.checkpoint.tensors import read_tensors, tensors_of
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
@@ -29,102 +29,105 @@ from clearhead.model import build
 
 log = logging.getLogger("clearhead")
 ADAPTERS = (BERT, GPT2, GPT1, LLAMA, MARIAN)
-KINDS = [kind for adapter in ADAPTERS for kind in adapter.kinds]
-ADAPTER = "adapter_config.json"  # of a LoRA or the like, which their library would add
+MODEL_TYPES = [model_type for adapter in ADAPTERS for model_type in adapter.model_types]
+PEFT_CONFIG = "adapter_config.json"  # of a LoRA or similar, which transformers would load
 TASKS = {"classes": "classification", "tags": "tagging", "span": "answering"}
-# Of no consequence to what a model computes: how it was made and how their library should hold it.
-ABOUT = (
+# Keys that do not change what a model computes.
+IGNORED_KEYS = (
     *("architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache", "_name_or_path"),
     *("initializer_range", "tokenizer_class", "is_encoder_decoder", "_num_labels", "num_labels", "finetuning_task"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id", "sep_token_id"),
     *("_attn_implementation_autoset", "output_past", "task_specific_params", "gradient_checkpointing"),
 )
-KNOWN = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
-FREE = {"init", "dropout", "attention_dropout"}  # of training alone
-# It always has an output bias, for which zeros will do, and may say one size of vocabulary as two.
-MARIANS = {"output_bias", "vocab_size", "source_vocab_size", "target_vocab_size"}
-WORDS = {"tie", "output_bias"}  # of no consequence without a head for words
+DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+TRAINING_ONLY = {"init", "dropout", "attention_dropout"}
+# Marian always has an output bias, which may be zero, and may have one vocabulary size as two.
+MARIAN_IGNORED = {"output_bias", "vocab_size", "source_vocab_size", "target_vocab_size"}
+LM_ONLY = {"tie", "output_bias"}  # without meaning if there is no LM head
 
 
 def is_folder(source: Path) -> bool:
-    """Whether this is a folder of Hugging Face, as far as one sees from outside."""
+    """Whether this looks like a Hugging Face folder."""
     return (source / CONFIG).is_file()
 
 
-def read(folder: Path) -> Imported:
-    """A model of a folder; what its class has and we have not is refused by name."""
+def read(folder: Path) -> ImportedModel:
+    """Read a model folder; features that we do not support are refused by name."""
     fields = Fields(disk.read_json(folder / CONFIG), folder / CONFIG)
     if fields.data.get("format") == FORMAT:
-        raise UserError(f"{folder} is a model folder of ours already; use it as it is")
+        raise UserError(f"{folder} is a Clearhead model folder already; use it directly")
     adapter = adapter_of(fields)
-    if (folder / ADAPTER).is_file():
-        raise UserError(f"{folder / ADAPTER}: weights beside the weights cannot be represented here; merge them first")
-    fields.must("quantized weights", "quantization_config")
-    fields.must("code of its own", "auto_map")
-    fields.ignore(*ABOUT)
-    found = _tensors(folder)
-    config = adapter.ours(fields, found.keys())
+    if (folder / PEFT_CONFIG).is_file():
+        raise UserError(f"{folder / PEFT_CONFIG}: adapters are not supported; merge them into the model first")
+    fields.require("quantized weights", "quantization_config")
+    fields.require("custom code", "auto_map")
+    fields.ignore(*IGNORED_KEYS)
+    tensors = _read_tensors(folder)
+    config = adapter.ours(fields, tensors.keys())
     if adapter is MARIAN:
-        check_positions(config, found, folder)
+        check_positions(config, tensors, folder)
     if unknown := fields.unknown():
-        log.warning("%s: %s: not known here, left aside", folder / CONFIG, ", ".join(unknown))
-    weights = to_ours(adapter.table(config), shapes_of(config, found, folder), renamed(adapter, config, found), folder)
-    tokenizers = hugging_face_tokenizer(folder)
-    name = next(iter(fields.texts("architectures")), adapter.name)
-    return Imported(config, weights, tokenizers, _extra(folder, fields, config, tokenizers), name[:80])
+        log.warning("%s: %s: unknown settings, ignored", folder / CONFIG, ", ".join(unknown))
+    network = meta_network(config, tensors, folder)
+    weights = to_ours(adapter.table(config), network, renamed(adapter, config, tensors), folder)
+    tokenizers = read_hf_tokenizer(folder)
+    name = next(iter(fields.strings("architectures")), adapter.name)
+    return ImportedModel(config, weights, tokenizers, _extra(folder, fields, config, tokenizers), name[:80])
 
 
-def renamed(adapter: Adapter, config: ModelConfig, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Their tensors under the names of the table, without what follows from others."""
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in found.items():
+def renamed(adapter: Adapter, config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return their tensors under the names of the table, without those that we compute."""
+    by_name: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
         for pattern, replacement in adapter.renames(config):
             name = re.sub(pattern, replacement, name)
-        if any(re.fullmatch(pattern, name) for pattern in adapter.derived):
+        if any(re.fullmatch(pattern, name) for pattern in adapter.computed):
             continue
-        if name in tensors and not tensors[name].equal(tensor):
-            raise UserError(f"{name} stands twice in the file, with different numbers")
-        tensors[name] = tensor
-    return tensors
+        if name in by_name and not by_name[name].equal(tensor):
+            raise UserError(f"{name} is duplicated in the file, with different values")
+        by_name[name] = tensor
+    return by_name
 
 
 def adapter_of(fields: Fields) -> Adapter:
-    """The adapter of the architecture that a config.json names."""
-    kind = fields.text("model_type")
+    """Return the adapter of a config.json's model_type."""
+    model_type = fields.string("model_type")
     for adapter in ADAPTERS:
-        if kind in adapter.kinds:
+        if model_type in adapter.model_types:
             return adapter
-    raise UserError(f"{fields.where}: model_type: {kind!r:.40} is not known here; known: {', '.join(KINDS)}")
+    raise UserError(
+        f"{fields.where}: model_type: {model_type!r:.40} is not supported; supported: {', '.join(MODEL_TYPES)}"
+    )
 
 
-def _tensors(folder: Path) -> dict[str, Tensor]:
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
     names = {path.name for path in folder.iterdir()}
     pickled = next((name for name in sorted(names) if name.endswith((".bin", ".pt", ".pth", ".ckpt"))), None)
     if not names & {WEIGHTS, INDEX} and pickled:
         raise UserError(f"{folder / pickled} is a pickle, which can run code; convert it to safetensors first")
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in weight_files(folder, names):
-        tensors = read_tensors(folder / file)
-        if twice := found.keys() & tensors.keys():
-            raise UserError(f"{folder / file}: {min(twice)} stands in two files")
-        found |= tensors
-    return _of_one_kind(found, folder)
+        shard = read_tensors(folder / file)
+        if duplicates := tensors.keys() & shard.keys():
+            raise UserError(f"{folder / file}: {min(duplicates)} is in two files")
+        tensors |= shard
+    return _to_one_dtype(tensors, folder)
 
 
-def _of_one_kind(found: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """Weights of several kinds of number become the widest of them, as a network needs one."""
-    kinds = {tensor.dtype for tensor in found.values() if tensor.is_floating_point()}
-    if unknown := kinds - KNOWN:
-        raise UserError(f"{folder}: weights as {unknown.pop()} cannot be represented here")
-    if len(kinds) < 2:
-        return found
-    widest = functools.reduce(torch.promote_types, kinds)
-    log.warning("%s: weights of several kinds of number, read as %s", folder, str(widest).removeprefix("torch."))
-    return {name: tensor.to(widest) if tensor.is_floating_point() else tensor for name, tensor in found.items()}
+def _to_one_dtype(tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """Convert weights of mixed dtypes to the widest."""
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    if unknown := dtypes - DTYPES:
+        raise UserError(f"{folder}: weights of dtype {unknown.pop()} are not supported")
+    if len(dtypes) < 2:
+        return tensors
+    widest = functools.reduce(torch.promote_types, dtypes)
+    log.warning("%s: weights of several dtypes, converted to %s", folder, str(widest).removeprefix("torch."))
+    return {name: tensor.to(widest) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 def _extra(folder: Path, fields: Fields, config: ModelConfig, tokenizers: tuple[Any, ...]) -> dict[str, Any]:
-    """What else a folder says that our verbs need."""
+    """Return task, labels, special tokens and pooling for our config.json."""
     extra: dict[str, Any] = {}
     labels = fields.data.get("id2label")
     if config.labels and isinstance(labels, dict):
@@ -136,48 +139,50 @@ def _extra(folder: Path, fields: Fields, config: ModelConfig, tokenizers: tuple[
     return extra | read_pooling(folder)
 
 
-def write(loaded: Loaded, draft: Path) -> None:
-    """Our model as a folder of theirs, if its architecture is one of theirs; else what differs is named."""
+def write(loaded: Loaded, folder: Path) -> None:
+    """Write a folder of theirs, or name what differs from the nearest of their architectures."""
     config, tensors = loaded.config, tensors_of(loaded.network)
-    adapter = _nearest(config)
-    theirs = adapter.theirs(config) | {"dtype": str(next(iter(tensors.values())).dtype).removeprefix("torch.")}
-    ids = hugging_face_files(loaded, draft)
-    write_pooling(loaded, draft)
+    adapter = _matching_adapter(config)
+    settings = adapter.to_hf(config) | {"dtype": str(next(iter(tensors.values())).dtype).removeprefix("torch.")}
+    ids = write_hf_tokenizer(loaded, folder)
+    write_pooling(loaded, folder)
     if adapter is MARIAN and "heads.lm_head.proj.bias" not in tensors:
         tensors["heads.lm_head.proj.bias"] = tensors["encoder.embedding.tokens.weight"].new_zeros(config.target_vocab)
     if config.labels and loaded.extra.get("labels"):
         names = [str(name) for name in loaded.extra["labels"]]
-        theirs |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
-    disk.write_json(draft / CONFIG, theirs | ids)
-    save_weights(draft, to_theirs(adapter.table(config), tensors))
+        settings |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
+    disk.write_json(folder / CONFIG, settings | ids)
+    save_weights(folder, to_theirs(adapter.table(config), tensors))
 
 
-def _nearest(config: ModelConfig) -> Adapter:
-    """The architecture of theirs that is ours; where none is, the difference to the nearest."""
-    found = {
-        adapter.name: (differences(adapter, config), adapter) for adapter in ADAPTERS if adapter.family == config.family
-    }
-    lines, adapter = min(found.values(), key=lambda each: len(each[0]))
+def _matching_adapter(config: ModelConfig) -> Adapter:
+    """Return the adapter of the same architecture, or name the differences to the nearest."""
+    candidates = [(differences(adapter, config), adapter) for adapter in ADAPTERS if adapter.family == config.family]
+    lines, adapter = min(candidates, key=lambda candidate: len(candidate[0]))
     if lines:
-        raise UserError(f"export: {adapter.name} is the nearest that Hugging Face has, but {'; '.join(lines)}")
+        raise UserError(f"export: {adapter.name} is the nearest architecture of Hugging Face, but {'; '.join(lines)}")
     return adapter
 
 
 def differences(adapter: Adapter, config: ModelConfig) -> list[str]:
-    """What our config would come back as: every setting that it would lose."""
-    free = FREE | (MARIANS if adapter is MARIAN else set()) | (set() if "lm" in config.outputs else WORDS)
-    entries = {name: look_up(name, adapter.table(config)) for name in tensors_of(build(config, "meta"))}
+    """Return every setting that would change if the exported config were imported again."""
+    ignored = (
+        TRAINING_ONLY
+        | (MARIAN_IGNORED if adapter is MARIAN else set())
+        | (set() if "lm" in config.outputs else LM_ONLY)
+    )
+    entries = {name: find_entry(name, adapter.table(config)) for name in tensors_of(build(config, "meta"))}
     try:
         names = {entry.name for entry in entries.values() if entry is not None}
-        back = adapter.ours(Fields(adapter.theirs(config), adapter.name), names)
+        back = adapter.ours(Fields(adapter.to_hf(config), adapter.name), names)
     except UserError as error:
         return [str(error)]
     lines = [
-        f"{key} is {_shown(value)} there, {_shown(getattr(config, key))} here"
+        f"{key} is {_shown(getattr(config, key))} in this model, but {_shown(value)} there"
         for key, value in back
-        if key not in free and value != getattr(config, key)
+        if key not in ignored and value != getattr(config, key)
     ]
-    return lines or [f"it has no place for {name}" for name, entry in entries.items() if entry is None]
+    return lines or [f"it does not have {name}" for name, entry in entries.items() if entry is None]
 
 
 def _shown(value: Any) -> str:

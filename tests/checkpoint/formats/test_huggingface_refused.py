@@ -1,4 +1,4 @@
-"""Folders of Hugging Face that would come out wrong without a word: refused by name, or read as transformers does."""
+"""Hugging Face folders with features that would silently give wrong outputs: refused, or read as transformers does."""
 
 import json
 from pathlib import Path
@@ -22,49 +22,57 @@ from tests.checkpoint.small import tokenizer
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 LINEAR = {"type": "linear", "factor": 2.0}
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "a text for a group": ("llama2", {"rope_scaling": "yarn"}, "rope_scaling: 'yarn' is no group of settings"),
-    "the older of two": ("llama2", {"rope_scaling": LINEAR}, "rope_scaling: rope_type: scaling of kind 'linear'"),
-    "by kind of layer": ("llama2", {"rope_parameters": {"full_attention": ROPE}}, "full_attention: rotary positions"),
-    "half a head": ("llama2", {"rope_parameters": ROPE | {"partial_rotary_factor": 0.5}}, "a part of each head"),
-    "side by side": ("llama2", {"rope_interleaved": True}, "rotary pairs side by side"),
-    "window of a Llama": ("llama2", {"sliding_window": 3}, "sliding_window: 3: a window in a Llama"),
-    "several labels": ("bert-classes", {"problem_type": "multi_label_classification"}, "several labels at once"),
-    "first word": ("marian", {"forced_bos_token_id": 3}, "forced_bos_token_id: 3: a first word that is given"),
-    "untied BERT": ("bert-words", {"tie_word_embeddings": False}, "an output matrix of its own"),
+    "string instead of group": ("llama2", {"rope_scaling": "yarn"}, "rope_scaling: 'yarn' is not a group of settings"),
+    "older key first": ("llama2", {"rope_scaling": LINEAR}, "rope_scaling: rope_type: scaling of type 'linear'"),
+    "per layer type": (
+        "llama2",
+        {"rope_parameters": {"full_attention": ROPE}},
+        "full_attention: this type",
+    ),
+    "partial rotary": (
+        "llama2",
+        {"rope_parameters": ROPE | {"partial_rotary_factor": 0.5}},
+        "a partial rotary embedding",
+    ),
+    "interleaved": ("llama2", {"rope_interleaved": True}, "interleaved rotary pairs"),
+    "Llama with window": ("llama2", {"sliding_window": 3}, "sliding_window: 3: a window in a Llama"),
+    "multi-label": ("bert-classes", {"problem_type": "multi_label_classification"}, "multi-label classification"),
+    "forced token": ("marian", {"forced_bos_token_id": 3}, "forced_bos_token_id: 3: a forced first token"),
+    "untied BERT": ("bert-lm", {"tie_word_embeddings": False}, "an untied output matrix"),
 }
 
 
-def changed(folder: Path, settings: dict[str, Any]) -> None:
+def change_config(folder: Path, settings: dict[str, Any]) -> None:
     config = folder / "config.json"
     found = json.loads(config.read_text()) | settings
     config.write_text(json.dumps({key: value for key, value in found.items() if value != "absent"}))
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_changes_the_mathematics_is_refused_by_name(what: str, tmp_path: Path) -> None:
-    name, settings, message = REFUSED[what]
+def test_unsupported_features_are_named(case: str, tmp_path: Path) -> None:
+    name, settings, message = REFUSED[case]
     saved(name, tmp_path)
-    changed(tmp_path, settings)
+    change_config(tmp_path, settings)
     with pytest.raises(UserError, match=message):
         read_foreign(tmp_path)
 
 
-def test_a_mistral_that_says_nothing_of_a_window_has_that_of_transformers(tmp_path: Path) -> None:
+def test_a_mistral_without_window_setting_has_the_default_of_transformers(tmp_path: Path) -> None:
     saved("mistral", tmp_path)
-    for said, expected in (("absent", 4096), (None, None), (5, 5)):
-        changed(tmp_path, {"sliding_window": said})
+    for value, expected in (("absent", 4096), (None, None), (5, 5)):
+        change_config(tmp_path, {"sliding_window": value})
         assert read_foreign(tmp_path).config.window == expected
         assert transformers.AutoConfig.from_pretrained(tmp_path).sliding_window == expected
 
 
-def test_an_adapter_beside_the_weights_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_peft_adapter_is_refused(tmp_path: Path) -> None:
     saved("llama2", tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"adapter_config\.json: weights beside the weights"):
+    with pytest.raises(UserError, match=r"adapter_config\.json: adapters are not supported"):
         read_foreign(tmp_path)
 
 
-def test_positions_in_a_file_must_be_the_sinusoids(tmp_path: Path) -> None:
+def test_stored_positions_must_be_the_sinusoids(tmp_path: Path) -> None:
     theirs = saved("marian", tmp_path)
     file, name = tmp_path / "model.safetensors", "model.encoder.embed_positions.weight"
     tensors, table = load_file(file), theirs.model.encoder.embed_positions.weight.detach()
@@ -76,7 +84,7 @@ def test_positions_in_a_file_must_be_the_sinusoids(tmp_path: Path) -> None:
             read_foreign(tmp_path)
 
 
-def test_a_bias_of_two_rows_is_not_cut_to_one(tmp_path: Path) -> None:
+def test_a_bias_with_two_rows_is_refused(tmp_path: Path) -> None:
     saved("marian", tmp_path / "theirs")
     file = tmp_path / "theirs" / "model.safetensors"
     save_file(load_file(file) | {"final_logits_bias": torch.randn(2, 97)}, file)
@@ -84,9 +92,9 @@ def test_a_bias_of_two_rows_is_not_cut_to_one(tmp_path: Path) -> None:
         import_model(tmp_path / "theirs", tmp_path / "ours")
 
 
-def test_a_bert_of_one_label_gives_a_number(tmp_path: Path) -> None:
+def test_a_bert_with_one_label_is_a_regression_model(tmp_path: Path) -> None:
     saved("bert-classes", tmp_path)
-    changed(tmp_path, {"id2label": {"0": "similarity"}, "label2id": {"similarity": 0}})
+    change_config(tmp_path, {"id2label": {"0": "similarity"}, "label2id": {"similarity": 0}})
     file = tmp_path / "model.safetensors"
     save_file({name: t[:1] if name.startswith("classifier") else t for name, t in load_file(file).items()}, file)
     assert read_foreign(tmp_path).extra["task"] == "regression"
@@ -102,11 +110,11 @@ def exported(settings: dict[str, Any], folder: Path) -> Any:
     return network
 
 
-@pytest.mark.parametrize("outputs", [["classes"], ["tags"], ["span"], ["words"], ["words", "next-sentence"], []])
-def test_a_bert_of_ours_with_any_head_or_none_goes_to_transformers(outputs: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("outputs", [["classes"], ["tags"], ["span"], ["lm"], ["lm", "next-sentence"], []])
+def test_a_bert_with_any_head_or_none_is_exported(outputs: list[str], tmp_path: Path) -> None:
     settings = preset("bert-tiny").model_dump() | {"vocab_size": 300, "max_positions": 32, "outputs": outputs}
     settings |= {"labels": 3} if {"classes", "tags"} & {*outputs} else {}
-    network = exported(settings | {"pooler": outputs not in (["tags"], ["span"], ["words"])}, tmp_path)
+    network = exported(settings | {"pooler": outputs not in (["tags"], ["span"], ["lm"])}, tmp_path)
     [name] = json.loads((tmp_path / "hf" / "config.json").read_text())["architectures"]
     assert_same(network, getattr(transformers, name).from_pretrained(tmp_path / "hf").eval())
 
@@ -114,24 +122,24 @@ def test_a_bert_of_ours_with_any_head_or_none_goes_to_transformers(outputs: list
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"tie": "none"}, "an output matrix of its own"),
-        ({"segments": 0}, "segments is 1 or more there, 0 here"),
-        ({"outputs": ["lm", "span"]}, "no class there has outputs: words, span together"),
-        ({"pooling": "mean"}, "pooling is that of the first token there, mean here"),
+        ({"tie": "none"}, "an untied output matrix"),
+        ({"segments": 0}, "segments is 0 in this model, but at least 1"),
+        ({"outputs": ["lm", "span"]}, "no class of Hugging Face has outputs: lm, span"),
+        ({"pooling": "mean"}, "pooling is mean in this model, but cls"),
     ],
 )
-def test_a_bert_that_they_lack_is_refused_by_name(settings: dict[str, Any], named: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=named):
+def test_a_bert_without_hugging_face_class_is_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
         exported(preset("bert-tiny").model_dump() | {"vocab_size": 300, "outputs": ["lm"]} | settings, tmp_path)
 
 
-def test_a_translator_with_one_vocabulary_in_two_matrices_is_a_marian(tmp_path: Path) -> None:
+def test_a_translator_with_untied_embeddings_of_one_vocabulary_is_exported(tmp_path: Path) -> None:
     settings = preset("tiny-translator").model_dump() | {"vocab_size": 300, "tie": "output", "sinusoid": "halves"}
     network = exported(settings | {"dim": 32, "head_dim": 8, "ff_dim": 48}, tmp_path)
     assert_same(network, transformers.MarianMTModel.from_pretrained(tmp_path / "hf").eval())
 
 
-def test_neither_direction_replaces_anything(tmp_path: Path) -> None:
+def test_import_never_replaces_files(tmp_path: Path) -> None:
     saved("llama2", tmp_path / "theirs")
     import_model(tmp_path / "theirs", tmp_path / "ours")
     before = (tmp_path / "ours" / "manifest.json").read_bytes()
@@ -141,7 +149,7 @@ def test_neither_direction_replaces_anything(tmp_path: Path) -> None:
     assert (tmp_path / "ours" / "manifest.json").read_bytes() == before
 
 
-def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_read_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise PermissionError(13, "Permission denied")
 
@@ -153,7 +161,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("value", [{}, [], 7, None, "../model.safetensors"])
-def test_an_index_that_names_no_file_is_refused(value: Any, tmp_path: Path) -> None:
+def test_an_index_with_invalid_file_names_is_refused(value: Any, tmp_path: Path) -> None:
     saved("llama2", tmp_path, max_shard_size="60KB")
     index = tmp_path / "model.safetensors.index.json"
     found = json.loads(index.read_text())

@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face folders: ours work there, theirs here, with the same tokens around a text."""
+"""Tokenizers of Hugging Face folders, imported and exported with their special tokens."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ from tests.checkpoint.formats.peers import saved
 from tests.checkpoint.small import tokenizer
 
 
-def test_our_tokenizer_works_in_transformers_and_frames_texts_as_we_do(tmp_path: Path) -> None:
+def test_an_exported_tokenizer_adds_the_same_special_tokens_in_transformers(tmp_path: Path) -> None:
     tokens = tokenizer()
     config = preset("tiny-llama").model_dump() | {"vocab_size": len(tokens)}
     save_model(tmp_path / "ours", build(ModelConfig.build(config)), tokens)
@@ -36,10 +36,10 @@ def test_our_tokenizer_works_in_transformers_and_frames_texts_as_we_do(tmp_path:
     assert model.generation_config.bos_token_id == tokens.id("begin")
     import_model(tmp_path / "hf", tmp_path / "again")
     assert load_model(tmp_path / "again").extra["begin"] == [tokens.id("begin")]
-    assert load_model(tmp_path / "again").extra["ends"] == [tokens.id("end")]
+    assert load_model(tmp_path / "again").extra["eos_ids"] == [tokens.id("end")]
 
 
-def test_a_bert_vocabulary_is_read_with_or_without_capitals(tmp_path: Path) -> None:
+def test_a_bert_vocabulary_is_read_cased_or_uncased(tmp_path: Path) -> None:
     saved("bert", tmp_path)
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\nThe\ncat\n##s\n")
     assert read_foreign(tmp_path).tokenizers[0].encode("The cats") == [4, 6, 7]
@@ -47,11 +47,11 @@ def test_a_bert_vocabulary_is_read_with_or_without_capitals(tmp_path: Path) -> N
     assert read_foreign(tmp_path).tokenizers[0].encode("The cats") == [5, 6, 7]
 
 
-def test_two_files_that_contradict_each_other_on_capitals_are_refused(tmp_path: Path) -> None:
-    """Their library believes tokenizer_config.json, where the class is BERT's."""
+def test_files_that_contradict_each_other_on_case_are_refused(tmp_path: Path) -> None:
+    """transformers prefers tokenizer_config.json if the class is BERT's."""
     saved("bert", tmp_path)
     engine = Engine(WordPiece({"[UNK]": 0, "the": 1, "The": 2}, unk_token="[UNK]"))
-    for lowercase, said, kind, fits in (
+    for lowercase, lowercase_setting, tokenizer_class, agree in (
         (True, True, "BertTokenizer", True),
         (True, False, "BertTokenizer", False),
         (False, True, "BertTokenizerFast", False),
@@ -59,32 +59,32 @@ def test_two_files_that_contradict_each_other_on_capitals_are_refused(tmp_path: 
     ):
         engine.normalizer = BertNormalizer(lowercase=lowercase)
         engine.save(str(tmp_path / "tokenizer.json"))
-        about = {"do_lower_case": said, "tokenizer_class": kind}
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
-        if fits:
+        settings = {"do_lower_case": lowercase_setting, "tokenizer_class": tokenizer_class}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        if agree:
             assert read_foreign(tmp_path).tokenizers[0].encode("The") == [1 if lowercase else 2]
             continue
-        with pytest.raises(UserError, match=r"do_lower_case: .* another case than that of tokenizer\.json"):
+        with pytest.raises(UserError, match=r"do_lower_case: .* another value than in tokenizer\.json"):
             read_foreign(tmp_path)
 
 
-def test_only_what_stands_in_front_of_a_text_begins_it(tmp_path: Path) -> None:
+def test_only_tokens_before_a_text_are_begin_tokens(tmp_path: Path) -> None:
     saved("llama2", tmp_path)
     tokens = train(["a b", "b a"], "char", 20)
     begin, end = tokens.id("begin"), tokens.id("end")
     special = [("<begin>", begin), ("<end>", end)]
-    for frame, expected in (("<begin> $A <end>", [begin]), ("$A <end>", []), ("<begin> <begin> $A", [begin, begin])):
-        tokens.engine.post_processor = TemplateProcessing(single=frame, special_tokens=special)
+    for template, expected in (("<begin> $A <end>", [begin]), ("$A <end>", []), ("<begin> <begin> $A", [begin, begin])):
+        tokens.engine.post_processor = TemplateProcessing(single=template, special_tokens=special)
         tokens.save(tmp_path)
         assert read_foreign(tmp_path).extra["begin"] == expected
 
 
-def test_what_begins_a_text_is_read_from_any_kind_of_tokenizer(tmp_path: Path) -> None:
-    """Also where `a` is no token, or unknown and written as the token that begins a text."""
+def test_begin_tokens_are_read_from_any_post_processor(tmp_path: Path) -> None:
+    """Also if `a` is not in the vocabulary, or encoded as the begin token."""
     saved("llama2", tmp_path)
-    frame = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    template = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     for model in (WordLevel({"<s>": 0, "</s>": 1, "b": 2}), WordLevel({"<s>": 0, "</s>": 1, "b": 2}, unk_token="<s>")):
-        for processor in (frame, RobertaProcessing(("</s>", 1), ("<s>", 0)), Sequence([ByteLevel(), frame])):
+        for processor in (template, RobertaProcessing(("</s>", 1), ("<s>", 0)), Sequence([ByteLevel(), template])):
             engine = Engine(model)
             engine.post_processor = processor
             engine.save(str(tmp_path / "tokenizer.json"))
@@ -92,26 +92,29 @@ def test_what_begins_a_text_is_read_from_any_kind_of_tokenizer(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("special", "named"),
-    [({}, "'<s>' is none of its special tokens"), ({"<s>": {"id": "<s>", "ids": [7], "tokens": ["<s>"]}}, "not all")],
+    ("special", "message"),
+    [
+        ({}, "'<s>' is not one of its special tokens"),
+        ({"<s>": {"id": "<s>", "ids": [7], "tokens": ["<s>"]}}, "outside the vocabulary"),
+    ],
 )
-def test_a_frame_of_tokens_that_are_not_there_is_refused(special: Any, named: str, tmp_path: Path) -> None:
+def test_a_post_processor_with_unknown_tokens_is_refused(special: Any, message: str, tmp_path: Path) -> None:
     saved("llama2", tmp_path)
     engine = Engine(WordLevel({"<s>": 0, "a": 1}, unk_token="a"))
     engine.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    written = json.loads(engine.to_str())
-    written["post_processor"]["special_tokens"] = special
-    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
-    with pytest.raises(UserError, match=f"post_processor: .*{named}"):
+    serialized = json.loads(engine.to_str())
+    serialized["post_processor"]["special_tokens"] = special
+    (tmp_path / "tokenizer.json").write_text(json.dumps(serialized))
+    with pytest.raises(UserError, match=f"post_processor: .*{message}"):
         read_foreign(tmp_path)
 
 
-def test_special_tokens_of_any_spelling_go_there_and_back(tmp_path: Path) -> None:
-    """What begins and ends a text is what the model was made with, whatever roles its vocabulary would suggest."""
+def test_begin_and_end_tokens_survive_a_round_trip(tmp_path: Path) -> None:
+    """The ids in config.json are used, whatever roles the tokenizer has."""
     tokens = tokenizer()
     begin, end = tokens.encode("cat")[0], tokens.encode("mat")[0]
     config = preset("tiny-llama").model_dump() | {"vocab_size": len(tokens)}
-    extra = {"begin": [begin], "ends": [end, tokens.id("end")]}
+    extra = {"begin": [begin], "eos_ids": [end, tokens.id("end")]}
     save_model(tmp_path / "ours", build(ModelConfig.build(config)), tokens, extra)
     export_model(load_model(tmp_path / "ours"), tmp_path / "hf", "hf")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
@@ -121,7 +124,7 @@ def test_special_tokens_of_any_spelling_go_there_and_back(tmp_path: Path) -> Non
     assert {key: again[key] for key in extra} == extra
 
 
-def test_words_that_are_never_written_go_there_and_back(tmp_path: Path) -> None:
+def test_banned_sequences_survive_a_round_trip(tmp_path: Path) -> None:
     saved("marian", tmp_path / "theirs")
     generation = tmp_path / "theirs" / "generation_config.json"
     generation.write_text(json.dumps(json.loads(generation.read_text()) | {"bad_words_ids": [[3, 4], "x", [1 << 40]]}))

@@ -1,8 +1,8 @@
-"""A picture of what a command prints, for the README.
+"""Render the output of a command as an SVG image, for the README.
 
-    clearhead demo | python -m tools.picture docs/demo.svg --title "make demo"
+    clearhead demo | python -m tools.terminal_svg docs/demo.svg --title "make demo"
 
-Lines of progress are left out, as they would stand one after the other; fonts are those of the reader.
+Progress lines are left out; the image uses the fonts of the reader's browser.
 """
 
 import argparse
@@ -19,8 +19,8 @@ PROGRESS = re.compile(r"step [\d,]+/[\d,]+ ·")
 
 
 def main() -> None:
-    """Read standard input, write the picture."""
-    parser = argparse.ArgumentParser(prog="python -m tools.picture", description=__doc__.split("\n")[0])
+    """Read standard input and write the image."""
+    parser = argparse.ArgumentParser(prog="python -m tools.terminal_svg", description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--title", default="clearhead")
     parser.add_argument("--width", type=int, default=110)
@@ -29,9 +29,9 @@ def main() -> None:
     for line in sys.stdin.read().splitlines():
         if not PROGRESS.match(line):
             console.print(Text(line, style="bold" if HEADING.match(line) else ""), no_wrap=line.startswith("step"))
-    picture = console.export_svg(title=options.title)
-    picture = re.sub(r"@font-face \{.*?\}\n", "", picture, flags=re.S)  # nothing is fetched when it is looked at
-    options.out.write_text(picture.replace("Fira Code", "monospace"), encoding="utf-8")
+    svg = console.export_svg(title=options.title)
+    svg = re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.S)  # no fonts are fetched from the network
+    options.out.write_text(svg.replace("Fira Code", "monospace"), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What each of two processes does in the parallel test, on gloo: train and save under DDP and FSDP2, and load each
-state into both; RUN/KIND is what was saved, RUN/KIND-OTHER what OTHER holds after loading it.
+"""One rank of test_parallel.py, on gloo: train and save with DDP and FSDP2, and load every checkpoint into both.
 
-python parallel.py RUN RANK
+RUN/KIND is the checkpoint saved by KIND, RUN/KIND-TARGET the one saved by TARGET after loading it.
+
+python parallel_worker.py RUN RANK
 """
 
 import sys
@@ -19,22 +20,22 @@ from tests.checkpoint.small import CONFIG, adam, network
 from tests.strategies import tokens
 
 KINDS = ("ddp", "fsdp")
-WIDE = CONFIG.model_copy(update={"dim": 10, "head_dim": 6, "ff_dim": 13})  # odd sizes: uneven shards
+UNEVEN = CONFIG.model_copy(update={"dim": 10, "head_dim": 6, "ff_dim": 13})  # odd dimensions make uneven shards
 
 
-def parallel(kind: str, seed: int) -> tuple[Network, torch.nn.Module]:
-    """A bare network, and what is called to train it."""
-    made = network(seed, WIDE)
+def wrap(kind: str, seed: int) -> tuple[Network, torch.nn.Module]:
+    """Return the unwrapped network and its wrapper."""
+    model = network(seed, UNEVEN)
     if kind == "ddp":
-        return made, DistributedDataParallel(made)
+        return model, DistributedDataParallel(model)
     mesh = init_device_mesh("cpu", (2,))
-    for layer in made.decoder.layers:
+    for layer in model.decoder.layers:
         fully_shard(layer, mesh=mesh)
-    return made, fully_shard(made, mesh=mesh)
+    return model, fully_shard(model, mesh=mesh)
 
 
-def save(run: Path, made: Network, optimizer: torch.optim.Optimizer, rank: int) -> None:
-    weights, moments = gather(made, optimizer)
+def save(run: Path, model: Network, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    weights, moments = gather(model, optimizer)
     if rank == 0:
         save_state(run, 2, weights, moments, {}, keep=1)
     else:
@@ -47,22 +48,22 @@ def main(run: Path, rank: int) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{run}/meet", rank=rank, world_size=2)
     for kind in KINDS:
-        made, called = parallel(kind, seed=0)
-        optimizer = adam(made)
+        model, wrapped = wrap(kind, seed=0)
+        optimizer = adam(model)
         for step in range(2):
             torch.manual_seed(2 * step + rank)
             optimizer.zero_grad()
-            called(tokens(2, 5)).square().mean().backward()
+            wrapped(tokens(2, 5)).square().mean().backward()
             optimizer.step()
-        save(run / kind, made, optimizer, rank)
+        save(run / kind, model, optimizer, rank)
     for kind in ("single", *KINDS):
         state, _ = newest_state(run / kind)
         assert state is not None
-        for other in KINDS:
-            made, _ = parallel(other, seed=9)
-            optimizer = adam(made)
-            scatter(made, optimizer, state.weights(), state.optimizer())
-            save(run / f"{kind}-{other}", made, optimizer, rank)
+        for target in KINDS:
+            model, _ = wrap(target, seed=9)
+            optimizer = adam(model)
+            scatter(model, optimizer, state.weights(), state.optimizer())
+            save(run / f"{kind}-{target}", model, optimizer, rank)
     distributed.destroy_process_group()
 
 

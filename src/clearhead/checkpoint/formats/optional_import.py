@@ -1,4 +1,4 @@
-"""Libraries that only some formats need, imported when they are; where one is missing, how to get it."""
+"""Import of optional libraries, with the command that installs a missing one."""
 
 import importlib
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from clearhead.errors import UserError
 
 
-def library(name: str) -> Any:
-    """A library of the `interop` extra."""
+def import_optional(name: str) -> Any:
+    """Import a library of the `interop` extra."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

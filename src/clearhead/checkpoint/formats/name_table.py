@@ -1,0 +1,147 @@
+"""Tables of tensor names, ours to a foreign format's, used in both directions.
+
+In a table, `*` stands for one part of a dotted name, the same on both sides. An `Entry` is for a tensor that the
+foreign format stores in another layout, or that is one part of a fused tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.checkpoint.tensors import check_fit, stored_names, tensors_of
+from clearhead.config import ModelConfig
+from clearhead.errors import UserError
+from clearhead.model import Network, build
+
+MAX_SHOWN = 3  # names in an error message, before "and 17 more"
+
+
+class Layout(NamedTuple):
+    """Conversions of a tensor between a foreign layout and ours."""
+
+    ours: Callable[[Tensor], Tensor]
+    theirs: Callable[[Tensor], Tensor]
+
+
+class Entry(NamedTuple):
+    """The foreign name, its layout and, for a fused tensor, which part of it is ours."""
+
+    name: str
+    layout: Layout
+    part: int = 0
+
+
+SAME = Layout(lambda tensor: tensor, lambda tensor: tensor)
+TRANSPOSED = Layout(lambda tensor: tensor.t(), lambda tensor: tensor.t())  # weights as (in, out); no-op for biases
+ROW = Layout(lambda tensor: tensor.squeeze(0), lambda tensor: tensor[None])  # (1, N)
+Table = dict[str, str | Entry]
+
+
+def interleaved(heads: int) -> Layout:
+    """Rotary pairs next to each other instead of half a head apart, in the rows of (H · E, …)."""
+
+    def ours(tensor: Tensor) -> Tensor:
+        return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+    def theirs(tensor: Tensor) -> Tensor:
+        return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+    return Layout(ours, theirs)
+
+
+def under(ours: str, theirs: str, table: Table, separator: str = ".") -> Table:
+    """Prefix every name of a submodule's table."""
+    return {
+        f"{ours}.{name}": entry._replace(name=f"{theirs}{separator}{entry.name}")
+        for name, entry in ((name, _entry(value)) for name, value in table.items())
+    }
+
+
+def meta_network(config: ModelConfig, tensors: Mapping[str, Tensor], where: object) -> Network:
+    """Build a network on the meta device, unless the config has more layers than there are tensors."""
+    if config.encoder_layers + config.decoder_layers > len(tensors):
+        raise UserError(f"{where}: {len(tensors):,} tensors, fewer than the model has layers; is the file complete?")
+    return build(config, "meta")
+
+
+def to_ours(table: Table, network: nn.Module, foreign: Mapping[str, Tensor], where: object) -> dict[str, Tensor]:
+    """Convert foreign tensors to those of `network` (which may be on the meta device); all must match.
+
+    Tied tensors may occur several times if they are equal. `foreign` may hold gradients instead of weights.
+    """
+    stored, shapes = stored_names(network), {name: tensor.shape for name, tensor in tensors_of(network).items()}
+    entries = {name: entry for name in stored if (entry := find_entry(name, table)) is not None}
+    rows: dict[str, dict[int, int]] = defaultdict(dict)  # rows of each part of a foreign tensor
+    for name, entry in entries.items():
+        rows[entry.name][entry.part] = shapes[stored[name]][0]
+    weights: dict[str, Tensor] = {}
+    for name, entry in entries.items():
+        if entry.name not in foreign:
+            continue
+        part, first = _split(name, entry, foreign[entry.name], rows[entry.name], where), stored[name]
+        if first not in weights:
+            weights[first] = part
+        elif not torch.equal(weights[first], part):
+            raise UserError(f"{where}: {entry.name} differs from the tensor it is tied to; correct tie_word_embeddings")
+    if missing := [name for name in shapes if name not in weights]:
+        wanted = entries[missing[0]].name if missing[0] in entries else missing[0]
+        raise UserError(f"{where}: {wanted} is missing; the file is incomplete, or of another architecture")
+    if unused := sorted(foreign.keys() - {entry.name for entry in entries.values()}):
+        more = f" and {len(unused) - MAX_SHOWN} more" if len(unused) > MAX_SHOWN else ""
+        names = ", ".join(unused[:MAX_SHOWN])
+        raise UserError(f"{where}: {names}{more}: unexpected tensors; the model is of another architecture")
+    check_fit(tensors_of(network), weights, where)
+    return weights
+
+
+def to_theirs(table: Table, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert our tensors to foreign names and layouts, fusing the parts of a fused tensor."""
+    parts: dict[str, dict[int, Tensor]] = defaultdict(dict)
+    layouts: dict[str, Layout] = {}
+    for name, tensor in weights.items():
+        entry = find_entry(name, table)
+        if entry is None:
+            raise UserError(f"{name}: this format does not support it")
+        parts[entry.name][entry.part] = tensor.detach()
+        layouts[entry.name] = entry.layout
+    return {
+        name: layouts[name].theirs(_cat([tensors[number] for number in sorted(tensors)]))
+        for name, tensors in parts.items()
+    }
+
+
+def find_entry(name: str, table: Table) -> Entry | None:
+    """Return the entry of one of our tensors, its wildcards filled in."""
+    for pattern, value in table.items():
+        if match := re.fullmatch(re.escape(pattern).replace(r"\*", r"([^.]+)"), name):
+            entry, groups = _entry(value), iter(match.groups())
+            return entry._replace(name=re.sub(r"\*", lambda _: next(groups), entry.name))  # noqa: B023 (used at once)
+    return None
+
+
+def _entry(value: str | Entry) -> Entry:
+    return value if isinstance(value, Entry) else Entry(value, SAME)
+
+
+def _split(name: str, entry: Entry, tensor: Tensor, rows: Mapping[int, int], where: object) -> Tensor:
+    """Convert a foreign tensor to our layout and return our part of it."""
+    try:
+        converted = entry.layout.ours(tensor)
+    except (RuntimeError, IndexError):  # a shape that the layout does not allow
+        raise UserError(f"{where}: {entry.name} has shape {tuple(tensor.shape)}, which does not fit {name}") from None
+    if len(rows) == 1:
+        return converted
+    if not converted.dim() or converted.shape[0] != sum(rows.values()):
+        raise UserError(f"{where}: {entry.name} is {tuple(tensor.shape)}, but {sum(rows.values())} rows are expected")
+    start = sum(count for number, count in rows.items() if number < entry.part)
+    return converted[start : start + rows[entry.part]]
+
+
+def _cat(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))

@@ -1,0 +1,120 @@
+"""Make a packaged model from a run: int8 weights, evaluated as stored, with a model card.
+
+    clearhead train tatoeba-en-de --out runs/tatoeba-en-de
+    python -m tools.package_model runs/tatoeba-en-de en-de
+
+The scores in the card are those of the stored folder, by `clearhead evaluate` on held-out data.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clearhead.checkpoint import load_model, save_model
+from clearhead.checkpoint.card import Score, model_card
+from clearhead.config.recipe import recipe_text
+from clearhead.evaluate.model import evaluate
+from clearhead.predict import load
+
+MODELS = Path(__file__).parents[1] / "src" / "clearhead" / "models"
+MAX_BYTES = 6_000_000  # of one model
+TATOEBA = (
+    "Sentence pairs of Tatoeba (tatoeba.org) as selected by manythings.org/anki, by many contributors, CC BY 2.0; "
+    "used for training, not reproduced."
+)
+NOVELS = "49 English novels of 1839 to 1930 (github.com/computationalstylistics/100_english_novels)"
+
+
+@dataclass(frozen=True)
+class CardText:
+    """The parts of a model card that are not stored in a run."""
+
+    recipe: str
+    summary: str
+    data: tuple[str, ...]
+    license: str
+    use: str
+
+
+CARDS = {
+    "en-de": CardText(
+        "tatoeba-en-de",
+        "Translates everyday sentences from English to German. Small: no replacement for a large translator on long "
+        "texts.",
+        (TATOEBA, "2% of the English sentences were held out for evaluation."),
+        "Apache-2.0 for the weights; the data is CC BY 2.0.",
+        'echo "Two dogs are playing in the snow." | clearhead translate en-de',
+    ),
+    "de-en": CardText(
+        "tatoeba-de-en",
+        "Translates everyday sentences from German to English. Small: no replacement for a large translator on long "
+        "texts.",
+        (TATOEBA, "2% of the German sentences were held out for evaluation."),
+        "Apache-2.0 for the weights; the data is CC BY 2.0.",
+        'echo "Zwei Hunde spielen im Schnee." | clearhead translate de-en',
+    ),
+    "zh-en": CardText(
+        "tatoeba-zh-en",
+        "Translates everyday sentences from Chinese to English. Trained on only 28,000 pairs: simple sentences work, "
+        "others often do not.",
+        (TATOEBA, "29,155 pairs, simplified and traditional mixed; 3% of the Chinese sentences were held out."),
+        "Apache-2.0 for the weights; the data is CC BY 2.0 France.",
+        'echo "火车站在哪里？" | clearhead translate zh-en',
+    ),
+    "novels-gpt": CardText(
+        "novels-llama",
+        "Continues text in the style of English novels of 1839 to 1930, with a Llama-style decoder (RMSNorm, "
+        "grouped-query attention, rotary positions, SwiGLU). It has style, but no plot.",
+        (f"{NOVELS}, 39 MB of text.",),
+        "Apache-2.0 for the weights; the novels were published from 1839 to 1930.",
+        'clearhead generate novels-gpt "It was a dark evening in October when" --seed 3',
+    ),
+    "novels-bert": CardText(
+        "novels-bert",
+        "A small BERT, pretrained on novels and Wikipedia with masked tokens and next sentences. Made for fine-tuning.",
+        (f"{NOVELS}.", "WikiText-2 (Wikipedia, CC BY-SA); its valid and test splits were not used for training."),
+        "Apache-2.0 for the weights; see the data for its own licenses.",
+        'clearhead fill novels-bert "She opened the [MASK] and looked out."',
+    ),
+}
+
+
+def card_of(name: str, recipe: str, steps: Any, scores: Sequence[Score]) -> str:
+    """Return the model card of a packaged model; `recipe` is YAML."""
+    text = CARDS[name]
+    data = [*text.data, f"Trained for {steps} steps on one NVIDIA H200."]
+    recipe = f"# clearhead train {text.recipe}\n{recipe}"
+    return model_card(name, text.summary, data, recipe, scores, text.license, text.use)
+
+
+def main() -> None:
+    """Store the model, evaluate it and write its card."""
+    parser = argparse.ArgumentParser(prog="python -m tools.package_model", description=__doc__.split("\n")[0])
+    parser.add_argument("run", type=Path, help="a run folder, or a model folder")
+    parser.add_argument("name", choices=sorted(CARDS))
+    parser.add_argument("--out", type=Path, default=MODELS, help="folder of the packaged models")
+    options = parser.parse_args()
+    folder = options.out / options.name
+    source = options.run / "last" if (options.run / "last").is_dir() else options.run
+    loaded = load_model(source)
+    save_model(folder, loaded.network, loaded.tokenizers, loaded.extra, dtype=torch.int8)
+    results = evaluate(load(folder), say=print)
+    scores = [
+        Score(name, value, "held-out data", str(results.get(f"{name}_signature", "")))
+        for name, value in results.items()
+        if isinstance(value, float)
+    ]
+    card = card_of(options.name, recipe_text(CARDS[options.name].recipe), loaded.extra.get("step", "?"), scores)
+    save_model(folder, loaded.network, loaded.tokenizers, loaded.extra, card, dtype=torch.int8)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    print(f"{folder}: {size:,} bytes; " + ", ".join(f"{each.metric} {each.value:.4g}" for each in scores))
+    if size > MAX_BYTES:
+        raise SystemExit(f"{folder}: {size:,} bytes, more than {MAX_BYTES:,}; make the model smaller")
+
+
+if __name__ == "__main__":
+    main()
