@@ -14,7 +14,7 @@ from pathlib import Path
 
 from clearhead.evaluate import accuracy
 from clearhead.files import read_lines
-from clearhead.text.bag import BagOfWords, LinearClassifier
+from clearhead.text.bag_of_words import BagOfWords, LinearClassifier
 
 ROOT = Path(os.environ.get("CLEARHEAD_DATA", "../shared/data"))
 Rows = Sequence[tuple[str, str]]
@@ -69,9 +69,9 @@ def theirs(train: Rows, test: Rows) -> Sequence[str]:
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
-    from clearhead.text.corpus import words_of
+    from clearhead.text.corpus import lowercase_words
 
-    bag = TfidfVectorizer(analyzer=lambda text: list(words_of(text)))
+    bag = TfidfVectorizer(analyzer=lambda text: list(lowercase_words(text)))
     texts, labels = zip(*train, strict=True)
     model = LogisticRegression(max_iter=1000).fit(bag.fit_transform(texts), labels)
     return list(model.predict(bag.transform([text for text, _ in test])))

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import torch
 
 from clearhead.text.corpus import Corpus, read_corpus
-from clearhead.text.similarity import score_analogies, score_pairs
-from clearhead.text.vectors import WordVectors
+from clearhead.text.word_similarity import score_analogies, score_pairs
+from clearhead.text.word_vectors import WordVectors
 from clearhead.text.word2vec import Training, Word2VecSettings
 
 try:
@@ -61,10 +61,10 @@ def main() -> None:
     corpus = read_corpus(files, MIN_COUNT)
     peer = f"gensim {gensim.__version__}" if gensim else "gensim is not installed: no peer (pip install gensim)"
     print(
-        f"{datetime.date.today()}  torch {torch.__version__}, {peer}; {corpus.raw_words:,} words of {len(files)} novels"
+        f"{datetime.date.today()}  torch {torch.__version__}, {peer}; {corpus.total_words:,} words of {len(files)} novels"
     )
     print(f"{DIM} dimensions, window {WINDOW}, {NEGATIVES} negatives, {EPOCHS} epochs, {WORKERS} threads")
-    lrs = [Word2VecSettings(cbow=cbow).learning_rate for cbow in (False, True)]
+    lrs = [Word2VecSettings(cbow=cbow).lr for cbow in (False, True)]
     print(f"learning rates: gensim {GENSIM_LR}; clearhead skip-gram {lrs[0]}, CBOW {lrs[1]}, unless a row says so\n")
     print(f"{'':32}{'words/s':>12}{'words/core-s':>14}{'WordSim':>9}{'SimLex':>8}{'analogies':>11}")
     results: dict[str, list[Result]] = {}
@@ -72,7 +72,7 @@ def main() -> None:
         sentences = write_sentences(read_corpus(files, 1), Path(folder) / "sentences.txt") if gensim else []
         for seed in range(1, options.seeds + 1):
             for name, prepare in contestants(corpus, sentences, Path(folder) / "sentences.txt", seed):
-                result = run(prepare(), corpus.raw_words * EPOCHS, options.data / "wordsim")
+                result = run(prepare(), corpus.total_words * EPOCHS, options.data / "wordsim")
                 results.setdefault(name, []).append(result)
                 show(f"{name}, seed {seed}", result)
     print(f"\nmean of {options.seeds}")
@@ -95,7 +95,7 @@ def contestants(
             yield f"gensim {method} file", lambda cbow=cbow: theirs(cbow, seed, corpus_file=str(file))
         yield f"clearhead {method}", lambda cbow=cbow: ours(corpus, cbow, seed)
         if not cbow:  # also with gensim's learning rate: our default was tuned on this data, gensim's was not
-            yield f"clearhead {method} {GENSIM_LR}", lambda: ours(corpus, False, seed, learning_rate=GENSIM_LR)
+            yield f"clearhead {method} {GENSIM_LR}", lambda: ours(corpus, False, seed, lr=GENSIM_LR)
 
 
 def ours(corpus: Corpus, cbow: bool, seed: int, **more: Any) -> Work:
@@ -132,7 +132,7 @@ def theirs(cbow: bool, seed: int, **source: Any) -> Work:
 def write_sentences(corpus: Corpus, file: Path) -> list[list[str]]:
     """Return the corpus as lists of words, and write it to a file, one sentence per line."""
     pairs = zip(corpus.sentences.tolist(), corpus.ids.tolist(), strict=True)
-    sentences = [[corpus.words[number] for _, number in group] for _, group in groupby(pairs, key=lambda pair: pair[0])]
+    sentences = [[corpus.vocab[number] for _, number in group] for _, group in groupby(pairs, key=lambda pair: pair[0])]
     file.write_text("".join(" ".join(words) + "\n" for words in sentences), encoding="utf-8")
     return sentences
 

@@ -99,12 +99,12 @@ def test_every_format_file_is_in_the_guide() -> None:
 
 
 def test_every_command_recipe_and_task_of_encoders_is_in_the_guide() -> None:
-    from clearhead.cli import understand
+    from clearhead.cli import encoder_tasks
     from clearhead.config.recipe import load_recipe, recipe_names
 
     text = (ROOT / "docs" / "understand.md").read_text(encoding="utf-8")
-    found = {name: each for name, each in vars(understand).items() if inspect.isfunction(each)}
-    verbs = [name for name, each in found.items() if each.__module__ == understand.__name__]
+    found = {name: each for name, each in vars(encoder_tasks).items() if inspect.isfunction(each)}
+    verbs = [name for name, each in found.items() if each.__module__ == encoder_tasks.__name__]
     labeled = ("classification", "regression", "tagging", "answering", "similarity")
     recipes = [name for name in recipe_names() if load_recipe(name).data.task in labeled]
     wanted = [*[name for name in verbs if not name.startswith("_")], *recipes, *labeled]

@@ -1,4 +1,4 @@
-"""`python -m clearhead` is the command `clearhead`."""
+"""Run the command line as `python -m clearhead`."""
 
 from clearhead.cli import main
 

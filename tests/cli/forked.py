@@ -1,6 +1,6 @@
-"""The command line many times over for the price of one start: a process that forks for every call.
+"""Run many commands at the cost of one Python start-up, by forking a process that has imported torch.
 
-`python -m tests.cli.forked` reads a list of [arguments, standard input] and writes a list of [code, output, errors].
+`python -m tests.cli.forked` reads a list of [arguments, stdin] and writes a list of [exit code, stdout, stderr].
 """
 
 import base64
@@ -14,13 +14,13 @@ from tests.cli.models import start
 
 
 def call(arguments: list[str], stdin: bytes) -> tuple[int, str, str]:
-    """Run `clearhead` with these arguments in a process of its own."""
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        given.write(stdin)
-        given.seek(0)
+    """Run `clearhead` with these arguments in a forked process."""
+    with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        source.write(stdin)
+        source.seek(0)
         child = os.fork()
         if child == 0:
-            for number, file in enumerate((given, output, errors)):
+            for number, file in enumerate((source, output, errors)):
                 os.dup2(file.fileno(), number)
             sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
             sys.argv = ["clearhead", *arguments]
@@ -41,16 +41,16 @@ def call(arguments: list[str], stdin: bytes) -> tuple[int, str, str]:
         return code, output.read().decode(), errors.read().decode()
 
 
-def calls(cases: list[tuple[list[str], bytes]], place: Path) -> list[tuple[int, str, str]]:
-    """What each call gives, in a working folder."""
+def calls(cases: list[tuple[list[str], bytes]], folder: Path) -> list[tuple[int, str, str]]:
+    """Run commands in a working folder; return exit code, stdout and stderr of each."""
     data = json.dumps([[arguments, base64.b64encode(stdin).decode()] for arguments, stdin in cases])
-    child = start(module="tests.cli.forked", cwd=place)
+    child = start(module="tests.cli.forked", cwd=folder)
     output, errors = child.communicate(data.encode(), timeout=120)
     assert child.returncode == 0, errors.decode()
     return [tuple(each) for each in json.loads(output)]
 
 
 if __name__ == "__main__":
-    import clearhead.predict  # noqa: F401 (torch is loaded once, here)
+    import clearhead.predict  # noqa: F401 (imports torch once)
 
     print(json.dumps([call(arguments, base64.b64decode(stdin)) for arguments, stdin in json.load(sys.stdin)]))

@@ -1,4 +1,4 @@
-"""A tiny model of each family in a folder, and the command line as a process of its own."""
+"""Tiny model folders of each family, and the command line in a subprocess."""
 
 import os
 import subprocess
@@ -18,11 +18,11 @@ TASKS = {"tiny-translator": "translation", "tiny-gpt": "language-model", "tiny-e
 
 
 def make(folder: Path, name: str, *, scores: bool = False, tokenizers: bool = True, fill: float | None = None) -> Path:
-    """The folder of a random model of a few thousand parameters; `fill` puts a number among its weights."""
+    """Save a random model of a few thousand parameters; `fill` overwrites one weight."""
     torch.manual_seed(1)
     tokenizer = train([TEXT] * 9, "char" if name == "tiny-gpt" else "word", 64, roles=ROLES)
-    small = ("dim=16", "heads=2", "ff_dim=32", "max_positions=128", f"vocab_size={len(tokenizer)}")
-    network = build(preset(name, small))
+    sizes = ("dim=16", "heads=2", "ff_dim=32", "max_positions=128", f"vocab_size={len(tokenizer)}")
+    network = build(preset(name, sizes))
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -30,14 +30,14 @@ def make(folder: Path, name: str, *, scores: bool = False, tokenizers: bool = Tr
             parameter.view(-1)[0] = fill
     card = None
     if scores:
-        found = [Score("BLEU", 31.4, "a test set", "nrefs:1|case:mixed")]
-        card = model_card("tiny", "Translates little.", ["Own words"], "train:\n  steps: 7", found, "Apache-2.0")
+        results = [Score("BLEU", 31.4, "a test set", "nrefs:1|case:mixed")]
+        card = model_card("tiny", "Translates little.", ["Own words"], "train:\n  steps: 7", results, "Apache-2.0")
     save_model(folder, network, tokenizer if tokenizers else (), {"data": {"task": TASKS[name]}}, card)
     return folder
 
 
 def start(*arguments: object, module: str = "clearhead", **options: Any) -> "subprocess.Popen[bytes]":
-    """A process with its own pipes."""
+    """Start a subprocess with pipes."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     root = str(Path(__file__).parents[2])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, *sys.path]), "OMP_NUM_THREADS": "1"}
@@ -45,7 +45,7 @@ def start(*arguments: object, module: str = "clearhead", **options: Any) -> "sub
 
 
 def clearhead(*arguments: object, stdin: bytes | str = b"", **options: Any) -> tuple[int, str, str]:
-    """Exit code, output and errors."""
+    """Run a command; return exit code, stdout and stderr."""
     child = start(*arguments, **options)
     output, errors = child.communicate(stdin.encode() if isinstance(stdin, str) else stdin, timeout=60)
     return child.returncode, output.decode(), errors.decode()

@@ -1,4 +1,4 @@
-"""What a user can get wrong about models and texts: one line on stderr, exit code 2, nothing on stdout."""
+"""User errors about models and texts: one line on stderr, exit code 2, nothing on stdout."""
 
 import re
 from pathlib import Path
@@ -13,8 +13,8 @@ TRANSLATE, GENERATE = "translate tr", "generate gpt"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with a model of each family, a run, and what is left of others."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with a model of each family, a run, and damaged models."""
     folder = tmp_path_factory.mktemp("models")
     make(folder / "tr", "tiny-translator")
     make(folder / "gpt", "tiny-gpt")
@@ -23,8 +23,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "empty").mkdir()
     (folder / "file").write_text("x")
     make(folder / "nan", "tiny-gpt", fill=float("nan"))
-    make(folder / "wordless", "tiny-gpt", tokenizers=False)
-    (make(folder / "half", "tiny-gpt") / "tokenizer.json").unlink()
+    make(folder / "untokenized", "tiny-gpt", tokenizers=False)
+    (make(folder / "incomplete", "tiny-gpt") / "tokenizer.json").unlink()
     return folder
 
 
@@ -33,8 +33,8 @@ CASES: list[tuple[str, bytes, str]] = [
     ("translate zzz x", b"", "no model 'zzz'.*known: .*runs/mini-en-de"),
     ("info empty", b"", "empty holds no model (config.json"),
     ("info file", b"", "file is a file; give a model folder"),
-    ("generate wordless x", b"", "wordless has no tokenizer.json"),
-    ("generate half x", b"", "tokenizer.json"),
+    ("generate untokenized x", b"", "untokenized has no tokenizer.json"),
+    ("generate incomplete x", b"", "tokenizer.json"),
     ("generate nan x", b"", "nan: .* holds NaN or infinity"),
     ("generate bert x", b"", "generate: bert is an encoder; it can"),
     ("chat bert", b"hello\n", "chat: bert is an encoder; it can"),
@@ -43,12 +43,12 @@ CASES: list[tuple[str, bytes, str]] = [
     (f"{GENERATE} x --temperature -1", b"", "--temperature.*greater than or equal to 0"),
     (f"{GENERATE} x --temperature nan", b"", "--temperature"),
     (f"{GENERATE} x --top-p 0", b"", "--top-p.*0"),
-    (f"{GENERATE} x --samples 2 --temperature 0", b"", "--samples: 2, but without a temperature"),
+    (f"{GENERATE} x --samples 2 --temperature 0", b"", "--samples: 2 identical greedy samples; set a --temperature"),
     (f"{GENERATE} x --max-new-tokens 127", b"", "prompt: 2 tokens and 127 more are asked for.*at most 126"),
     (f"{GENERATE} {'x' * 300}", b"", "prompt: 301 tokens.*128 positions; shorten the prompt$"),
     (f"{GENERATE} --max-new-tokens 9", b"fine\n" + b"x" * 130 + b"\n", "standard input, line 2: prompt: 131 tokens"),
     (f"{GENERATE} --max-new-tokens 9", b"fine\n\xff\n", "standard input, line 2: not valid UTF-8"),
-    (f"{GENERATE} --stream", b"fine\n", "--stream: one text"),
+    (f"{GENERATE} --stream", b"fine\n", "--stream: needs a PROMPT"),
     (f"{GENERATE} x --max-new-tokens 5 --seed 9223372036854775808", b"", "a seed is a whole number of 64 bits"),
     (f"{GENERATE} x --device cuda:99", b"", "device: cuda"),
     (f"{GENERATE} x --device gpu", b"", "'gpu' is no device"),
@@ -67,27 +67,27 @@ CASES: list[tuple[str, bytes, str]] = [
 
 
 @pytest.fixture(scope="module")
-def found(place: Path) -> dict[tuple[str, bytes], tuple[int, str, str]]:
-    """What the command line says to each of them."""
-    answers = calls([(arguments.split(), stdin) for arguments, stdin, _ in CASES], place)
-    return {case[:2]: answer for case, answer in zip(CASES, answers, strict=True)}
+def results(folder: Path) -> dict[tuple[str, bytes], tuple[int, str, str]]:
+    """Exit code, stdout and stderr of each case."""
+    outputs = calls([(arguments.split(), stdin) for arguments, stdin, _ in CASES], folder)
+    return {case[:2]: output for case, output in zip(CASES, outputs, strict=True)}
 
 
-@pytest.mark.parametrize(("arguments", "stdin", "says"), CASES)
-def test_a_mistake_is_one_line_and_nothing_is_written_for_it(
-    found: Any, arguments: str, stdin: bytes, says: str
+@pytest.mark.parametrize(("arguments", "stdin", "message"), CASES)
+def test_an_error_is_one_line_after_the_results_of_the_lines_before_it(
+    results: Any, arguments: str, stdin: bytes, message: str
 ) -> None:
-    code, output, errors = found[arguments, stdin]
-    line = re.match(r"standard input, line (\d+)", says)
-    # the lines before it are answered
+    code, output, errors = results[arguments, stdin]
+    line = re.match(r"standard input, line (\d+)", message)
     assert (code, output.count("\n")) == (2, int(line[1]) - 1 if line else 0), errors
     assert output.endswith("\n") or not output
     assert errors.count("\n") == 1
-    wanted = ".*".join(re.escape(part) for part in says.removesuffix("$").split(".*")) + "$" * says.endswith("$")
-    assert re.search(wanted, errors), errors
+    parts = message.removesuffix("$").split(".*")
+    pattern = ".*".join(map(re.escape, parts)) + "$" * message.endswith("$")
+    assert re.search(pattern, errors), errors
 
 
-def test_a_mistake_in_a_process_of_its_own(place: Path) -> None:
-    code, output, errors = clearhead("generate", "nowhere", "x", "--device", "tpu", cwd=place)
+def test_an_error_in_a_subprocess(folder: Path) -> None:
+    code, output, errors = clearhead("generate", "nowhere", "x", "--device", "tpu", cwd=folder)
     assert (code, output) == (2, "")
     assert errors == "clearhead: device: 'tpu' is no device; use auto, cpu, cuda or cuda:0\n"

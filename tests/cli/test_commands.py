@@ -1,4 +1,4 @@
-"""`info`, `models` and `chat` as a user sees them; `clearhead --help` and `import clearhead` do without torch."""
+"""`info`, `models` and `chat`; `clearhead --help` and `import clearhead` without torch."""
 
 import inspect
 import json
@@ -18,61 +18,61 @@ from tests.cli.models import make, start
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("verbs")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("commands")
     make(folder / "gpt", "tiny-gpt")
     make(folder / "runs" / "one" / "best", "tiny-translator", scores=True)
     make(folder / "runs" / "two" / "last", "tiny-encoder")
-    (make(folder / "runs" / "worn" / "last", "tiny-gpt") / "model.safetensors").write_bytes(b"")
+    (make(folder / "runs" / "damaged" / "last", "tiny-gpt") / "model.safetensors").write_bytes(b"")
     (folder / "runs" / "empty").mkdir()
     return folder
 
 
-def test_info_says_what_a_model_is(place: Path) -> None:
+def test_info_describes_a_model(folder: Path) -> None:
     (code, text, errors), (_, data, _), (_, bert, _) = calls(
         [(["info", "runs/one"], b""), (["info", "runs/one", "--json"], b""), (["info", "runs/two", "--json"], b"")],
-        place,
+        folder,
     )
     assert (code, errors) == (0, "")
-    model, facts = clearhead.load(place / "runs" / "one", "cpu"), json.loads(data)
-    assert facts["parameters"] == sum(facts["parts"].values()) == sum(p.numel() for p in model.network.parameters())
-    assert facts["parts"]["decoder cross-attention"] == 2 * (4 * 16 * 17 + 2 * 16)
-    assert facts["file_bytes"] == (place / "runs/one/best/model.safetensors").stat().st_size
-    assert facts["stored_as"] == "float32"
-    assert facts["can"] == ["translate", "evaluate"]
-    assert json.loads(bert)["can"] == ["fill", "embed", "evaluate"]
-    assert facts["tokenizers"][0]["tokens"] == len(model.tokenizer)
-    assert facts["scores"] == [
+    model, info = clearhead.load(folder / "runs" / "one", "cpu"), json.loads(data)
+    assert info["parameters"] == sum(info["parts"].values()) == sum(p.numel() for p in model.network.parameters())
+    assert info["parts"]["decoder cross-attention"] == 2 * (4 * 16 * 17 + 2 * 16)
+    assert info["file_bytes"] == (folder / "runs/one/best/model.safetensors").stat().st_size
+    assert info["dtype"] == "fp32"
+    assert info["commands"] == ["translate", "evaluate"]
+    assert json.loads(bert)["commands"] == ["fill", "embed", "evaluate"]
+    assert info["tokenizers"][0]["vocab_size"] == len(model.tokenizer)
+    assert info["scores"] == [
         {"metric": "BLEU", "value": 31.4, "data": "a test set", "signature": "nrefs:1|case:mixed"}
     ]
-    assert facts["architecture"]["dim"] == 16
+    assert info["architecture"]["dim"] == 16
     for line in ("Translates little.", "steps: 7", "Apache-2.0", "BLEU 31.4 on a test set (nrefs:1|case:mixed)"):
         assert line in text
-    assert f"{facts['parameters']:,}" in text
+    assert f"{info['parameters']:,}" in text
 
 
-def test_models_lists_runs_with_what_they_are_for_and_names_damage(place: Path) -> None:
-    (code, text, _), (_, data, _) = calls([(["models"], b""), (["models", "--json"], b"")], place)
+def test_models_lists_runs_with_descriptions_and_problems(folder: Path) -> None:
+    (code, text, _), (_, data, _) = calls([(["models"], b""), (["models", "--json"], b"")], folder)
     assert code == 0
-    rows = {row["name"]: row for row in json.loads(data) if row["place"] == "runs"}
-    assert list(rows) == ["runs/one", "runs/two", "runs/worn"]
-    assert rows["runs/one"]["for"] == "Translates little."
+    rows = {row["name"]: row for row in json.loads(data) if row["source"] == "runs"}
+    assert list(rows) == ["runs/damaged", "runs/one", "runs/two"]
+    assert rows["runs/one"]["description"] == "Translates little."
     assert rows["runs/one"]["score"] == "BLEU 31.4"
-    assert rows["runs/two"]["for"] == "masked-language-model"
+    assert rows["runs/two"]["description"] == "masked-language-model"
     assert Path(rows["runs/two"]["folder"]).name == "last"
-    assert "cannot be read as safetensors" in rows["runs/worn"]["problem"]
+    assert "cannot be read as safetensors" in rows["runs/damaged"]["problem"]
     assert len(text.splitlines()) == 1 + len(json.loads(data))
 
 
-def test_chat_through_a_pipe_answers_line_by_line(place: Path) -> None:
-    talk = b"hello there\n/system a man\n\nthe dog\n/reset\nthe dog\n/what\n/help\n/quit\nnever\n"
+def test_chat_through_a_pipe_answers_line_by_line(folder: Path) -> None:
+    turns = b"hello there\n/system a man\n\nthe dog\n/reset\nthe dog\n/what\n/help\n/quit\nnever\n"
     arguments = ["chat", "gpt", "--max-new-tokens", "5", "--seed", "4", "--temperature", "0"]
-    [(code, output, errors)] = calls([(arguments, talk)], place)
+    [(code, output, errors)] = calls([(arguments, turns)], folder)
     assert code == 0
-    assert errors.splitlines()[:2] == ["(from the next answer on)", "(forgotten)"]
-    assert "no command /what" in errors
+    assert errors.splitlines()[:2] == ["(system prompt set)", "(conversation cleared)"]
+    assert "unknown command /what" in errors
     assert errors.count("/reset") == 2
-    model = clearhead.load(place / "gpt", "cpu")
+    model = clearhead.load(folder / "gpt", "cpu")
 
     def answer(prompt: str) -> str:
         return model.generate(prompt, max_new_tokens=5, stop=["\nYou:", "\nModel:"])[0][0].text.lstrip()
@@ -83,44 +83,44 @@ def test_chat_through_a_pipe_answers_line_by_line(place: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
-def test_ctrl_c_stops_an_answer_and_keeps_the_session(place: Path) -> None:
+def test_ctrl_c_stops_an_answer_and_keeps_the_conversation(folder: Path) -> None:
     import pty
 
-    outside, inside = pty.openpty()
+    terminal, child_end = pty.openpty()
     arguments = ("chat", "gpt", "--max-new-tokens", "100", "--temperature", "1.5")
-    child = start(*arguments, cwd=place, stdin=inside, stdout=inside, stderr=inside, start_new_session=True)
-    os.close(inside)
-    seen = b""
+    child = start(*arguments, cwd=folder, stdin=child_end, stdout=child_end, stderr=child_end, start_new_session=True)
+    os.close(child_end)
+    received = b""
 
-    def until(text: bytes, interrupt: bool = False) -> None:
-        nonlocal seen
+    def read_until(text: bytes, interrupt: bool = False) -> None:
+        nonlocal received
         limit = time.monotonic() + 40
-        while text not in seen and time.monotonic() < limit:
-            if interrupt:  # as a terminal does for Ctrl-C; one that comes while the prompt is drawn has no effect
+        while text not in received and time.monotonic() < limit:
+            if interrupt:  # like Ctrl-C; has no effect while the prompt is drawn
                 os.kill(child.pid, signal.SIGINT)
-            if select.select([outside], [], [], 1)[0]:
+            if select.select([terminal], [], [], 1)[0]:
                 try:
-                    seen += os.read(outside, 1 << 16)
-                except OSError:  # the other side is gone
+                    received += os.read(terminal, 1 << 16)
+                except OSError:  # the child has exited
                     break
-        assert text in seen, seen
-        seen = seen[seen.index(text) + len(text) :]
+        assert text in received, received
+        received = received[received.index(text) + len(text) :]
 
-    until(b"You: ")
-    os.write(outside, b"a man\n")
-    until(b"Model: ")
+    read_until(b"You: ")
+    os.write(terminal, b"a man\n")
+    read_until(b"Model: ")
     os.kill(child.pid, signal.SIGINT)
-    until(b"You: ")
-    until(b"Ctrl-D ends", interrupt=True)
-    until(b"You: ")
-    os.write(outside, b"/reset\n")
-    until(b"(forgotten)")
-    os.write(outside, b"/quit\n")
+    read_until(b"You: ")
+    read_until(b"Ctrl-D exits", interrupt=True)
+    read_until(b"You: ")
+    os.write(terminal, b"/reset\n")
+    read_until(b"(conversation cleared)")
+    os.write(terminal, b"/quit\n")
     assert child.wait(30) == 0
-    os.close(outside)
+    os.close(terminal)
 
 
-def test_help_and_import_do_without_torch_and_pydantic(place: Path) -> None:
+def test_help_and_import_need_neither_torch_nor_pydantic(folder: Path) -> None:
     code = (
         "import sys, clearhead\n"
         "clearhead.load\n"
@@ -132,19 +132,19 @@ def test_help_and_import_do_without_torch_and_pydantic(place: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for verb in ("translate", "generate", "chat", "info", "models"):
-        assert f" {verb} " in done.stdout
+    for command in ("translate", "generate", "chat", "info", "models"):
+        assert f" {command} " in done.stdout
 
 
-def test_what_can_be_said_to_load_can_be_said_to_the_package() -> None:
+def test_clearhead_load_has_the_parameters_of_predict_load() -> None:
     from clearhead.predict import load
 
-    asked = {name: each.default for name, each in inspect.signature(load).parameters.items()}
-    assert {name: each.default for name, each in inspect.signature(clearhead.load).parameters.items()} == asked
+    expected = {name: each.default for name, each in inspect.signature(load).parameters.items()}
+    assert {name: each.default for name, each in inspect.signature(clearhead.load).parameters.items()} == expected
 
 
-def test_a_model_is_loaded_by_its_folder_and_does_what_it_is_for(place: Path) -> None:
-    model = clearhead.load(place / "runs" / "one", device="cpu")
+def test_load_finds_a_model_by_its_folder(folder: Path) -> None:
+    model = clearhead.load(folder / "runs" / "one", device="cpu")
     assert model.translate(["the dog", ""], beam=4)[1] == ""
-    model = clearhead.load(str(place / "gpt"), dtype="float64")
+    model = clearhead.load(str(folder / "gpt"), dtype="float64")
     assert "".join(model.stream("a man", max_new_tokens=9)) == model.generate("a man", max_new_tokens=9)[0][0].text

@@ -1,4 +1,4 @@
-"""`clearhead import`, `export` and `pull` from the command line, as the guide shows them."""
+"""`clearhead import`, `export` and `pull`, as shown in the guide."""
 
 import json
 import re
@@ -23,8 +23,8 @@ pytest.importorskip("onnx", reason="onnx is not installed")
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a model of Hugging Face in downloads/tiny-llama."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a Hugging Face model in downloads/tiny-llama."""
     tokens = tokenizer()
     settings = preset("tiny-llama").model_dump() | {"vocab_size": len(tokens), "dim": 64, "decoder_layers": 2}
     settings |= {"heads": 4, "kv_heads": 2, "head_dim": 16, "ff_dim": 96, "max_positions": 64}
@@ -36,20 +36,20 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def clearhead(command: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a command in this process; returns what it prints."""
+    """Run a command in this process; return its stdout."""
     capsys.readouterr()
     app(shlex.split(command), standalone_mode=False)
     return capsys.readouterr().out
 
 
-def test_every_command_of_the_guide_runs_and_the_way_back_gives_the_same_text(
-    workplace: Path, capsys: pytest.CaptureFixture[str]
+def test_every_command_of_the_guide_runs_and_a_round_trip_generates_the_same_text(
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     [block] = re.findall(r"^```bash\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), flags=re.M | re.S)
     commands = [line.partition("  #")[0].removeprefix("clearhead ") for line in block.splitlines()]
     assert len(commands) > 5
-    printed = {command: clearhead(command, capsys) for command in commands}
-    [(command, text)] = [each for each in printed.items() if each[0].startswith("generate")]
+    outputs = {command: clearhead(command, capsys) for command in commands}
+    [(command, text)] = [each for each in outputs.items() if each[0].startswith("generate")]
     assert text.startswith("the cat")
     assert text == clearhead(command.replace("models/mine", "first"), capsys)
     assert load_model(Path("models/again")).config == load_model(Path("models/mine")).config
@@ -57,8 +57,8 @@ def test_every_command_of_the_guide_runs_and_the_way_back_gives_the_same_text(
     assert {"model.safetensors", "model.gguf", "model.bin", "model.onnx"} <= files
 
 
-def test_mistakes_are_named(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command, named in (
+def test_errors_name_the_argument(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command, message in (
         ("import nowhere models/mine", "nowhere does not exist"),
         ("import first/tokenizer.json models/mine", "of no known format"),
         ("import first models/mine", "first is a model folder of ours already"),
@@ -69,14 +69,14 @@ def test_mistakes_are_named(workplace: Path, capsys: pytest.CaptureFixture[str])
         ("pull nothing", "no model 'nothing'; there are minilm, smollm2"),
         ("generate smollm2 hello", "fetch it with: clearhead pull smollm2"),
     ):
-        with pytest.raises(UserError, match=re.escape(named)):
+        with pytest.raises(UserError, match=re.escape(message)):
             clearhead(command, capsys)
     assert not Path("models").exists()
     assert not Path("exported").exists()
 
 
-def test_a_model_with_odd_settings_is_listed_all_the_same(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_with_invalid_data_settings_is_listed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loaded = load_model(Path("first"))
     save_model(Path("runs/odd/best"), loaded.network, loaded.tokenizers, {"data": 5})
-    [found] = [row for row in json.loads(clearhead("models --json", capsys)) if row["name"] == "runs/odd"]
-    assert (found["for"], found["problem"]) == ("generate", "")
+    [row] = [row for row in json.loads(clearhead("models --json", capsys)) if row["name"] == "runs/odd"]
+    assert (row["description"], row["problem"]) == ("generate", "")

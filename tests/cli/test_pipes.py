@@ -1,4 +1,4 @@
-"""In a pipe: a line out for every line in, in order; memory stays; Ctrl-C and a closed pipe leave whole lines."""
+"""Pipes: one line out per line in, in order; constant memory; complete lines after Ctrl-C and a closed pipe."""
 
 import json
 import os
@@ -24,13 +24,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def feed(child: "subprocess.Popen[bytes]", lines: int) -> threading.Thread:
-    """Send so many lines, as long as someone reads them."""
+def feed(child: "subprocess.Popen[bytes]", count: int) -> threading.Thread:
+    """Send lines in a thread until the pipe is closed."""
 
     def send() -> None:
         assert child.stdin is not None
         try:
-            for number in range(lines):
+            for number in range(count):
                 child.stdin.write(LINES[number % len(LINES)].encode() + b"\n")
             child.stdin.close()
         except (BrokenPipeError, ValueError):
@@ -42,12 +42,12 @@ def feed(child: "subprocess.Popen[bytes]", lines: int) -> threading.Thread:
 
 
 def memory(child: "subprocess.Popen[bytes]") -> int:
-    """Bytes that a process holds."""
+    """Resident memory of a process in bytes."""
     text = Path(f"/proc/{child.pid}/status").read_text()
     return 1024 * int(text.split("VmRSS:")[1].split()[0])
 
 
-def test_a_line_out_for_every_line_in(models: Path) -> None:
+def test_one_line_out_per_line_in(models: Path) -> None:
     code, output, errors = clearhead("translate", models / "tr", "--beam", "2", stdin="\n".join(LINES))
     assert (code, errors) == (0, "")
     lines = output.split("\n")
@@ -57,7 +57,7 @@ def test_a_line_out_for_every_line_in(models: Path) -> None:
 
 
 @pytest.mark.parametrize("samples", [1, 3])
-def test_prompts_from_a_pipe_are_answered_as_one_by_one(models: Path, samples: int) -> None:
+def test_prompts_from_a_pipe_equal_single_prompts(models: Path, samples: int) -> None:
     options = ("--max-new-tokens", "20", "--seed", "5", "--stop", "e", "--samples", samples)
     arguments = ("generate", models / "gpt", *options)
     code, output, errors = clearhead(*arguments, "--json", stdin="\n".join(LINES))
@@ -77,34 +77,34 @@ def test_prompts_from_a_pipe_are_answered_as_one_by_one(models: Path, samples: i
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 @pytest.mark.parametrize(
-    ("verb", "name", "options"), [("translate", "tr", "--beam 1"), ("generate", "gpt", "--max-new-tokens 2")]
+    ("command", "name", "options"), [("translate", "tr", "--beam 1"), ("generate", "gpt", "--max-new-tokens 2")]
 )
-def test_memory_does_not_grow_with_the_lines(models: Path, verb: str, name: str, options: str) -> None:
+def test_memory_does_not_grow_with_the_lines(models: Path, command: str, name: str, options: str) -> None:
     total = 6000
-    child = start(verb, models / name, *options.split())
+    child = start(command, models / name, *options.split())
     sender = feed(child, total)
     assert child.stdout is not None
-    held, number = [], 0
+    sizes, number = [], 0
     for number, line in enumerate(child.stdout, start=1):
         assert line.endswith(b"\n")
-        if number in (total // 2, total // 3 * 2, total // 6 * 5):  # by then kernels for all shapes are made
-            held.append(memory(child))
+        if number in (total // 2, total // 3 * 2, total // 6 * 5):  # after the kernels of all shapes are built
+            sizes.append(memory(child))
     sender.join()
     assert (child.wait(30), number) == (0, total)
-    assert max(held) - held[0] < 8 << 20, held
+    assert max(sizes) - sizes[0] < 8 << 20, sizes
 
 
 def test_ctrl_c_is_not_lost_while_torch_is_imported(tmp_path: Path) -> None:
     swallow = "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept KeyboardInterrupt:\n    pass\n"
     (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text(swallow)  # as the real one does now and then
+    (tmp_path / "torch" / "__init__.py").write_text(swallow)  # as torch sometimes does
     command = [sys.executable, "-m", "clearhead", "translate", "en-de"]
     path = os.pathsep.join([str(tmp_path), *sys.path])
-    told = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, check=False)
-    assert (told.returncode, told.stdout, told.stderr) == (130, b"", b"")
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
-def test_ctrl_c_leaves_whole_lines(models: Path) -> None:
+def test_ctrl_c_leaves_complete_lines(models: Path) -> None:
     expected = [line.encode() + b"\n" for line in load(models / "tr", "cpu").translate(LINES, beam=1)]
     child = start("translate", models / "tr", "--beam", "1")
     sender = feed(child, 100_000)
@@ -121,9 +121,8 @@ def test_ctrl_c_leaves_whole_lines(models: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["translate tr --beam 1", "generate gpt --max-new-tokens 2", "models"])
-def test_a_closed_pipe_is_no_error(models: Path, arguments: str) -> None:
-    verb, *rest = arguments.split()
-    child = start(verb, *rest, cwd=models)
+def test_a_closed_pipe_is_not_an_error(models: Path, arguments: str) -> None:
+    child = start(*arguments.split(), cwd=models)
     sender = feed(child, 20_000)
     assert child.stdout is not None
     assert child.stderr is not None

@@ -1,4 +1,4 @@
-"""`clearhead presets` and the doors of the command line."""
+"""`clearhead presets` and `clearhead demo`; help, version and exit codes."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from clearhead import __version__
+from clearhead import __version__, cli
 from clearhead.cli import app
 from clearhead.config import preset
 
@@ -20,7 +20,7 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, list(arguments))
 
 
-def test_json_lists_every_preset_with_its_costs() -> None:
+def test_json_lists_the_costs_of_every_preset() -> None:
     rows = {row["name"]: row for row in json.loads(run("presets", "--json").stdout)}
     assert rows["llama3-70b"]["parameters"] == 70_553_706_496
     for row in rows.values():
@@ -29,9 +29,11 @@ def test_json_lists_every_preset_with_its_costs() -> None:
         assert row["flops_per_token"] > 0
 
 
-def test_one_preset_with_changes() -> None:
-    done = run("presets", "gpt2", "vocab_size=50304", "--json", "--dtype", "bfloat16", "--context", "128")
+@pytest.mark.parametrize("dtype", ["bf16", "bfloat16"])
+def test_one_preset_with_overrides(dtype: str) -> None:
+    done = run("presets", "gpt2", "vocab_size=50304", "--json", "--dtype", dtype, "--context", "128")
     (row,) = json.loads(done.stdout)
+    assert row["dtype"] == "bf16"
     assert row["parameters"] == 124_439_808 + 47 * 768
     assert row["weight_bytes"] == 2 * row["parameters"]
     assert (row["context"], row["cache_bytes"]) == (128, 2 * 12 * 768 * 128 * 2)
@@ -45,9 +47,9 @@ def test_the_table_shows_exact_counts_in_eighty_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
-        (["presets", "--dtype", "int8"], "int8"),
+        (["presets", "--dtype", "int8"], "--dtype: 'int8' is not allowed; use fp32, bf16, fp16 or"),
         (["presets", "gpt2", "--context", "0"], "context"),
         (["presets", "gpt2", "--context", "many"], "context"),
         (["presets", "gpt2", "--context", "5000"], "more than gpt2's max_positions 1,024"),
@@ -56,10 +58,10 @@ def test_the_table_shows_exact_counts_in_eighty_columns() -> None:
         (["pressets"], "No such command"),
     ],
 )
-def test_wrong_options_end_with_exit_code_two(arguments: list[str], says: str) -> None:
+def test_wrong_options_end_with_exit_code_two(arguments: list[str], message: str) -> None:
     done = subprocess.run([sys.executable, "-m", "clearhead", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert says in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -72,7 +74,7 @@ def test_help_and_version_never_import_torch() -> None:
         assert text in done.stdout
 
 
-def test_a_closed_pipe_is_no_error() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
@@ -87,17 +89,26 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert done.stderr == ""
 
 
-def test_every_verb_has_help_with_an_example() -> None:
-    for verb in ("presets", "demo"):
-        done = run(verb, "--help")
-        assert done.exit_code == 0
-        assert "Example: clearhead" in done.stdout
+def test_every_command_has_help_with_an_example() -> None:
+    groups = {"": cli.app, "tokenizer ": cli.tokenizer.app, "word2vec ": cli.word2vec.app}
+    for prefix, group in groups.items():
+        for command in group.registered_commands:
+            name = prefix + (command.name or command.callback.__name__)
+            done = run(*name.split(), "--help")
+            assert done.exit_code == 0
+            [example, *_] = [line for line in done.stdout.splitlines() if "Example: " in line]
+            assert f"clearhead {name}" in example or command.hidden
 
 
-def test_the_demo_trains_translates_and_draws(tmp_path: Path) -> None:
+def test_the_demo_trains_translates_and_draws_attention(tmp_path: Path) -> None:
     done = run("demo", "--steps", "12", "--out", str(tmp_path / "run"))
     assert done.exit_code == 0, done.output
-    for text in ("A translator from nothing", "never seen", "each row a word written", "clearhead train mini-en-zh"):
+    for text in (
+        "A translator from scratch",
+        "Held-out sentences",
+        "one row per target token",
+        "clearhead train mini-en-zh",
+    ):
         assert text in done.stdout
     assert (tmp_path / "run" / "report.html").exists()
 
@@ -110,22 +121,22 @@ def test_the_printed_settings_build_the_same_model(tmp_path: Path) -> None:
         assert preset(path) == preset(name)
 
 
-@pytest.mark.parametrize("verb", [["presets"], ["demo", "--steps", "1"]])
-def test_a_terminal_without_the_characters_and_a_full_disk_are_no_crash(verb: list[str]) -> None:
-    command = [sys.executable, "-m", "clearhead", *verb]
+@pytest.mark.parametrize("command", [["presets"], ["demo", "--steps", "1"]])
+def test_an_ascii_terminal_and_a_full_disk_do_not_crash(command: list[str]) -> None:
+    arguments = [sys.executable, "-m", "clearhead", *command]
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    done = subprocess.run(arguments, capture_output=True, env=environment, check=False)
     assert done.returncode == 0
     assert b"Traceback" not in done.stderr
     if os.path.exists("/dev/full"):
         with open("/dev/full", "w") as full:
-            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+            done = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, check=False)
         assert done.returncode == 2
         assert done.stderr.startswith(b"clearhead: cannot write the output (No space left on device)")
         assert done.stderr.count(b"\n") == 1
 
 
-def test_an_interrupted_demo_ends_quietly() -> None:
+def test_an_interrupted_demo_exits_without_a_traceback() -> None:
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "clearhead", "demo"],
         stdout=subprocess.PIPE,

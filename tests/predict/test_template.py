@@ -11,7 +11,7 @@ from clearhead.predict import Chat, Model, load
 from clearhead.predict.chat import Transcript, form_of
 from clearhead.predict.template import MARKS, Renderer, Template, Turn
 from clearhead.text import Tokenizer
-from clearhead.text.build import train
+from clearhead.text.train_tokenizer import train
 from tests.cli.models import make
 
 CHATML = (

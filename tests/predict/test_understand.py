@@ -16,7 +16,7 @@ from clearhead.predict import answer as answering
 from clearhead.predict.encode_batch import InvalidText
 from clearhead.predict.fill import _rows
 from clearhead.text import KINDS, Kind
-from clearhead.text.words import words
+from clearhead.text.word_split import words
 from tests.predict.readers import LABELS, reader
 
 TEXTS = [

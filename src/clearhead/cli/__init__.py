@@ -1,4 +1,4 @@
-"""The command line: one thin file for each group of verbs. Nothing here imports torch before a verb needs it."""
+"""The `clearhead` command line. Nothing here imports torch before a command needs it."""
 
 import os
 import signal
@@ -9,9 +9,20 @@ from typing import Annotated
 import typer
 
 from clearhead import __version__
-from clearhead.cli import chat, demo, evaluate, info, presets, tokenizer, train, understand, word2vec
-from clearhead.cli import generate as write
-from clearhead.cli import import_export as formats
+from clearhead.cli import (
+    chat,
+    demo,
+    encoder_tasks,
+    evaluate,
+    generate,
+    import_export,
+    info,
+    presets,
+    tokenizer,
+    train,
+    translate,
+    word2vec,
+)
 from clearhead.errors import UserError
 
 app = typer.Typer(
@@ -26,27 +37,24 @@ app.command("demo")(demo.demo)
 app.command("recipes")(train.recipes)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
-app.command("translate")(write.translate)
-app.command("generate")(write.generate)
+app.command("translate")(translate.translate)
+app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("models")(info.models)
 app.command("info")(info.info)
-app.command("import")(formats.import_)
-app.command("export")(formats.export)
-app.command("pull")(formats.pull)
-for verb in (
-    understand.fill,
-    understand.classify,
-    understand.tag,
-    understand.answer,
-    understand.embed,
-    understand.similar,
-):
-    app.command(verb.__name__)(verb)
+app.command("import")(import_export.import_)
+app.command("export")(import_export.export)
+app.command("pull")(import_export.pull)
+app.command("fill")(encoder_tasks.fill)
+app.command("classify")(encoder_tasks.classify)
+app.command("tag")(encoder_tasks.tag)
+app.command("answer")(encoder_tasks.answer)
+app.command("embed")(encoder_tasks.embed)
+app.command("similar")(encoder_tasks.similar)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(word2vec.app, name="word2vec")
 
-WrongUse: type[Exception] = typer.BadParameter.__mro__[2]  # ClickException, wherever this typer keeps it
+ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # typer may vendor click
 
 
 @app.callback()
@@ -62,8 +70,8 @@ def _root(
 
 
 def main() -> None:
-    """The console script: a user's mistake is one line on stderr and exit code 2; a closed pipe is no error."""
-    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character shows a ? instead of a traceback
+    """Run the command line: a user error is one line on stderr and exit code 2; a closed pipe is not an error."""
+    for stream in (sys.stdout, sys.stderr):  # print ? for characters that the terminal cannot encode
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -74,40 +82,41 @@ def main() -> None:
             sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except UserError as error:
-        _complain(str(error))
-    except WrongUse as error:
+        _exit_with_error(str(error))
+    except ClickException as error:
         message: str = error.format_message()  # type: ignore[attr-defined]
         context = getattr(error, "ctx", None)
-        verb = "" if context is None else context.command_path.removeprefix(context.find_root().info_name or "")
+        command = "" if context is None else context.command_path.removeprefix(context.find_root().info_name or "")
         end = "" if message.endswith(("?", ".")) else "."
-        _complain(f"{message}{end} See clearhead{verb} --help" if message else "")  # without a verb, help was shown
+        # the message is empty when help was shown because the command is missing
+        _exit_with_error(f"{message}{end} See clearhead{command} --help" if message else "")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except SystemExit as stop:
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
-        _close_output()
+        _discard_stdout()
     except BrokenPipeError:
-        _close_output()
+        _discard_stdout()
     except OSError as error:
-        _close_output()
-        _complain(f"cannot write the output ({error.strerror}); nothing more was done")
+        _discard_stdout()
+        _exit_with_error(f"cannot write the output ({error.strerror}); free some space or redirect it elsewhere")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C, as Python does it, but while torch is being imported, which has been seen to lose the exception."""
+    """Raise KeyboardInterrupt, or exit at once while torch is being imported, which can swallow the exception."""
     if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
         os._exit(130)  # nothing has been read or written yet
     raise KeyboardInterrupt
 
 
-def _close_output() -> None:
-    """Nothing is left to flush to."""
+def _discard_stdout() -> None:
+    """Redirect stdout to /dev/null, so that the final flush does not fail."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _complain(message: str) -> None:
+def _exit_with_error(message: str) -> None:
     for line in message.splitlines():
         print(f"clearhead: {line}", file=sys.stderr)
     sys.exit(2)

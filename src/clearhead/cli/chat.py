@@ -1,4 +1,4 @@
-"""`clearhead chat`: talk with a model at the terminal, or through a pipe, a line a turn."""
+"""`clearhead chat`: chat with a model in a terminal, or through a pipe with one turn per line."""
 
 import sys
 from collections.abc import Iterator
@@ -7,31 +7,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.generate import Device, Dtype, ModelName
+from clearhead.cli.options import Device, Dtype, ModelName
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
     from clearhead.predict import Chat
 
-HELP = """/reset          forget what was said
-/system TEXT    let this stand before the conversation; without TEXT, nothing
-/quit           end (as Ctrl-D does); Ctrl-C stops an answer
-/help           this"""
+HELP = """/reset          clear the conversation
+/system TEXT    set the system prompt; without TEXT, remove it
+/quit           exit (as Ctrl-D does); Ctrl-C stops an answer
+/help           show this help"""
 
 
 def chat(
     model: ModelName,
-    system: Annotated[str, typer.Option(help="What stands before the conversation.")] = "",
+    system: Annotated[str, typer.Option(help="System prompt.")] = "",
     temperature: Annotated[float, typer.Option(min=0, max=100, help="0 is greedy.")] = 0.8,
-    top_p: Annotated[float, typer.Option(min=1e-6, max=1, help="Only the best words with this share.")] = 0.95,
+    top_p: Annotated[
+        float, typer.Option(min=1e-6, max=1, help="Sample from the most likely tokens with this total probability.")
+    ] = 0.95,
     max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, max=1 << 20, help="Tokens of an answer. [default: 200, or half the context]")
+        int | None,
+        typer.Option(min=1, max=1 << 20, help="Maximum tokens per answer. [default: 200, or half the context]"),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed and the same words get the same answers.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     device: Device = "auto",
     dtype: Dtype = None,
 ) -> None:
-    """Talk with a model: it sees what was said before, as far as its context reaches, in the form it was taught.
+    """Chat with a model, in the chat template it was trained on; the oldest turns drop out of a full context.
 
     Example: clearhead chat smollm2 --dtype int8
     Example: clearhead chat novels-gpt --system "A talk between two friends in a garden."
@@ -41,32 +44,32 @@ def chat(
     options: dict[str, Any] = {"temperature": temperature} | ({"top_p": top_p} if temperature else {})
     if max_new_tokens is not None:
         options["max_new_tokens"] = max_new_tokens
-    talk = Chat(load(model, device, dtype), system=system, seed=seed, **options)
-    for line in _lines():
-        command, _, rest = line.strip().partition(" ")
+    conversation = Chat(load(model, device, dtype), system=system, seed=seed, **options)
+    for line in _read_turns():
+        command, _, argument = line.strip().partition(" ")
         if command == "/quit":
             return
         try:
             if command.startswith("/"):
-                _obey(talk, command, rest.strip())
+                _run_command(conversation, command, argument.strip())
             elif line.strip():
-                _answer(talk, line.strip())
+                _answer(conversation, line.strip())
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise
             typer.echo(" …")
 
 
-def _lines() -> Iterator[str]:
-    """What is typed, or the lines of a pipe."""
+def _read_turns() -> Iterator[str]:
+    """Lines typed at the prompt, or lines of a pipe."""
     from clearhead.files import read_lines
 
     if sys.stdin is None or not sys.stdin.isatty():
         yield from read_lines(Path("-"))
         return
-    import readline  # noqa: F401 (arrow keys and history at the prompt)
+    import readline  # noqa: F401 (line editing and history)
 
-    typer.echo("/help shows what can be said beside words; /quit or Ctrl-D ends", err=True)
+    typer.echo("/help lists the commands; /quit or Ctrl-D exits", err=True)
     while True:
         try:
             yield input("You: ")
@@ -74,33 +77,33 @@ def _lines() -> Iterator[str]:
             typer.echo()
             return
         except KeyboardInterrupt:
-            typer.echo("\n/quit or Ctrl-D ends", err=True)
+            typer.echo("\n/quit or Ctrl-D exits", err=True)
 
 
-def _obey(talk: "Chat", command: str, text: str) -> None:
+def _run_command(conversation: "Chat", command: str, argument: str) -> None:
     if command == "/reset":
-        talk.reset()
-        typer.echo("(forgotten)", err=True)
+        conversation.reset()
+        typer.echo("(conversation cleared)", err=True)
     elif command == "/system":
-        talk.system = text
-        typer.echo("(from the next answer on)" if text else "(nothing stands before the conversation now)", err=True)
+        conversation.system = argument
+        typer.echo("(system prompt set)" if argument else "(system prompt removed)", err=True)
     else:
-        typer.echo(HELP if command == "/help" else f"no command {command}\n{HELP}", err=True)
+        typer.echo(HELP if command == "/help" else f"unknown command {command}\n{HELP}", err=True)
 
 
-def _answer(talk: "Chat", said: str) -> None:
-    """Show the answer as it comes; what goes wrong is said, and the conversation goes on."""
+def _answer(conversation: "Chat", message: str) -> None:
+    """Stream the answer to a message; at a terminal, an error does not end the conversation."""
     try:
-        forgotten, pieces = talk.say(said)
+        dropped, pieces = conversation.say(message)
     except UserError as error:
         if not sys.stdin.isatty():
             raise
         typer.echo(f"({error})", err=True)
         return
-    if forgotten:
-        turns = "1 turn" if forgotten == 1 else f"{forgotten} turns"
-        positions = talk.model.config.max_positions
-        typer.echo(f"(the oldest {turns} no longer fit into the context of {positions} tokens: forgotten)", err=True)
+    if dropped:
+        turns = "turn" if dropped == 1 else f"{dropped} turns"
+        positions = conversation.model.config.max_positions
+        typer.echo(f"(dropped the oldest {turns}: the context is {positions} tokens)", err=True)
     if sys.stdin.isatty():
         typer.echo("Model: ", nl=False)
     for piece in pieces:

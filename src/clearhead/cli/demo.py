@@ -1,4 +1,4 @@
-"""`clearhead demo`: a translator learns while you watch; the models that come along translate and write."""
+"""`clearhead demo`: train a small translator, then translate and generate with the packaged models."""
 
 import tempfile
 from pathlib import Path
@@ -11,48 +11,48 @@ if TYPE_CHECKING:
 
     from clearhead.predict import Model
 
-SHADES, PLAIN_SHADES = " ░▒▓█", " .:*#"
-LEVEL = ("data.train.level=1", "data.valid.level=1", "tokenizer.vocab_size=1000")
-REAL = {
+SHADES, ASCII_SHADES = " ░▒▓█", " .:*#"
+OVERRIDES = ("data.train.level=1", "data.valid.level=1", "tokenizer.vocab_size=1000")
+SENTENCES = {
     "en-de": ("Two dogs are playing in the snow.", "Where is the nearest station?", "She has lived here for years."),
     "zh-en": ("火车站在哪里？", "他昨天买了一本新书。"),
 }
-NEXT = {
-    "clearhead train mini-en-zh": "another language",
-    "clearhead recipes": "what else can be trained",
-    "clearhead models": "which models there are",
-    "clearhead translate runs/mini-en-zh": "any text, from a pipe or a file",
+NEXT_COMMANDS = {
+    "clearhead train mini-en-zh": "train another language pair",
+    "clearhead recipes": "list everything you can train",
+    "clearhead models": "list the available models",
+    "clearhead translate runs/mini-en-zh": "translate text, files and pipes",
 }
-STORY, OPENING = "novels-gpt", "It was a dark evening in October when"
+STORY_MODEL, STORY_PROMPT = "novels-gpt", "It was a dark evening in October when"
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=1, max=10_000, help="Training steps of the little translator.")] = 400,
-    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Where randomness begins.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Keep the translator in this run folder.")] = None,
+    steps: Annotated[int, typer.Option(min=1, max=10_000, help="Training steps.")] = 400,
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Random seed.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Keep the trained model in this run folder.")] = None,
 ) -> None:
-    """Train a translator from nothing in about 100 seconds, then translate and write with the models that come along.
+    """Train a translator from scratch in about 100 seconds, then translate and generate with the packaged models.
 
     Example: clearhead demo --out runs/first
     """
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print("[bold]1 · A translator from nothing[/bold], English to German, in about 100 seconds\n")
+    console.print("[bold]1 · A translator from scratch[/bold], English to German, in about 100 seconds\n")
     if out is not None:
-        _learn(console, steps, seed, out)
+        _train(console, steps, seed, out)
     else:
         with tempfile.TemporaryDirectory(prefix="clearhead-demo-") as folder:
-            _learn(console, steps, seed, Path(folder) / "run")
-    _real(console)
-    _story(console, seed)
+            _train(console, steps, seed, Path(folder) / "run")
+    _translate(console)
+    _generate(console, seed)
     console.print("\n[bold]Next[/bold] (source .venv/bin/activate first)")
-    for command, about in NEXT.items():
-        console.print(f"  {command:42} {about}", markup=False)
+    for command, description in NEXT_COMMANDS.items():
+        console.print(f"  {command:42} {description}", markup=False)
 
 
-def _learn(console: "Console", steps: int, seed: int, out: Path) -> None:
-    """Train, then translate sentences whose combinations of words were held out, and draw one alignment."""
+def _train(console: "Console", steps: int, seed: int, out: Path) -> None:
+    """Train, translate held-out sentences, and draw one attention map."""
     from clearhead.cli.train import Display
     from clearhead.config.data import Corpus
     from clearhead.config.recipe import load_recipe
@@ -63,7 +63,7 @@ def _learn(console: "Console", steps: int, seed: int, out: Path) -> None:
 
     every = max(1, steps // 4)
     changes = (f"train.steps={steps}", f"train.seed={seed}", f"train.validate_every={every}", "train.log_every=10")
-    recipe = load_recipe("mini-en-de", (*LEVEL, *changes))
+    recipe = load_recipe("mini-en-de", (*OVERRIDES, *changes))
     with Display(steps) as display:
         summary = train(recipe, out, say=display.say, watch=display.watch)
     if summary.stopped:
@@ -71,61 +71,63 @@ def _learn(console: "Console", steps: int, seed: int, out: Path) -> None:
     model = load(out)
     corpus = Corpus(format="embedded", languages=("en", "de"), level=1, split="test", count=4, seed=seed)
     pairs = [record.values for record in raw_records(corpus, TRANSLATION)]
-    console.print("\nSentences it has never seen, nor these combinations of words:\n")
+    console.print("\nHeld-out sentences, whose word combinations are not in the training data:\n")
     outputs = model.translate([source for source, _ in pairs], beam=1)
     for (source, reference), output in zip(pairs, outputs, strict=True):
-        other = "" if output == reference else f"   (or: {reference})"
-        console.print(f"  {source}\n  → [bold]{output}[/bold]{other}")
+        difference = "" if output == reference else f"   (reference: {reference})"
+        console.print(f"  {source}\n  → [bold]{output}[/bold]{difference}")
     show_alignment(console, model, max((source for source, _ in pairs), key=len))
 
 
 def show_alignment(console: "Console", model: "Model", text: str) -> None:
-    """Where the decoder looks in the source while each word is written, as shades."""
+    """Draw the cross-attention weights of each target token over the source tokens as shades."""
     from clearhead.inference import alignment_weights
 
     source, target = model.tokenizers[0], model.tokenizers[-1]
-    read = [*source.encode(text), source.id("end")]
-    written = [*target.encode(model.translate(text, beam=1)[0]), target.id("end")]
-    weights = alignment_weights(model.network, read, [target.id("begin")], written)  # type: ignore[arg-type]
-    shades = SHADES if encodable(SHADES, console.encoding) else PLAIN_SHADES
-    columns = [*(source.decode([token]) for token in read[:-1]), "end"]
-    rows = [*(target.decode([token]) for token in written[:-1]), "end"]
+    source_ids = [*source.encode(text), source.id("end")]
+    target_ids = [*target.encode(model.translate(text, beam=1)[0]), target.id("end")]
+    weights = alignment_weights(model.network, source_ids, [target.id("begin")], target_ids)  # type: ignore[arg-type]
+    shades = SHADES if encodable(SHADES, console.encoding) else ASCII_SHADES
+    columns = [*(source.decode([token]) for token in source_ids[:-1]), "end"]
+    rows = [*(target.decode([token]) for token in target_ids[:-1]), "end"]
     margin = max(map(len, rows))
-    console.print("\nWhere it looked: each row a word written, each column a word read\n")
+    console.print("\nCross-attention: one row per target token, one column per source token\n")
     console.print("  " + " " * margin + "  " + " ".join(columns))
     for name, row in zip(rows, weights.tolist(), strict=True):
         cells = (shades[min(4, int(5 * weight))] * len(column) for weight, column in zip(row, columns, strict=True))
         console.print(f"  {name:>{margin}}  {' '.join(cells)}")
 
 
-def _real(console: "Console") -> None:
+def _translate(console: "Console") -> None:
+    """Translate example sentences with the packaged translators."""
     from clearhead.predict import load
     from clearhead.predict.find import packaged_models
 
-    names = [name for name in REAL if name in packaged_models()]
+    names = [name for name in SENTENCES if name in packaged_models()]
     if names:
-        console.print("\n[bold]2 · Real sentences[/bold], by translators that come with the package\n")
+        console.print("\n[bold]2 · Real sentences[/bold], translated by the packaged models\n")
     for name in names:
-        for text, found in zip(REAL[name], load(name).translate(REAL[name]), strict=True):
-            if encodable(text + found, console.encoding):
-                console.print(f"  {name}   {text}  →  [bold]{found}[/bold]")
+        for text, output in zip(SENTENCES[name], load(name).translate(SENTENCES[name]), strict=True):
+            if encodable(text + output, console.encoding):
+                console.print(f"  {name}   {text}  →  [bold]{output}[/bold]")
 
 
-def _story(console: "Console", seed: int) -> None:
+def _generate(console: "Console", seed: int) -> None:
+    """Stream a story from the packaged language model."""
     from clearhead.predict import load
     from clearhead.predict.find import packaged_models
 
-    if STORY not in packaged_models():
+    if STORY_MODEL not in packaged_models():
         return
-    console.print(f"\n[bold]3 · A story[/bold], by {STORY}, the block of 2024, on English novels\n")
-    console.print(f"  [bold]{OPENING}[/bold]", end="", soft_wrap=True)
-    for piece in load(STORY).stream(OPENING, seed=seed, max_new_tokens=120, temperature=0.8, top_p=0.9):
+    console.print(f"\n[bold]3 · A story[/bold] by {STORY_MODEL}, a Llama-style decoder trained on English novels\n")
+    console.print(f"  [bold]{STORY_PROMPT}[/bold]", end="", soft_wrap=True)
+    for piece in load(STORY_MODEL).stream(STORY_PROMPT, seed=seed, max_new_tokens=120, temperature=0.8, top_p=0.9):
         console.print(piece, end="", markup=False, soft_wrap=True)
     console.print()
 
 
 def encodable(text: str, encoding: str) -> bool:
-    """Whether a terminal of this encoding can show the text."""
+    """Whether a terminal with this encoding can show the text."""
     try:
         text.encode(encoding)
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Texts to work on, as they come: those given, or lines of a file, of a pipe that may be slow, or of a terminal."""
+"""Read input texts from arguments, files, pipes and terminals, and process them in chunks."""
 
 import os
 import stat
@@ -13,88 +13,89 @@ from typing import TypeVar
 from clearhead.errors import UserError
 
 A = TypeVar("A")
-CHUNK = 512  # lines that are sorted by length and worked on together, at the most
-GRACE = 0.01  # seconds that the first line of a chunk waits for others: one who writes without a pause fills it
+CHUNK_SIZE = 512  # maximum lines per chunk
+CHUNK_TIMEOUT = 0.01  # seconds to wait for more lines after the first line of a chunk
 
 
-def each_text(
-    texts: list[str] | None, file: Path | None, work: Callable[[list[str]], Sequence[A]]
+def map_texts(
+    texts: list[str] | None, file: Path | None, process: Callable[[list[str]], Sequence[A]]
 ) -> Iterator[tuple[str, A]]:
-    """Every text with what `work` found: those given, or lines of a file or of stdin; an error comes in its turn."""
+    """Yield each text with its result; the results before an invalid text come before its error."""
     if texts and file is not None:
-        raise UserError("--file: given together with texts; leave one of them out")
+        raise UserError("--file: given together with texts; remove one of them")
     where = "text " if texts else f"{'standard input' if file in (None, Path('-')) else file}, line "
-    number = 0
-    for chunk in [texts] if texts else chunks(file or Path("-")):
-        found, problem = _until_wrong(chunk, work)
-        yield from zip(chunk, found, strict=problem is None)
+    count = 0
+    for chunk in [texts] if texts else read_chunks(file or Path("-")):
+        results, problem = _process_valid(chunk, process)
+        yield from zip(chunk, results, strict=problem is None)
         sys.stdout.flush()
-        number += len(found)
+        count += len(results)
         if problem is not None:
-            raise UserError(f"{where}{number + 1}: {problem}")
+            raise UserError(f"{where}{count + 1}: {problem}")
 
 
-def _until_wrong(chunk: list[str], work: Callable[[list[str]], Sequence[A]]) -> tuple[Sequence[A], str | None]:
-    """What `work` finds for the texts before the first wrong one, and what is wrong with that."""
+def _process_valid(chunk: list[str], process: Callable[[list[str]], Sequence[A]]) -> tuple[Sequence[A], str | None]:
+    """Return the results of the texts before the first invalid one, and its problem."""
     from clearhead.predict.encode_batch import InvalidText
 
     problem = None
     while chunk:
         try:
-            return work(chunk), problem
-        except InvalidText as error:  # there may be another before it
-            chunk = chunk[: error.number]
-            problem = error.problem + (" with --cut" if error.problem.endswith("let it be cut") else "")
+            return process(chunk), problem
+        except InvalidText as error:
+            chunk = chunk[: error.number]  # an earlier text may be invalid too
+            problem = error.problem.replace("let it be cut", "use --truncate")
+            problem = problem.replace("truncate=True", "--truncate")
     return [], problem
 
 
-def chunks(path: Path) -> Iterator[list[str]]:
-    """Lines of a file, or of standard input for `-`: as many as are there, where it is a pipe; at least one."""
-    queue, regular = _queue(path), _is_regular(path)
-    found: str | Exception | None = ""
-    while isinstance(found, str):
+def read_chunks(path: Path) -> Iterator[list[str]]:
+    """Yield chunks of lines from a file, or from standard input for `-`; a pipe yields what has arrived."""
+    queue, regular = _start_reader(path), _is_regular(path)
+    item: str | Exception | None = ""
+    while isinstance(item, str):
         chunk: list[str] = []
-        found, latest = queue.get(), monotonic() + GRACE
-        while isinstance(found, str):
-            chunk.append(found)
-            if len(chunk) == CHUNK:
+        item, deadline = queue.get(), monotonic() + CHUNK_TIMEOUT
+        while isinstance(item, str):
+            chunk.append(item)
+            if len(chunk) == CHUNK_SIZE:
                 break
             try:
-                found = queue.get(timeout=None if regular else max(0.0, latest - monotonic()))
+                item = queue.get(timeout=None if regular else max(0.0, deadline - monotonic()))
             except Empty:
                 break
         if chunk:
             yield chunk
-    if found is not None:
-        raise found
+    if item is not None:
+        raise item
 
 
-def waiting(path: Path) -> Iterator[str | None]:
-    """The same, line by line; None where the next one is not there yet."""
-    queue, patience = _queue(path), None if _is_regular(path) else GRACE / 5
+def poll_lines(path: Path) -> Iterator[str | None]:
+    """Yield lines one by one, and None while the next line has not arrived."""
+    queue, timeout = _start_reader(path), None if _is_regular(path) else CHUNK_TIMEOUT / 5
     while True:
         try:
-            found = queue.get(timeout=patience)
+            item = queue.get(timeout=timeout)
         except Empty:
             yield None
             continue
-        if not isinstance(found, str):
+        if not isinstance(item, str):
             break
-        yield found
-    if found is not None:
-        raise found
+        yield item
+    if item is not None:
+        raise item
 
 
-def _queue(path: Path) -> "Queue[str | Exception | None]":
-    queue: Queue[str | Exception | None] = Queue(CHUNK)
+def _start_reader(path: Path) -> "Queue[str | Exception | None]":
+    queue: Queue[str | Exception | None] = Queue(CHUNK_SIZE)
     Thread(target=_read, args=(path, queue, sys.stdin), daemon=True).start()
     return queue
 
 
 def _read(path: Path, queue: "Queue[str | Exception | None]", stdin: object) -> None:
-    """Lines as they come, then the error that ended them, or None; a full queue is waited for.
+    """Queue the lines, then the error that ended them or None.
 
-    `stdin` is only held: Python ends with an abort if it has to close a stream in which this thread still waits.
+    `stdin` keeps a reference: Python aborts if it closes a stream that this thread is still reading.
     """
     from clearhead.files import read_lines
 
@@ -107,8 +108,8 @@ def _read(path: Path, queue: "Queue[str | Exception | None]", stdin: object) -> 
 
 
 def _is_regular(path: Path) -> bool:
-    """Whether all lines are there already: then every chunk is full, and the same at every run."""
+    """Whether the input is a regular file, whose chunks are always full."""
     try:
         return stat.S_ISREG(os.stat(0 if str(path) == "-" else path).st_mode)
-    except OSError:  # whoever reads it says why
+    except OSError:  # reported when the file is read
         return False

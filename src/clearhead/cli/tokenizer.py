@@ -1,4 +1,4 @@
-"""`clearhead tokenizer`: train one, turn lines into ids and back, compare several on the same text."""
+"""`clearhead tokenizer`: train, encode, decode and compare tokenizers."""
 
 import dataclasses
 import json
@@ -12,47 +12,50 @@ from clearhead.errors import UserError
 
 if TYPE_CHECKING:
     from clearhead.text import Tokenizer
-    from clearhead.text.stats import Stats
+    from clearhead.text.tokenizer_stats import TokenizerStats
 
-app = typer.Typer(help="Train a tokenizer, encode, decode, compare.", no_args_is_help=True)
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder with tokenizer.json, or the file.")]
-LARGEST = 1 << 24
+app = typer.Typer(help="Train a tokenizer, encode and decode text, compare tokenizers.", no_args_is_help=True)
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder with tokenizer.json, or the file itself.")]
+MAX_VOCAB_SIZE, DEFAULT_VOCAB_SIZE = 1 << 24, 8000
 
 
 @app.command()
 def train(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Text, plain or gzip, UTF-8; - is stdin.")],
-    out: Annotated[Path, typer.Option(help="Folder to write tokenizer.json into.")],
-    size: Annotated[
-        int | None, typer.Option(min=1, max=LARGEST, help="Tokens; without it, 8000 or what the text supports.")
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="UTF-8 text files, plain or gzip; - is stdin.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write tokenizer.json to.")],
+    vocab_size: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_VOCAB_SIZE, help="Vocabulary size. [default: 8000, or what the text supports]"),
     ] = None,
     kind: Annotated[str, typer.Option(help="byte-bpe, bpe, wordpiece, unigram, word or char.")] = "byte-bpe",
-    roles: Annotated[str, typer.Option(help="Special tokens, by role.")] = "pad,begin,end,unknown",
-    lowercase: Annotated[bool, typer.Option(help="Make every letter small first.")] = False,
+    roles: Annotated[str, typer.Option(help="Roles of the special tokens.")] = "pad,begin,end,unknown",
+    lowercase: Annotated[bool, typer.Option(help="Lowercase the text first.")] = False,
 ) -> None:
-    """Learn a tokenizer from text files.
+    """Train a tokenizer on text files.
 
-    Example: clearhead tokenizer train novel.txt.gz --out my-tokenizer --kind byte-bpe --size 8000
+    Example: clearhead tokenizer train novel.txt.gz --out my-tokenizer --kind byte-bpe --vocab-size 8000
     """
     from clearhead.config.settings import nearest
     from clearhead.text import KINDS, ROLES, train_files
 
     if kind not in KINDS:
         raise UserError(f"--kind: {kind!r} is not allowed{nearest(kind, list(KINDS))}")
-    wanted = [role.strip() for role in roles.split(",") if role.strip()]
-    for role in wanted:
+    role_names = [role.strip() for role in roles.split(",") if role.strip()]
+    for role in role_names:
         if role not in ROLES:
             raise UserError(f"--roles: {role!r} is not allowed{nearest(role, list(ROLES))}")
     if (out / "tokenizer.json").exists():
-        raise UserError(f"--out: {out / 'tokenizer.json'} exists already; choose another folder")
+        raise UserError(f"--out: {out / 'tokenizer.json'} already exists; choose another folder")
     tokenizer = train_files(
         files,
         kind,
-        size or 8000,
-        roles=wanted,
+        vocab_size or DEFAULT_VOCAB_SIZE,
+        roles=role_names,
         lowercase=lowercase,
         progress=sys.stderr.isatty(),
-        exact=size is not None,
+        exact=vocab_size is not None,
     )
     tokenizer.save(out)
     typer.echo(f"{len(tokenizer):,} tokens in {out / 'tokenizer.json'}", err=True)
@@ -61,9 +64,11 @@ def train(
 @app.command()
 def encode(
     folder: Folder,
-    specials: Annotated[bool, typer.Option(help="Special tokens written in the text count as such.")] = False,
+    special_tokens: Annotated[
+        bool, typer.Option("--special-tokens", help="Encode special tokens spelled in the text as special tokens.")
+    ] = False,
 ) -> None:
-    """Lines of text on standard input to ids, separated by spaces.
+    """Encode lines of standard input as ids separated by spaces.
 
     Example: echo "hello world" | clearhead tokenizer encode my-tokenizer
     """
@@ -71,15 +76,15 @@ def encode(
 
     tokenizer = _load(folder)
     for line in read_lines(Path("-")):
-        print(*tokenizer.encode(line, specials))
+        print(*tokenizer.encode(line, special_tokens))
 
 
 @app.command()
 def decode(
     folder: Folder,
-    specials: Annotated[bool, typer.Option(help="Show special tokens instead of leaving them out.")] = False,
+    special_tokens: Annotated[bool, typer.Option("--special-tokens", help="Keep special tokens in the text.")] = False,
 ) -> None:
-    """Lines of ids on standard input, separated by spaces, to text.
+    """Decode lines of ids on standard input.
 
     Example: echo "15496 995" | clearhead tokenizer decode gpt2
     """
@@ -88,11 +93,13 @@ def decode(
     tokenizer = _load(folder)
     for number, line in enumerate(read_lines(Path("-")), start=1):
         try:
-            ids = [int(word) for word in line.split()]
+            ids = [int(part) for part in line.split()]
         except ValueError:
-            raise UserError(f"standard input, line {number}: expected ids, whole numbers with spaces between") from None
+            raise UserError(
+                f"standard input, line {number}: expected ids; write whole numbers separated by spaces"
+            ) from None
         try:
-            print(tokenizer.decode(ids, specials))
+            print(tokenizer.decode(ids, special_tokens))
         except UserError as error:
             raise UserError(f"standard input, line {number}: {error}") from None
 
@@ -100,67 +107,72 @@ def decode(
 @app.command()
 def stats(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Tokenizers to compare.")],
-    file: Annotated[list[Path], typer.Option(help="Text to measure on; may be given several times.")],
-    picture: Annotated[Path | None, typer.Option(help="Draw the comparison into this SVG file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs: a list of objects.")] = False,
+    file: Annotated[list[Path], typer.Option(help="Text to encode; repeatable.")],
+    plot: Annotated[Path | None, typer.Option(help="Plot the comparison to this SVG file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """Compare tokenizers on the same text: tokens per word, bytes per token, unknown rate, vocabulary use.
+    """Compare tokenizers on the same text: tokens per word, bytes per token, unknown rate, vocabulary usage.
 
-    Example: clearhead tokenizer stats bpe-4k bpe-16k --file novel.txt.gz --picture compared.svg
+    Example: clearhead tokenizer stats bpe-4k bpe-16k --file novel.txt.gz --plot compared.svg
     """
     from clearhead.files import read_lines, write_text
-    from clearhead.text.picture import draw
-    from clearhead.text.stats import measure
+    from clearhead.text.tokenizer_plot import plot_stats
+    from clearhead.text.tokenizer_stats import compute_stats
 
-    if picture is not None and picture.suffix != ".svg":
-        raise UserError(f"--picture: {picture} is drawn as SVG; name it {picture.with_suffix('.svg')}")
+    if plot is not None and plot.suffix != ".svg":
+        raise UserError(f"--plot: {plot} is not an SVG file; name it {plot.with_suffix('.svg')}")
 
-    found = {}
+    results = {}
     for folder in folders:
-        found[str(folder)] = measure(_load(folder), (line for one in file for line in read_lines(one)))
-    if picture is not None:
-        write_text(picture, draw(found))
+        results[str(folder)] = compute_stats(_load(folder), (line for path in file for line in read_lines(path)))
+    if plot is not None:
+        write_text(plot, plot_stats(results))
     if as_json:
-        typer.echo(json.dumps([{"name": name} | dataclasses.asdict(each) for name, each in found.items()], indent=2))
+        rows = [{"name": name} | dataclasses.asdict(stats) for name, stats in results.items()]
+        typer.echo(json.dumps(rows, indent=2))
     else:
-        _show(found)
+        _print_stats(results)
 
 
 def _load(folder: Path) -> "Tokenizer":
     from clearhead.text import load_folder
 
-    found = load_folder(folder)
-    if len(found) > 1:
-        raise UserError(f"{folder} has two; name {folder / 'tokenizer.source.json'} or tokenizer.target.json")
-    return found[0]
+    tokenizers = load_folder(folder)
+    if len(tokenizers) > 1:
+        raise UserError(
+            f"{folder}: has two tokenizers; name {folder / 'tokenizer.source.json'} or tokenizer.target.json"
+        )
+    return tokenizers[0]
 
 
-def _show(found: "dict[str, Stats]") -> None:
+def _print_stats(results: "dict[str, TokenizerStats]") -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
-    for title in ("vocabulary", "used", "tokens", "per word", "bytes/token", "unknown", "come back"):
+    for title in ("vocabulary", "used", "tokens", "per word", "bytes/token", "unknown", "round trip"):
         table.add_column(title, justify="right", no_wrap=True)
-    for name, each in found.items():
+    for name, stats in results.items():
         table.add_row(
             name,
-            f"{each.vocabulary:,}",
-            f"{each.vocabulary_used:.0%}",
-            f"{each.tokens:,}",
-            f"{each.tokens_per_word:.2f}",
-            f"{each.bytes_per_token:.2f}",
-            f"{each.unknown_rate:.2%}",
-            f"{each.round_trip:.1%}",
+            f"{stats.vocab_size:,}",
+            f"{stats.vocab_usage:.0%}",
+            f"{stats.tokens:,}",
+            f"{stats.tokens_per_word:.2f}",
+            f"{stats.bytes_per_token:.2f}",
+            f"{stats.unknown_rate:.2%}",
+            f"{stats.round_trip_rate:.1%}",
         )
     console.print(table)
-    longest = min(16, max(length for each in found.values() for length in each.lengths))
-    for name, each in found.items():
-        console.print(f"\n{name}: tokens by their number of characters", soft_wrap=True)
-        most = max(each.lengths.values())
-        for length in range(1, longest + 1):
-            times = sum(n for size, n in each.lengths.items() if size == length or (length == longest < size))
-            bar = "█" * round(40 * times / most) or ("▏" if times else "")
-            console.print(f"{length:>4}{'+' if length == longest else ' '} {bar} {times / each.tokens:.1%}")
+    max_length = min(16, max(length for stats in results.values() for length in stats.token_lengths))
+    for name, stats in results.items():
+        console.print(f"\n{name}: token lengths in characters", soft_wrap=True)
+        counts = [0] * (max_length + 1)
+        for length, count in stats.token_lengths.items():
+            counts[min(length, max_length)] += count
+        peak = max(stats.token_lengths.values())
+        for length, count in enumerate(counts[1:], start=1):
+            bar = "█" * round(40 * count / peak) or ("▏" if count else "")
+            console.print(f"{length:>4}{'+' if length == max_length else ' '} {bar} {count / stats.tokens:.1%}")

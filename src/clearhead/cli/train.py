@@ -1,4 +1,4 @@
-"""`clearhead train` and `clearhead recipes`: a recipe, changed by key=value, into a run folder."""
+"""`clearhead train` and `clearhead recipes`: train a model from a recipe, list the recipes."""
 
 import json
 import sys
@@ -8,116 +8,135 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.cli.options import FLOAT_DTYPES, parse_dtype
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
     from clearhead.config.recipe import Recipe
 
+METRICS = (
+    "loss",
+    "perplexity",
+    "accuracy",
+    "bleu",
+    "chrf",
+    "f1",
+    "exact",
+    "matthews",
+    "pearson",
+    "spearman",
+    "exposure_bias",
+)
 
-def recipes(as_json: Annotated[bool, typer.Option("--json", help="For programs: a list of objects.")] = False) -> None:
-    """List the recipes that come with the package.
+
+def recipes(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False) -> None:
+    """List the packaged recipes.
 
     Example: clearhead recipes
     """
     from clearhead.config.recipe import load_recipe, recipe_names, recipe_text
 
-    found = [
-        (name, load_recipe(name).data.task, recipe_text(name).splitlines()[0].lstrip("# ")) for name in recipe_names()
-    ]
+    names = recipe_names()
+    descriptions = {name: recipe_text(name).splitlines()[0].lstrip("# ") for name in names}
     if as_json:
-        typer.echo(json.dumps([{"name": n, "task": t, "about": about} for n, t, about in found], indent=2))
+        rows = [{"name": n, "task": load_recipe(n).data.task, "description": descriptions[n]} for n in names]
+        typer.echo(json.dumps(rows, indent=2))
         return
-    width = max(len(name) for name, _, _ in found)
-    for name, _, about in found:
-        typer.echo(f"{name:{width}}  {about}")
+    width = max(map(len, names))
+    for name, description in descriptions.items():
+        typer.echo(f"{name:{width}}  {description}")
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A name from `clearhead recipes`, or a YAML file.")],
-    changes: Annotated[list[str] | None, typer.Argument(metavar="[key=value]...", help="Like train.steps=500.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder; without it, runs/RECIPE.")] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the run in the folder, or begin it.")] = False,
-    dry_run: Annotated[bool, typer.Option(help="Two steps and one validation; writes only the token cache.")] = False,
-    device: Annotated[str | None, typer.Option(help="Short for train.device.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Short for train.seed.", min=0)] = None,
-    seeds: Annotated[int | None, typer.Option(help="So many runs, each with another seed.", min=1, max=1000)] = None,
-    rates: Annotated[str | None, typer.Option(help="Learning rates to compare, like 2e-5,5e-5.")] = None,
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Name from `clearhead recipes`, or a YAML file.")],
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="[key=value]...", help="Overrides, like train.steps=500.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/RECIPE]")] = None,
+    resume: Annotated[bool, typer.Option(help="Resume the run in --out, or start it.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Run two steps and a validation, print the recipe.")] = False,
+    device: Annotated[str | None, typer.Option(help="Same as train.device.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Same as train.precision: fp32, bf16, fp16 or fp64.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same as train.seed.", min=0)] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of runs with different seeds.", min=1, max=1000)] = None,
+    lrs: Annotated[str | None, typer.Option(help="Learning rates to compare, like 2e-5,5e-5.")] = None,
 ) -> None:
-    """Train a model by a recipe; Ctrl-C saves and stops, --resume goes on.
+    """Train a model from a recipe; Ctrl-C saves a checkpoint and stops, --resume continues.
 
     Example: clearhead train mini-en-de train.steps=500 --out runs/first
 
-    With --seeds or --rates, there is a run for each, and a table of means and spreads.
+    With --seeds or --lrs, train one run for each and print a table of means and standard deviations.
     """
     from clearhead.config.recipe import load_recipe
 
-    given = list(changes or ())
-    given += [f"train.device={device}"] if device is not None else []
-    given += [f"train.seed={seed}"] if seed is not None else []
-    loaded = load_recipe(recipe, given)
+    overrides = list(changes or ())
+    overrides += [f"train.device={device}"] if device is not None else []
+    overrides += [f"train.precision={parse_dtype(dtype, FLOAT_DTYPES)}"] if dtype is not None else []
+    overrides += [f"train.seed={seed}"] if seed is not None else []
+    loaded = load_recipe(recipe, overrides)
     if dry_run:
-        from clearhead.train.dry_run import dry_run as rehearse
+        from clearhead.train.dry_run import dry_run as run_dry
 
-        for line in rehearse(loaded, _say):
+        for line in run_dry(loaded, _print_error):
             typer.echo(line)
         return
     folder = out or Path("runs") / Path(recipe).stem
-    if seeds is None and rates is None:
+    if seeds is None and lrs is None:
         _run(loaded, folder, resume)
     else:
-        _compare(loaded, folder, resume, seeds or 1, _rates(rates) or [loaded.train.lr])
+        _sweep(loaded, folder, resume, seeds or 1, _parse_lrs(lrs) or [loaded.train.lr])
 
 
 def _run(recipe: "Recipe", out: Path, resume: bool) -> None:
-    from clearhead.train.loop import train as learn
+    from clearhead.train.loop import train as run_training
 
     with Display(recipe.train.steps) as display:
-        summary = learn(recipe, out, resume=resume, say=display.say, watch=display.watch)
+        summary = run_training(recipe, out, resume=resume, say=display.say, watch=display.watch)
     if not summary.first:
         return
     if summary.stopped:
         when = f"at step {summary.step:,} of {summary.steps:,}" if summary.step else "before the first step"
-        then = f"clearhead train … --out {out} --resume goes on" if out.exists() else "nothing was written"
-        _say(f"stopped {when}; {then}")
+        then = f"continue with: clearhead train … --out {out} --resume" if out.exists() else "nothing was written"
+        _print_error(f"stopped {when}; {then}")
     else:
         best = f"; best {recipe.train.metric} {summary.best:.4g}" if summary.best is not None else ""
-        _say(f"done: {summary.step:,} steps{best}; {out / 'report.html'} shows how it went")
+        _print_error(f"done: {summary.step:,} steps{best}; report: {out / 'report.html'}")
 
 
-def _rates(text: str | None) -> list[float]:
-    """The numbers between commas, each once."""
+def _parse_lrs(text: str | None) -> list[float]:
+    """Parse learning rates separated by commas, without duplicates."""
     from clearhead.config.train import ScheduleConfig
 
-    found: list[float] = []
+    lrs: list[float] = []
     for part in text.split(",") if text is not None else ():
         try:
             value = float(part)
         except ValueError:
-            raise UserError(f"--rates: {part!r} is not a number; write them like 2e-5,5e-5") from None
-        ScheduleConfig.build({"lr": value}, where="--rates")
-        found.append(value)
-    return list(dict.fromkeys(found))
+            raise UserError(f"--lrs: {part!r} is not a number; write learning rates like 2e-5,5e-5") from None
+        ScheduleConfig.build({"lr": value}, where="--lrs")
+        lrs.append(value)
+    return list(dict.fromkeys(lrs))
 
 
-def _compare(recipe: "Recipe", out: Path, resume: bool, seeds: int, rates: list[float]) -> None:
+def _sweep(recipe: "Recipe", out: Path, resume: bool, seeds: int, lrs: list[float]) -> None:
     from clearhead.train.sweep import lines, sweep
 
     with Display(recipe.train.steps) as display:
-        table = sweep(recipe, out, rates, seeds, resume, display.say, display.watch)
+        table = sweep(recipe, out, lrs, seeds, resume, display.say, display.watch)
     if table is None:
-        _say(f"no table yet; clearhead train … --out {out} --resume goes on")
+        _print_error(f"stopped; continue with: clearhead train … --out {out} --resume")
         return
     for line in lines(table, recipe.train.metric):
         typer.echo(line)
-    _say(f"done: {out / 'table.md'}; the best model is in {out / 'best'}")
+    _print_error(f"done: {out / 'table.md'}; best model: {out / 'best'}")
 
 
-def _say(line: str) -> None:
+def _print_error(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 class Display:
-    """A progress bar on a terminal, plain lines when piped."""
+    """A progress bar on a terminal, plain lines in a pipe."""
 
     def __init__(self, steps: int):
         from rich.console import Console
@@ -142,14 +161,14 @@ class Display:
             self.bar.stop()
 
     def say(self, line: str) -> None:
-        """A line for people."""
+        """Print a line."""
         self.console.print(line, markup=False, soft_wrap=True)
 
     def watch(self, event: dict[str, Any]) -> None:
-        """An event of the log."""
-        show: dict[str, Callable[[dict[str, Any]], None]] = {"step": self._step, "validation": self._validation}
-        if event["kind"] in show:
-            show[event["kind"]](event)
+        """Show an event of the run log."""
+        handlers: dict[str, Callable[[dict[str, Any]], None]] = {"step": self._step, "validation": self._validation}
+        if event["kind"] in handlers:
+            handlers[event["kind"]](event)
 
     def _step(self, event: dict[str, Any]) -> None:
         peak = f" · {event['mfu']:.0%} of peak" if "mfu" in event else ""
@@ -160,21 +179,8 @@ class Display:
             self.say(f"step {event['step']:,}/{self.steps:,} · {text}")
 
     def _validation(self, event: dict[str, Any]) -> None:
-        names = (
-            "loss",
-            "perplexity",
-            "accuracy",
-            "bleu",
-            "chrf",
-            "f1",
-            "exact",
-            "matthews",
-            "pearson",
-            "spearman",
-            "exposure_bias",
-        )
-        found = " · ".join(f"{name.replace('_', ' ')} {event[name]:.4g}" for name in names if name in event)
-        self.say(f"step {event['step']:,} validation · {found}")
+        metrics = " · ".join(f"{name.replace('_', ' ')} {event[name]:.4g}" for name in METRICS if name in event)
+        self.say(f"step {event['step']:,} validation · {metrics}")
         for sample in event["samples"][:1]:
             for name, text in sample.items():
                 self.say(f"    {name:9} {' '.join(text.split())[:100]}")

@@ -22,7 +22,7 @@ from clearhead.predict.encode_batch import (
     read,
 )
 from clearhead.text.entities import entities, is_entity_scheme
-from clearhead.text.words import words as words_of
+from clearhead.text.word_split import words as words_of
 
 if TYPE_CHECKING:
     from clearhead.predict.model import Model

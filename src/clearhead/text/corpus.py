@@ -1,6 +1,6 @@
-"""Files of running text as numbers: words in lower case, sentences cut at . ! ?, rare words left out.
+"""Encode text files for word2vec: lowercased words, sentences split at . ! ?, rare words dropped.
 
-A text is read once, a line at a time, and held as four bytes a word.
+Text is read line by line and stored in four bytes per word.
 """
 
 import re
@@ -18,66 +18,66 @@ from clearhead.errors import UserError
 from clearhead.files import read_lines
 
 WORD = r"\w+(?:['’]\w+)*"
-ENDS = ".!?。！？"
+SENTENCE_ENDS = ".!?。！？"
 _words = re.compile(WORD)
-_words_and_ends = re.compile(f"{WORD}|[{ENDS}]")
+_words_and_ends = re.compile(f"{WORD}|[{SENTENCE_ENDS}]")
 
 
-def words_of(text: str) -> list[str]:
-    """The words of a text in lower case, without punctuation."""
+def lowercase_words(text: str) -> list[str]:
+    """Split a text into lowercased words without punctuation."""
     return _words.findall(text.lower())
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text as numbers. The most frequent word has id 0."""
+    """A text as word ids; the most frequent word has id 0. V vocabulary · T words of the text."""
 
-    words: list[str]
-    counts: Tensor  # (words,) how often each occurs, int64
-    ids: Tensor  # (tokens,) the text, int32
-    sentences: Tensor  # (tokens,) the number of the sentence a token stands in, int32
-    raw_words: int  # words that were read, the rare ones that were left out included
+    vocab: list[str]
+    counts: Tensor  # (V,) int64
+    ids: Tensor  # (T,) int32
+    sentences: Tensor  # (T,) int32, the index of each word's sentence
+    total_words: int  # including dropped rare words
 
 
 def read_corpus(paths: Sequence[Path], min_count: int = 5) -> Corpus:
-    """The words of files, plain or gzip, that occur at least `min_count` times; a sentence never spans two files."""
+    """Encode files, plain or gzip, dropping words that occur fewer than `min_count` times."""
     names = ", ".join(map(str, paths))
     return encode((read_lines(path) for path in paths), min_count, names)
 
 
 def encode(documents: Iterable[Iterable[str]], min_count: int = 5, where: str = "the text") -> Corpus:
-    """The words of documents, each given as its lines; a sentence may span lines, but not documents."""
-    numbers: defaultdict[str, int] = defaultdict()
-    numbers.default_factory = numbers.__len__  # a new word gets the next number
-    ends = [numbers[mark] for mark in ENDS]
+    """Encode documents given as lines; a sentence can span lines, but not documents."""
+    word_ids: defaultdict[str, int] = defaultdict()
+    word_ids.default_factory = word_ids.__len__  # a new word gets the next id
+    end_ids = [word_ids[mark] for mark in SENTENCE_ENDS]
     stream = array("i")
     for lines in documents:
         for line in lines:
-            stream.extend(map(numbers.__getitem__, _words_and_ends.findall(line.lower())))
+            stream.extend(map(word_ids.__getitem__, _words_and_ends.findall(line.lower())))
         stream.append(0)
     tokens = np.frombuffer(stream, dtype=np.int32)
-    counts = np.bincount(tokens, minlength=len(numbers))
-    counts[ends] = 0
-    raw_words = int(counts.sum())
-    if not raw_words:
-        raise UserError(f"{where}: there are no words to learn from; give files that are not empty")
-    order = np.argsort(-counts, kind="stable")  # equally frequent words in the order of their first appearance
+    counts = np.bincount(tokens, minlength=len(word_ids))
+    counts[end_ids] = 0
+    total_words = int(counts.sum())
+    if not total_words:
+        raise UserError(f"{where}: no words to train on; give files that are not empty")
+    order = np.argsort(-counts, kind="stable")  # ties in the order of first occurrence
     order = order[counts[order] >= min_count]
     if not len(order):
         raise UserError(
-            f"{where}: no word occurs {min_count} times (the most frequent: {counts.max()}); "
-            "give more text or a smaller min_count"
+            f"{where}: no word occurs {min_count} times (highest count: {counts.max()}); "
+            "give more text or lower min_count"
         )
-    renumber = np.full(len(numbers), -1, dtype=np.int32)
-    renumber[order] = np.arange(len(order), dtype=np.int32)
-    sentence = np.cumsum(tokens < len(ends), dtype=np.int32)
-    ids = renumber[tokens]
+    new_ids = np.full(len(word_ids), -1, dtype=np.int32)
+    new_ids[order] = np.arange(len(order), dtype=np.int32)
+    sentences = np.cumsum(tokens < len(end_ids), dtype=np.int32)
+    ids = new_ids[tokens]
     kept = ids >= 0
-    spelling = list(numbers)
+    all_words = list(word_ids)
     return Corpus(
-        words=[spelling[number] for number in order],
+        vocab=[all_words[old_id] for old_id in order],
         counts=torch.from_numpy(counts[order]),
         ids=torch.from_numpy(ids[kept]),
-        sentences=torch.from_numpy(sentence[kept]),
-        raw_words=raw_words,
+        sentences=torch.from_numpy(sentences[kept]),
+        total_words=total_words,
     )

@@ -1,4 +1,4 @@
-"""How nearly two rows of numbers rise together: Pearson's correlation, and Spearman's of their ranks."""
+"""Pearson and Spearman correlation."""
 
 import math
 import statistics
@@ -11,19 +11,19 @@ B = TypeVar("B")
 
 
 def pearson(outputs: Sequence[float], references: Sequence[float]) -> float:
-    """How nearly the values lie on a rising line; NaN where a side is constant or not finite."""
+    """Pearson correlation; NaN if either side is constant or not finite."""
     paired(outputs, references)
     if not all(map(math.isfinite, (*outputs, *references))) or 1 in (len(set(outputs)), len(set(references))):
         return math.nan
-    sides = []
+    scaled = []
     for values in (outputs, references):
-        largest = max(map(abs, values))  # squares of very large or very small values would be lost
-        sides.append([value / largest for value in values])
-    return max(-1.0, min(1.0, statistics.correlation(*sides)))
+        largest = max(map(abs, values))  # squares of very large or very small values would overflow or underflow
+        scaled.append([value / largest for value in values])
+    return max(-1.0, min(1.0, statistics.correlation(*scaled)))
 
 
 def spearman(outputs: Sequence[float], references: Sequence[float]) -> float:
-    """How nearly the values rise together: Pearson's correlation of their ranks, equal values sharing a mean rank."""
+    """Spearman rank correlation; ties share their mean rank."""
     paired(outputs, references)
     if any(map(math.isnan, (*outputs, *references))):
         return math.nan
@@ -31,17 +31,17 @@ def spearman(outputs: Sequence[float], references: Sequence[float]) -> float:
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """The place of each value in their order, from 1."""
+    """Return the rank of each value, from 1; ties share their mean rank."""
     counts = Counter(values)
-    places, below = {}, 0
+    rank_of, below = {}, 0
     for value in sorted(counts):
-        places[value] = below + (counts[value] + 1) / 2
+        rank_of[value] = below + (counts[value] + 1) / 2
         below += counts[value]
-    return [places[value] for value in values]
+    return [rank_of[value] for value in values]
 
 
 def paired(outputs: Sequence[A], references: Sequence[B]) -> list[tuple[A, B]]:
-    """Every output with its reference; refuses rows of different lengths, and empty ones."""
+    """Pair every output with its reference; refuse empty inputs and different lengths."""
     if not outputs or len(outputs) != len(references):
         raise ValueError(f"{len(outputs)} outputs and {len(references)} references; give one for each, and some")
     return list(zip(outputs, references, strict=True))

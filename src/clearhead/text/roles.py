@@ -1,7 +1,7 @@
-"""Special tokens by role: what each is for, and how the libraries of the field spell it.
+"""Roles of special tokens, and their spellings in common vocabularies.
 
-A tokenizer never says "token 0": it says `tokenizer.id("pad")`. The role of a token follows from its spelling, so a
-single tokenizer.json holds everything.
+Special tokens are addressed by role, as in `tokenizer.id("pad")`. The role of a token follows from its spelling, so
+tokenizer.json needs no extra fields.
 """
 
 from typing import Literal, get_args
@@ -9,7 +9,7 @@ from typing import Literal, get_args
 Role = Literal["pad", "begin", "end", "unknown", "mask", "class", "separator", "system", "user", "assistant"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
-# The first spelling is ours; the others are read when a foreign vocabulary has them.
+# The first spelling is used for new vocabularies; the others are recognized in foreign ones.
 SPELLINGS: dict[Role, tuple[str, ...]] = {
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"),
     "begin": ("<begin>", "<s>", "<bos>", "<|begin_of_text|>", "<|im_start|>", "[BOS]"),
@@ -24,15 +24,15 @@ SPELLINGS: dict[Role, tuple[str, ...]] = {
 }
 
 
-def spelling(role: Role) -> str:
-    """How we write a role when we make a vocabulary ourselves."""
+def default_spelling(role: Role) -> str:
+    """Return the spelling of a role in new vocabularies."""
     return SPELLINGS[role][0]
 
 
-def roles_in(vocabulary: dict[str, int]) -> dict[Role, int]:
-    """The roles that a vocabulary has a token for, with its id."""
+def find_roles(vocabulary: dict[str, int]) -> dict[Role, int]:
+    """Map the roles present in a vocabulary to their ids."""
     return {
-        role: vocabulary[found]
-        for role, names in SPELLINGS.items()
-        if (found := next((name for name in names if name in vocabulary), None)) is not None
+        role: vocabulary[token]
+        for role, spellings in SPELLINGS.items()
+        if (token := next((spelling for spelling in spellings if spelling in vocabulary), None)) is not None
     }

@@ -1,4 +1,4 @@
-"""Strings to ids and back: one object for every kind of tokenizer, stored as one tokenizer.json."""
+"""Tokenizer: encode and decode text, for every kind of tokenizer, stored as tokenizer.json."""
 
 from __future__ import annotations
 
@@ -11,126 +11,126 @@ from tokenizers.decoders import DecodeStream
 
 from clearhead.errors import UserError
 from clearhead.files import read_text, write_text
-from clearhead.text.roles import Role, roles_in
+from clearhead.text.roles import Role, find_roles
 
-# How byte-level vocabularies write ASCII's letters and digits, and the bytes from 128 on, of which all others are made.
-LETTERS_AS_BYTES = frozenset(string.ascii_letters + string.digits) | frozenset(
+# Byte-level spellings of ASCII letters and digits, and of the bytes ≥ 128 that all other letters consist of.
+BYTE_LEVEL_LETTERS = frozenset(string.ascii_letters + string.digits) | frozenset(
     map(chr, [*range(0xA1, 0xAD), *range(0xAE, 0x100), *range(0x122, 0x144)])
 )
-LARGEST = 1 << 28  # bytes of a tokenizer.json that is read at all
+MAX_JSON_BYTES = 1 << 28
 
 
 class Tokenizer:
-    """Text to ids and ids to text. What looks like a special token inside a text is text, unless asked otherwise."""
+    """Encode text to ids and decode ids. Special tokens spelled in a text are encoded as plain text by default."""
 
     def __init__(self, engine: tokenizers.Tokenizer):
         engine.no_padding()
         engine.no_truncation()
         self.engine = engine
         self.vocabulary: dict[str, int] = engine.get_vocab(with_added_tokens=True)
-        self.roles: dict[Role, int] = roles_in(self.vocabulary)
+        self.roles: dict[Role, int] = find_roles(self.vocabulary)
 
     def __len__(self) -> int:
-        """One more than the largest id: the rows that an embedding needs."""
+        """The vocabulary size: one more than the largest id."""
         return max(self.vocabulary.values(), default=-1) + 1
 
     def id(self, role: Role) -> int:
-        """The id of a special token."""
+        """Return the id of the special token with this role."""
         if role not in self.roles:
-            has = ", ".join(self.roles) or "none"
-            raise UserError(f"this tokenizer has no {role} token (it has: {has}); train it with that role")
+            known = ", ".join(self.roles) or "none"
+            raise UserError(f"the tokenizer has no {role} token (roles: {known}); train it with that role")
         return self.roles[role]
 
     def encode(self, text: str, specials: bool = False) -> list[int]:
-        """The ids of a text; with `specials`, special tokens written in it count as such."""
+        """Encode a text; `specials` encodes special tokens spelled in the text as such."""
         return self.encode_batch([text], specials)[0]
 
     def encode_batch(self, texts: Sequence[str], specials: bool = False) -> list[list[int]]:
-        """The ids of many texts, on all cores."""
+        """Encode many texts in parallel."""
         self.engine.encode_special_tokens = not specials
         try:
-            return [found.ids for found in self.engine.encode_batch_fast(texts, add_special_tokens=False)]
+            return [encoding.ids for encoding in self.engine.encode_batch_fast(texts, add_special_tokens=False)]
         except (UnicodeEncodeError, TypeError) as error:
-            raise _not_text(texts) or error from None
+            raise _invalid_text(texts) or error from None
 
     def offsets(self, text: str) -> list[tuple[int, int, int]]:
-        """Every token of a text as (id, first character, character behind the last)."""
+        """Encode a text as (id, start, end) tuples with character offsets."""
         return self.offsets_batch([text])[0]
 
     def offsets_batch(self, texts: Sequence[str]) -> list[list[tuple[int, int, int]]]:
-        """`offsets` of many texts, on all cores."""
+        """Encode many texts with character offsets in parallel."""
         self.engine.encode_special_tokens = True
         try:
             rows = self.engine.encode_batch(texts, add_special_tokens=False)
         except (UnicodeEncodeError, TypeError) as error:
-            raise _not_text(texts) or error from None
+            raise _invalid_text(texts) or error from None
         return [[(token, *span) for token, span in zip(row.ids, _spans(row), strict=True)] for row in rows]
 
     def continues(self) -> list[bool]:
-        """For every id, whether it goes on with the word of the token before it (BERT's ##, or no space in front)."""
-        pieces = isinstance(self.engine.model, tokenizers.models.WordPiece)
-        bytewise = any(token.startswith("Ġ") for token in self.vocabulary)
-        spaced = bytewise or any(token.startswith("▁") for token in self.vocabulary) or " " in self.vocabulary
-        found = [False] * len(self)
-        for token, number in self.vocabulary.items():
-            if number in self.roles.values():
+        """Return for every id whether it continues the previous word (BERT's ##, or no leading space)."""
+        wordpiece = isinstance(self.engine.model, tokenizers.models.WordPiece)
+        byte_level = any(token.startswith("Ġ") for token in self.vocabulary)
+        has_spaces = byte_level or any(token.startswith("▁") for token in self.vocabulary) or " " in self.vocabulary
+        continues = [False] * len(self)
+        for token, token_id in self.vocabulary.items():
+            if token_id in self.roles.values():
                 continue
-            if pieces:
-                found[number] = token.startswith("##")
-            elif spaced:
-                found[number] = token[:1] in LETTERS_AS_BYTES if bytewise else token[:1].isalnum()
-        return found
+            if wordpiece:
+                continues[token_id] = token.startswith("##")
+            elif has_spaces:
+                continues[token_id] = token[:1] in BYTE_LEVEL_LETTERS if byte_level else token[:1].isalnum()
+        return continues
 
     def decode(self, ids: Iterable[int], specials: bool = False) -> str:
-        """The text of ids; special tokens are left out, or shown with `specials`."""
+        """Decode ids; special tokens are skipped unless `specials`."""
         return self.decode_batch([list(ids)], specials)[0]
 
     def decode_batch(self, rows: Sequence[Sequence[int]], specials: bool = False) -> list[str]:
-        """The texts of many rows of ids."""
+        """Decode many rows of ids in parallel."""
         size = len(self)
         for ids in rows:
-            for number in ids:
-                if not 0 <= number < size:
-                    raise UserError(f"{number} is no token of this tokenizer; ids go from 0 to {size - 1}")
+            for token_id in ids:
+                if not 0 <= token_id < size:
+                    raise UserError(f"id {token_id} is not in the vocabulary; ids range from 0 to {size - 1}")
         return self.engine.decode_batch([list(ids) for ids in rows], skip_special_tokens=not specials)
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """The text of ids as they come, in pieces that never end inside a character; joined, it is `decode`."""
-        stream, given, sent = DecodeStream(skip_special_tokens=True), [], ""
-        for number in ids:
-            given.append(number)
-            piece = stream.step(self.engine, number)
+        """Decode ids incrementally, in pieces that never split a character; joined, they equal `decode`."""
+        stream, consumed, emitted = DecodeStream(skip_special_tokens=True), [], ""
+        for token_id in ids:
+            consumed.append(token_id)
+            piece = stream.step(self.engine, token_id)
             if piece:
-                sent += piece
+                emitted += piece
                 yield piece
-        rest = self.decode(given)
-        if rest.startswith(sent) and len(rest) > len(sent):  # bytes that never became a character
-            yield rest[len(sent) :]
+        text = self.decode(consumed)
+        if text.startswith(emitted) and len(text) > len(emitted):  # an incomplete character at the end
+            yield text[len(emitted) :]
 
     def token(self, number: int) -> str:
-        """How the vocabulary writes an id."""
-        found = self.engine.id_to_token(number)
-        if found is None:
-            raise UserError(f"{number} is no token of this tokenizer; ids go from 0 to {len(self) - 1}")
-        return found
+        """Return the vocabulary entry of an id."""
+        token = self.engine.id_to_token(number)
+        if token is None:
+            raise UserError(f"id {number} is not in the vocabulary; ids range from 0 to {len(self) - 1}")
+        return token
 
     def save(self, path: Path) -> None:
-        """Write tokenizer.json, whole or not at all; `path` is the file or its folder."""
+        """Write tokenizer.json atomically; `path` is the file or its folder."""
         write_text(_file(path), self.engine.to_str(pretty=False))
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """Read a tokenizer.json; `path` is the file or its folder."""
+        """Load tokenizer.json; `path` is the file or its folder."""
         file = _file(path)
-        text = read_text(file, LARGEST)
+        text = read_text(file, MAX_JSON_BYTES)
         try:
             return cls(tokenizers.Tokenizer.from_str(text))
-        except Exception as error:  # the engine raises plain Exception for anything it does not understand
-            raise UserError(f"{file} is no tokenizer that this version reads ({error})") from None
+        except Exception as error:  # the library raises plain Exception
+            raise UserError(f"{file}: not a supported tokenizer.json ({error}); download or train it again") from None
 
 
 def _spans(row: tokenizers.Encoding) -> list[tuple[int, int]]:
-    """The characters of every token; the space that some kinds put before a text stands for none of it."""
+    """Return the character spans of the tokens; a ▁ prepended to the text has an empty span."""
     spans: list[tuple[int, int]] = row.offsets
     if len(spans) > 1 and row.tokens[0] == "▁" and spans[0][0] == spans[1][0]:
         spans[0] = (0, 0)
@@ -138,23 +138,23 @@ def _spans(row: tokenizers.Encoding) -> list[tuple[int, int]]:
 
 
 def _file(path: Path) -> Path:
-    """A file ends in .json; any other name is a folder's."""
+    """Return the file itself if it ends in .json, else tokenizer.json in the folder."""
     if path.suffix == ".json" and not path.is_dir():
         return path
     if path.is_file():
-        raise UserError(f"{path} is a file; give a folder, or a file that ends in .json")
+        raise UserError(f"{path} is a file; give a folder, or a .json file")
     return path / "tokenizer.json"
 
 
-def _not_text(texts: Sequence[str]) -> UserError | None:
-    """Which of the texts is none, and where."""
+def _invalid_text(texts: Sequence[str]) -> UserError | None:
+    """Return the error for the first text that is not a valid string."""
     for row, text in enumerate(texts):
         if not isinstance(text, str):
-            return UserError(f"text {row + 1} is {type(text).__name__}, not a string")
-        for place, character in enumerate(text):
+            return UserError(f"text {row + 1} is {type(text).__name__}, not a string; give strings")
+        for index, character in enumerate(text):
             if "\ud800" <= character <= "\udfff":
                 return UserError(
-                    f"text {row + 1}, character {place + 1}: half of a surrogate pair (U+{ord(character):04X}) is no "
-                    "character; read the file as UTF-8, or replace it"
+                    f"text {row + 1}, character {index + 1}: lone surrogate (U+{ord(character):04X}); "
+                    "read the file as UTF-8, or remove it"
                 )
     return None

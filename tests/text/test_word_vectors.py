@@ -1,4 +1,4 @@
-"""Word vectors: neighbors, analogies and correlations counted by hand, files that come back exactly."""
+"""Word vectors: neighbors, analogies and correlations computed by hand, exact file round trips."""
 
 import gzip
 import math
@@ -11,44 +11,44 @@ from hypothesis import strategies as st
 
 from clearhead.errors import UserError
 from clearhead.text.correlation import ranks, spearman
-from clearhead.text.similarity import score_analogies, score_pairs
 from clearhead.text.tensors import save_tensors
-from clearhead.text.vectors import WordVectors
+from clearhead.text.word_similarity import score_analogies, score_pairs
+from clearhead.text.word_vectors import WordVectors
 
 WORDS = ["king", "queen", "man", "woman", "apple"]
 
 
-def small() -> WordVectors:
+def five_vectors() -> WordVectors:
     rows = [[1.0, 1, 0], [1, -1, 0], [0, 2, 0], [0, -2, 0], [0, 0, 3]]
     return WordVectors(WORDS, torch.tensor(rows))
 
 
-def test_neighbors_are_by_cosine_without_the_word() -> None:
-    found = small().neighbors("man", 2)
-    assert found[0] == ("king", pytest.approx(math.sqrt(0.5)))
-    assert found[1] == ("apple", pytest.approx(0))
-    assert len(small().neighbors("man", 99)) == 4
+def test_neighbors_are_sorted_by_cosine_without_the_word_itself() -> None:
+    neighbors = five_vectors().neighbors("man", 2)
+    assert neighbors[0] == ("king", pytest.approx(math.sqrt(0.5)))
+    assert neighbors[1] == ("apple", pytest.approx(0))
+    assert len(five_vectors().neighbors("man", 99)) == 4
 
 
-def test_an_analogy_never_answers_with_its_own_words() -> None:
-    vectors = small()
+def test_an_analogy_excludes_its_own_words() -> None:
+    vectors = five_vectors()
     assert vectors.analogy("man", "woman", "king", 1)[0][0] == "queen"
     assert {word for word, _ in vectors.analogy("man", "man", "king", 99)} == {"queen", "woman", "apple"}
 
 
-def test_upper_case_finds_the_lower_and_unknown_words_name_near_ones() -> None:
-    assert small().number("King") == 0
-    with pytest.raises(UserError, match="'quen' is not among the 5 words; near it: queen"):
-        small().neighbors("quen")
+def test_lookup_ignores_case_and_unknown_words_suggest_similar_ones() -> None:
+    assert five_vectors().id("King") == 0
+    with pytest.raises(UserError, match="'quen' is not in the vocabulary of 5 words; did you mean queen"):
+        five_vectors().neighbors("quen")
     with pytest.raises(UserError, match="too rare"):
-        small()["zebra"]
+        five_vectors()["zebra"]
 
 
-def test_equal_values_share_their_ranks() -> None:
+def test_ties_share_their_mean_rank() -> None:
     assert ranks([3.0, 1, 3, 7, 3]) == [3, 1, 3, 5, 3]
 
 
-def test_spearman_is_the_hand_computed_one() -> None:
+def test_spearman_equals_the_formula() -> None:
     first = [86.0, 97, 99, 100, 101, 103, 106, 110, 112, 113]
     second = [0.0, 20, 28, 27, 50, 29, 7, 17, 6, 12]
     assert spearman(first, second) == pytest.approx(-29 / 165)  # 1 - 6 · 194 / (10 · 99)
@@ -58,25 +58,25 @@ def test_spearman_is_the_hand_computed_one() -> None:
 
 
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=12))
-def test_ranks_add_up_and_keep_the_order(values: list[int]) -> None:
-    found = ranks(values)
-    assert sum(found) == len(values) * (len(values) + 1) / 2
+def test_ranks_sum_to_the_triangular_number_and_keep_the_order(values: list[int]) -> None:
+    result = ranks(values)
+    assert sum(result) == len(values) * (len(values) + 1) / 2
     assert all(
-        (a < b) == (x < y) for a, x in zip(values, found, strict=True) for b, y in zip(values, found, strict=True)
+        (a < b) == (x < y) for a, x in zip(values, result, strict=True) for b, y in zip(values, result, strict=True)
     )
 
 
-def test_pairs_are_scored_without_the_unknown(tmp_path: Path) -> None:
+def test_pairs_with_unknown_words_are_skipped(tmp_path: Path) -> None:
     file = tmp_path / "pairs.tsv"
     file.write_text("# a comment\nKing\tman\t9\nking\tapple\t1\nman\twoman\t0\nking\tzebra\t5\n", encoding="utf-8")
-    score = score_pairs(small(), file)
+    score = score_pairs(five_vectors(), file)
     assert (score.spearman, score.pairs, score.unknown) == (pytest.approx(1), 3, 1)
     file.write_text("king man 9\n", encoding="utf-8")
     with pytest.raises(UserError, match="line 1: expected two words and a score"):
-        score_pairs(small(), file)
+        score_pairs(five_vectors(), file)
     file.write_text("king\tzebra\t9\n", encoding="utf-8")
     with pytest.raises(UserError, match="0 of 1 pairs"):
-        score_pairs(small(), file)
+        score_pairs(five_vectors(), file)
 
 
 def test_analogies_are_scored_by_section(tmp_path: Path) -> None:
@@ -84,60 +84,60 @@ def test_analogies_are_scored_by_section(tmp_path: Path) -> None:
     file.write_text(
         ": royal\nMan woman king queen\nman woman king apple\n: none\nman woman king zebra\n", encoding="utf-8"
     )
-    royal, none = score_analogies(small(), file)
-    assert (royal.name, royal.right, royal.asked, royal.unknown, royal.accuracy) == ("royal", 1, 2, 0, 0.5)
-    assert (none.name, none.asked, none.unknown, none.accuracy) == ("none", 0, 1, 0)
+    royal, none = score_analogies(five_vectors(), file)
+    assert (royal.name, royal.correct, royal.total, royal.unknown, royal.accuracy) == ("royal", 1, 2, 0, 0.5)
+    assert (none.name, none.total, none.unknown, none.accuracy) == ("none", 0, 1, 0)
     file.write_text("man woman king\n", encoding="utf-8")
     with pytest.raises(UserError, match="line 1: expected four words"):
-        score_analogies(small(), file)
+        score_analogies(five_vectors(), file)
 
 
 def random_vectors() -> WordVectors:
     return WordVectors(["a", "ö", "猫", "it's"], torch.randn(4, 7) * 10.0 ** torch.randint(-20, 20, (4, 7)))
 
 
-def test_folder_comes_back_exactly(tmp_path: Path) -> None:
+def test_folder_round_trip_is_exact(tmp_path: Path) -> None:
     vectors = random_vectors()
     vectors.save(tmp_path / "new" / "vectors")
-    back = WordVectors.load(tmp_path / "new" / "vectors")
-    assert list(back.words) == list(vectors.words)
-    assert torch.equal(back.vectors, vectors.vectors)
+    loaded = WordVectors.load(tmp_path / "new" / "vectors")
+    assert list(loaded.words) == list(vectors.words)
+    assert torch.equal(loaded.vectors, vectors.vectors)
 
 
-def test_text_format_comes_back_exactly_plain_or_gzip(tmp_path: Path) -> None:
+def test_text_format_round_trip_is_exact_plain_and_gzip(tmp_path: Path) -> None:
     vectors, file, zipped = random_vectors(), tmp_path / "vectors.txt", tmp_path / "vectors.txt.gz"
     vectors.save_text(file)
     assert file.read_text(encoding="utf-8").splitlines()[0] == "4 7"
     zipped.write_bytes(gzip.compress(file.read_bytes(), mtime=0))
     for path in (file, zipped):
-        back = WordVectors.load(path)
-        assert list(back.words) == list(vectors.words)
-        assert torch.equal(back.vectors, vectors.vectors)
-    with pytest.raises(UserError, match="has a space in it"):
+        loaded = WordVectors.load(path)
+        assert list(loaded.words) == list(vectors.words)
+        assert torch.equal(loaded.vectors, vectors.vectors)
+    with pytest.raises(UserError, match="contains a space"):
         WordVectors(["new york"], torch.ones(1, 2)).save_text(file)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "line 1: expected the number of words"),
         ("king 1 2\n", "line 1: expected the number of words"),
         ("1 2\nking 1\n", "line 2: expected a word and 2 numbers"),
         ("1 2\nking 1 x\n", "line 2: expected a word and 2 numbers"),
-        ("2 2\nking 1 2\n", "promises 2 words, found 1"),
-        ("2 2\nking 1 2\nking 1 2\n", "a word stands twice"),
+        ("2 2\nking 1 2\n", "declares 2 words, found 1"),
+        ("2 2\nking 1 2\nking 1 2\n", "duplicate word"),
         ("1 2\nking nan 2\n", "not finite"),
     ],
 )
-def test_wrong_text_files_are_refused_with_the_line(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_text_files_are_refused_with_the_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "vectors.txt"
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         WordVectors.load(file)
 
 
 def test_damaged_folders_are_refused(tmp_path: Path) -> None:
-    small().save(tmp_path)
+    five_vectors().save(tmp_path)
     (tmp_path / "vocabulary.json").write_text('{"words": ["a"]}', encoding="utf-8")
     with pytest.raises(UserError, match="do not belong together"):
         WordVectors.load(tmp_path)
@@ -145,10 +145,10 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not valid JSON"):
         WordVectors.load(tmp_path)
     save_tensors(tmp_path / "vectors.safetensors", {"vectors": torch.ones(5)})
-    with pytest.raises(UserError, match="expected a tensor vectors of 2 dimensions"):
+    with pytest.raises(UserError, match="expected a floating-point tensor vectors of 2 dimensions"):
         WordVectors.load(tmp_path)
     (tmp_path / "vectors.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(UserError, match="no safetensors file"):
+    with pytest.raises(UserError, match="cannot be read as safetensors"):
         WordVectors.load(tmp_path)
     with pytest.raises(UserError, match="does not exist"):
         WordVectors.load(tmp_path / "nowhere")

@@ -1,11 +1,11 @@
-"""Tokenizers trained from texts, one recipe for each kind, and those of GPT-2 and BERT from their published files.
+"""Train tokenizers, and load those of GPT-2 and BERT from their original files.
 
-char       every character a token
+char       characters
 word       words and punctuation marks
-bpe        pairs of characters joined by frequency, spaces as ▁
-byte-bpe   pairs of bytes joined by frequency, as GPT-2: any text can be written, and comes back exactly
-wordpiece  as BERT: the longest known piece first
-unigram    the most probable pieces, spaces as ▁
+bpe        byte pair encoding of characters, spaces as ▁
+byte-bpe   byte pair encoding of bytes, as GPT-2: lossless for any text
+wordpiece  WordPiece, as BERT: longest match first
+unigram    unigram language model, spaces as ▁
 """
 
 import json
@@ -19,11 +19,11 @@ from tokenizers import Tokenizer as Engine
 from clearhead.config.data import Kind
 from clearhead.errors import UserError
 from clearhead.files import read_lines, read_text
-from clearhead.text.roles import ROLES, Role, spelling
+from clearhead.text.roles import ROLES, Role, default_spelling
 from clearhead.text.tokenizer import Tokenizer
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
-BYTES = pre_tokenizers.ByteLevel.alphabet()
+BYTE_ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 
 
 def train(
@@ -36,58 +36,59 @@ def train(
     exact: bool = False,
     where: str = "",
 ) -> Tokenizer:
-    """A tokenizer of at most `size` tokens, special ones included, learned from texts.
+    """Train a tokenizer of at most `size` tokens, including special tokens.
 
-    WordPiece always has every letter that stands inside a word, so it may have a few more where `size` is small.
-    `where` names the text in errors. With `exact`, a text that does not support so many is an error; characters and
-    words are as many as there are.
+    WordPiece always keeps every character, so it can exceed a small `size`. With `exact`, a text that does not support
+    `size` tokens is an error, except for characters and words. `where` prefixes error messages.
     """
     if kind not in KINDS:
         raise UserError(f"kind: {kind!r} is not allowed; use {', '.join(KINDS)}")
-    unknown = spelling("unknown")
-    # A byte-level tokenizer knows every text, so it gets no token for what it does not know.
-    wanted = [spelling(role) for role in ROLES if role in roles and not (role == "unknown" and kind == "byte-bpe")]
-    if kind != "byte-bpe" and unknown not in wanted:
-        wanted.append(unknown)
-    least = len(wanted) + (len(BYTES) if kind == "byte-bpe" else 1)
-    if size < least:
-        raise UserError(f"size: {size} is too small for {kind}; it needs {least} for its special tokens and letters")
-    engine = _empty(kind, unknown)
+    unknown = default_spelling("unknown")
+    # byte-level tokenizers encode any text, so they have no unknown token
+    byte_level = kind == "byte-bpe"
+    special = [default_spelling(role) for role in ROLES if role in roles and not (role == "unknown" and byte_level)]
+    if not byte_level and unknown not in special:
+        special.append(unknown)
+    min_size = len(special) + (len(BYTE_ALPHABET) if byte_level else 1)
+    if size < min_size:
+        raise UserError(f"vocab_size: {size} is too small for {kind}; it needs {min_size} or more")
+    engine = _untrained(kind, unknown)
     if lowercase:
-        before = [engine.normalizer] if engine.normalizer else []
-        engine.normalizer = normalizers.Sequence([*before, normalizers.Lowercase()])
-    # A special token among Unigram's pieces would be found in ordinary text, so it comes after them.
-    later = [token for token in wanted if token != unknown] if kind == "unigram" else []
-    now = [token for token in wanted if token not in later]
-    seen = _Counted(texts, size - len(wanted) if kind == "unigram" else None)
+        normalizer = [engine.normalizer] if engine.normalizer else []
+        engine.normalizer = normalizers.Sequence([*normalizer, normalizers.Lowercase()])
+    # Unigram would match special tokens among its pieces in plain text, so they are added after training
+    added_later = [token for token in special if token != unknown] if kind == "unigram" else []
+    trained_with = [token for token in special if token not in added_later]
+    checked = _CheckedTexts(texts, size - len(special) if kind == "unigram" else None)
     try:
-        engine.train_from_iterator(iter(seen), _trainer(kind, size - len(later), now, unknown, progress))
+        trainer = _trainer(kind, size - len(added_later), trained_with, unknown, progress)
+        engine.train_from_iterator(iter(checked), trainer)
     except UserError:
         raise
-    except Exception as error:  # the library's own findings come as plain Exception
-        raise UserError(f"size: {size:,} does not work for this text ({error}); ask for another size") from None
-    if not seen.characters:
+    except Exception as error:  # the library raises plain Exception
+        raise UserError(f"vocab_size: {size:,} does not work for this text ({error}); choose another size") from None
+    if not checked.characters:
         raise UserError(
             f"{where.removesuffix('tokenizer.')}there is no text to train a tokenizer on; give files that are not empty"
         )
-    engine.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in later])
-    made = Tokenizer(engine)
-    if exact and kind not in ("char", "word") and len(made) < size:
+    engine.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in added_later])
+    tokenizer = Tokenizer(engine)
+    if exact and kind not in ("char", "word") and len(tokenizer) < size:
         raise UserError(
-            f"{where}size: {size:,} tokens were asked for, but the text supports only {len(made):,}; ask for at most "
-            "that many, or give more text"
+            f"{where}vocab_size: {size:,} tokens were asked for, but the text supports only {len(tokenizer):,}; "
+            "ask for at most that many, or give more text"
         )
-    return made
+    return tokenizer
 
 
 def train_files(paths: Sequence[Path], kind: Kind, size: int, **options: Any) -> Tokenizer:
-    """`train` on the lines of files, plain or gzip."""
+    """Train on the lines of files, plain or gzip."""
     where = f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}: " if paths else ""
     return train((line for path in paths for line in read_lines(path)), kind, size, where=where, **options)
 
 
 def load_folder(folder: Path) -> tuple[Tokenizer, ...]:
-    """The tokenizers of a folder, whoever wrote it: ours (one, or a source's and a target's), GPT-2's or BERT's."""
+    """Load the tokenizers of a folder: one, or source and target; or the original files of GPT-2 or BERT."""
     if (folder / "encoder.json").exists():
         return (from_gpt2(folder),)
     if (folder / "vocab.txt").exists():
@@ -98,14 +99,14 @@ def load_folder(folder: Path) -> tuple[Tokenizer, ...]:
 
 
 def from_gpt2(folder: Path) -> Tokenizer:
-    """GPT-2's tokenizer from `encoder.json` and `vocab.bpe`."""
+    """Load GPT-2's tokenizer from `encoder.json` and `vocab.bpe`."""
     file = folder / "encoder.json"
     try:
         vocabulary = json.loads(read_text(file, 1 << 26))
     except (json.JSONDecodeError, RecursionError):
-        raise UserError(f"{file} is not valid JSON; fetch it again") from None
-    if not isinstance(vocabulary, dict) or not all(isinstance(number, int) for number in vocabulary.values()):
-        raise UserError(f"{file} is no vocabulary: expected tokens with their numbers")
+        raise UserError(f"{file}: not valid JSON; download it again") from None
+    if not isinstance(vocabulary, dict) or not all(isinstance(token_id, int) for token_id in vocabulary.values()):
+        raise UserError(f"{file}: not a vocabulary; expected an object of tokens and ids")
     lines = read_text(folder / "vocab.bpe", 1 << 26).split("\n")
     merges = []
     for number, line in enumerate(lines, start=1):
@@ -113,7 +114,7 @@ def from_gpt2(folder: Path) -> Tokenizer:
             continue
         pair = line.split(" ")
         if len(pair) != 2 or any(part not in vocabulary for part in (*pair, "".join(pair))):
-            raise UserError(f"{folder / 'vocab.bpe'}, line {number}: expected two tokens of encoder.json to join")
+            raise UserError(f"{folder / 'vocab.bpe'}, line {number}: expected two known tokens; download it again")
         merges.append((pair[0], pair[1]))
     engine = Engine(models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False))
     _byte_level(engine)
@@ -123,14 +124,14 @@ def from_gpt2(folder: Path) -> Tokenizer:
 
 
 def from_bert(folder: Path, lowercase: bool = True) -> Tokenizer:
-    """BERT's tokenizer from `vocab.txt`, a piece a line."""
+    """Load BERT's tokenizer from `vocab.txt`."""
     file = folder / "vocab.txt"
     pieces = list(read_lines(file))
     while pieces and not pieces[-1]:
         pieces.pop()
     if "[UNK]" not in pieces:
-        raise UserError(f"{file} has no line [UNK]; it is no BERT vocabulary")
-    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+        raise UserError(f"{file}: has no line [UNK]; give the vocab.txt of a BERT model")
+    vocabulary = {piece: token_id for token_id, piece in enumerate(pieces)}
     engine = Engine(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
     _bert_like(engine, lowercase)
     special = [token for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if token in vocabulary]
@@ -138,25 +139,25 @@ def from_bert(folder: Path, lowercase: bool = True) -> Tokenizer:
     return Tokenizer(engine)
 
 
-def _empty(kind: Kind, unknown: str) -> Engine:
-    """An engine of a kind that has learned nothing yet."""
+def _untrained(kind: Kind, unknown: str) -> Engine:
+    """Return an untrained tokenizer with the normalizer, pre-tokenizer and decoder of its kind."""
     match kind:
         case "byte-bpe":
             engine = Engine(models.BPE())
             _byte_level(engine)
         case "bpe":
             engine = Engine(models.BPE(unk_token=unknown))
-            _spaces_visible(engine)
+            _metaspace(engine)
         case "unigram":
             engine = Engine(models.Unigram())
-            _spaces_visible(engine)
+            _metaspace(engine)
         case "wordpiece":
             engine = Engine(models.WordPiece(unk_token=unknown))
             _bert_like(engine, lowercase=False)
         case "word":
             engine = Engine(models.WordLevel(unk_token=unknown))
             engine.pre_tokenizer = pre_tokenizers.Whitespace()
-            engine.decoder = decoders.WordPiece(cleanup=True)  # a full stop stands right behind its word
+            engine.decoder = decoders.WordPiece(cleanup=True)  # no space before punctuation
         case "char":
             engine = Engine(models.WordLevel(unk_token=unknown))
             engine.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -169,9 +170,9 @@ def _byte_level(engine: Engine) -> None:
     engine.decoder = decoders.ByteLevel()
 
 
-def _spaces_visible(engine: Engine) -> None:
+def _metaspace(engine: Engine) -> None:
     engine.normalizer = normalizers.NFKC()
-    # A mark is a token of its own: else `dog.` and `dog,` would be two words, each to be learned by itself.
+    # split punctuation, else `dog.` and `dog,` would become two tokens
     engine.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
     engine.decoder = decoders.Metaspace()
 
@@ -186,7 +187,7 @@ def _trainer(kind: Kind, size: int, special: list[str], unknown: str, progress: 
     common: dict[str, Any] = {"vocab_size": size, "special_tokens": special, "show_progress": progress}
     match kind:
         case "byte-bpe":
-            return trainers.BpeTrainer(initial_alphabet=BYTES, **common)
+            return trainers.BpeTrainer(initial_alphabet=BYTE_ALPHABET, **common)
         case "bpe":
             return trainers.BpeTrainer(limit_alphabet=max(1, size // 2), **common)
         case "wordpiece":
@@ -196,21 +197,22 @@ def _trainer(kind: Kind, size: int, special: list[str], unknown: str, progress: 
     return trainers.WordLevelTrainer(**common)
 
 
-class _Counted:
-    """Texts passing by: training on nothing is refused, and so are more letters than there is room for."""
+class _CheckedTexts:
+    """Count characters while iterating; refuse more distinct characters than `max_alphabet`."""
 
-    def __init__(self, texts: Iterable[str], room: int | None):
-        self.texts, self.room, self.characters, self.letters = texts, room, 0, set[str]()
+    def __init__(self, texts: Iterable[str], max_alphabet: int | None):
+        self.texts, self.max_alphabet = texts, max_alphabet
+        self.characters, self.alphabet = 0, set[str]()
 
     def __iter__(self) -> Iterator[str]:
         for text in self.texts:
             self.characters += len(text)
-            if self.room is not None:
-                self.letters.update(text)
+            if self.max_alphabet is not None:
+                self.alphabet.update(text)
             yield text
-        # Unigram keeps every letter; with less room, the library does not come to an end.
-        if self.room is not None and len(self.letters) + 1 > self.room:
-            needed = len(self.letters) + 1 - self.room
+        # Unigram keeps every character; its trainer never terminates with fewer tokens
+        if self.max_alphabet is not None and len(self.alphabet) + 1 > self.max_alphabet:
+            missing = len(self.alphabet) + 1 - self.max_alphabet
             raise UserError(
-                f"size: too small for the {len(self.letters):,} letters of this text; ask for {needed:,} more"
+                f"vocab_size: too small for the {len(self.alphabet):,} letters of this text; raise it by {missing:,}"
             )

@@ -1,0 +1,78 @@
+"""`clearhead translate`: translate texts, files and pipes."""
+
+import json
+import math
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clearhead.cli.options import Device, Dtype, JsonLines, ModelName
+from clearhead.cli.text_input import map_texts
+from clearhead.errors import UserError
+
+if TYPE_CHECKING:
+    from clearhead.predict.model import GenerationResult
+
+
+def translate(
+    model: ModelName,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Default: lines of stdin.")] = None,
+    beam: Annotated[int, typer.Option(min=1, max=64, help="Beam size; 1 is greedy search.")] = 4,
+    n_best: Annotated[int, typer.Option(min=1, max=64, help="Translations per text.")] = 1,
+    length_penalty: Annotated[
+        float, typer.Option(min=-10, max=10, help="Exponent of the length normalization; higher prefers longer text.")
+    ] = 1.0,
+    align: Annotated[bool, typer.Option(help="Print source-target token alignments as i-j.")] = False,
+    prefix: Annotated[str | None, typer.Option(help="Force every translation to start with this text.")] = None,
+    logprobs: Annotated[bool, typer.Option(help="Print the score (log-probability) of each translation.")] = False,
+    workers: Annotated[int, typer.Option(min=0, max=1024, help="Concurrent batches; 0: two on a CPU.")] = 0,
+    as_json: JsonLines = False,
+    device: Device = "auto",
+    dtype: Dtype = None,
+) -> None:
+    """Translate texts, or standard input line by line.
+
+    Example: echo "Two dogs are playing in the snow." | clearhead translate en-de
+    """
+    from clearhead.predict import load
+
+    if n_best > beam:
+        raise UserError(f"--n-best: {n_best} is more than --beam {beam}; raise --beam")
+    loaded = load(model, device, dtype)
+
+    def process(chunk: list[str]) -> list[list["GenerationResult"]]:
+        return loaded.translations(
+            chunk,
+            None if prefix is None else [prefix] * len(chunk),
+            beam=beam,
+            n_best=n_best,
+            length_penalty=length_penalty,
+            align=align,
+            logprobs=logprobs,
+            workers=workers,
+        )
+
+    for source, results in map_texts(texts, None, process):
+        if as_json:
+            rows = [{"text": r.text, "score": _finite(r.score), "alignment": r.alignment} for r in results]
+            typer.echo(json.dumps({"source": source, "translations": rows}, ensure_ascii=False))
+            continue
+        for result in results:
+            typer.echo("\t".join(_columns(result, logprobs, align)))
+
+
+def _finite(score: float | None) -> float | None:
+    """JSON has no -inf, the score of an impossible translation."""
+    return None if score is None or not math.isfinite(score) else score
+
+
+def _columns(result: "GenerationResult", logprobs: bool, align: bool) -> list[str]:
+    """The columns of an output line: text, score, alignment."""
+    from clearhead.inference import format_alignment
+
+    columns = [" ".join(result.text.splitlines())]
+    if logprobs:
+        columns.append("" if result.score is None else f"{result.score:.4f}")
+    if align:
+        columns.append(format_alignment(result.alignment or []))
+    return columns
