@@ -29,8 +29,8 @@ import transformers
 from torch.nn import functional as F
 
 from bench.timing import machine
-from clearhead.checkpoint.model_folder import with_weights
 from clearhead.checkpoint.formats import read_foreign
+from clearhead.checkpoint.model_folder import with_weights
 from clearhead.evaluate import spearman
 from clearhead.model.heads import mean_pool
 from clearhead.predict import Model

@@ -35,8 +35,8 @@ from torch.nn import functional as F
 
 from bench.timing import machine
 from clearhead.checkpoint import Loaded, load_model
-from clearhead.checkpoint.model_folder import with_weights
 from clearhead.checkpoint.formats import export_model, read_foreign
+from clearhead.checkpoint.model_folder import with_weights
 from clearhead.config.data import Corpus
 from clearhead.config.recipe import Recipe, load_recipe
 from clearhead.data import IGNORED, Batch, Data, prepare
@@ -50,7 +50,7 @@ from clearhead.ops.device import choose_device
 from clearhead.predict import Model, load
 from clearhead.predict.find import find_model
 from clearhead.train.distributed import autocast
-from clearhead.train.init_from import class_weights, init_network, tokenizers_for
+from clearhead.train.init_from import class_weights, init_network, load_initial_model, tokenizers_for
 from clearhead.train.loop import train
 from clearhead.train.lr_schedule import lr_at_step
 from clearhead.train.objective import Objective
@@ -178,7 +178,7 @@ def run(recipe: Recipe, seed: int, device: torch.device, folder: Path) -> tuple[
 def fine_tune(recipe: Recipe, device: torch.device, folder: Path) -> tuple[Model, float]:
     """Fine-tune with transformers; return the best validated model, imported, and the import error."""
     settings = recipe.train
-    data = prepare(recipe.data, tokenizers_for(recipe))
+    data = prepare(recipe.data, tokenizers_for(recipe, load_initial_model(recipe)))
     torch.manual_seed(settings.seed)
     peer = start(recipe, data, folder).to(device).train()
     matrices = [p for p in peer.parameters() if p.dim() >= 2]
@@ -220,7 +220,7 @@ def start(recipe: Recipe, data: Data, folder: Path) -> Any:
     """Load the recipe's initial model in transformers, with a new head for the task."""
     loaded = load_model(find_model(str(recipe.model["init_from"])))
     if of_mean(recipe):  # export our initial weights with CLS pooling: the tensors have the same names
-        network = init_network(recipe, data)
+        network = init_network(recipe, data, loaded)
         config = network.config.model_copy(update={"pooling": "cls"})
         loaded = Loaded(with_weights(config, network.state_dict()), config, data.tokenizers, {})
     export_model(loaded, folder, "hf")

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import torch
 
 from clearhead.text.corpus import Corpus, read_corpus
+from clearhead.text.word2vec import Training, Word2VecSettings
 from clearhead.text.word_similarity import score_analogies, score_pairs
 from clearhead.text.word_vectors import WordVectors
-from clearhead.text.word2vec import Training, Word2VecSettings
 
 try:
     import gensim

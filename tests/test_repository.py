@@ -67,7 +67,13 @@ OLD_WORDS_ALLOWED = ("checkpoint/version1.py", "data/grammar/")
 
 
 def test_the_vocabulary_is_the_fields() -> None:
-    files = [*SOURCES, *(ROOT / "src").rglob("*.yaml"), *(ROOT / "src").rglob("*.c"), *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    files = [
+        *SOURCES,
+        *(ROOT / "src").rglob("*.yaml"),
+        *(ROOT / "src").rglob("*.c"),
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+    ]
     found = [
         f"{path.relative_to(ROOT)}:{number}: {match.group()}"
         for path in sorted(files)
@@ -81,7 +87,9 @@ def test_the_vocabulary_is_the_fields() -> None:
 def test_the_model_core_is_short_and_knows_nothing_of_speed() -> None:
     core = sorted((ROOT / "src/clearhead/model").glob("*.py"))
     assert sum(path.read_text(encoding="utf-8").count("\n") for path in core) <= 1400
-    speed = re.compile(r"is_compiling|ctypes|triton|is_cuda|is_cpu|device\.type|quantiz|autocast|all_reduce|torch\.distributed")
+    speed = re.compile(
+        r"is_compiling|ctypes|triton|is_cuda|is_cpu|device\.type|quantiz|autocast|all_reduce|torch\.distributed"
+    )
     for path in core:
         match = speed.search(path.read_text(encoding="utf-8"))
         assert match is None, f"{path.name}: {match and match.group()}"

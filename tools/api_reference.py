@@ -62,7 +62,9 @@ def _signature(value: Any) -> str:
     parameters = [each for name, each in signature.parameters.items() if name != "self"]
     text = str(signature.replace(parameters=parameters))
     text = re.sub(r"<factory>|<function .*?>|<object object at .*?>", "…", text)
-    return re.sub(r"\b(?:clearhead|torch|typing|pathlib|collections\.abc|numpy)(?:\.\w+)*\.(\w+)", r"\1", text).replace("'", "")
+    return re.sub(r"\b(?:clearhead|torch|typing|pathlib|collections\.abc|numpy)(?:\.\w+)*\.(\w+)", r"\1", text).replace(
+        "'", ""
+    )
 
 
 def _doc(value: Any) -> str:

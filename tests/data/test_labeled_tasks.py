@@ -183,12 +183,12 @@ def test_every_window_with_the_whole_answer_has_its_span(kind: Kind, data: st.Da
     last = data.draw(st.integers(first, min(first + 25, len(CONTEXT) - 1)).filter(lambda n: not CONTEXT[n].isspace()))
     answer, question, tokens = CONTEXT[first : last + 1], "who sat?", tokenizer(kind)
     stride = data.draw(st.integers(1, 9))
-    made = dataset("answering", [(CONTEXT, question, answer, first)], kind, max_length=40, stride=stride)
-    batch = full_batch(made)
+    answers = dataset("answering", [(CONTEXT, question, answer, first)], kind, max_length=40, stride=stride)
+    batch = full_batch(answers)
     offset = len(tokens.encode(question)) + 2
     spans = tokens.offsets(CONTEXT)
     context = [token for token, _, _ in spans]
-    covered, start_token, whole_answers = list[int](), 0, 0
+    covered, start_token, complete_answers = list[int](), 0, 0
     answer_tokens = [n for n, (_, a, b) in enumerate(spans) if a <= last and b > first and b > a]
     ends = zip(batch["first_token"].tolist(), batch["last_token"].tolist(), strict=True)
     rows = zip(samples_of(batch, "ids"), samples_of(batch, "segments"), ends, strict=True)
@@ -201,7 +201,7 @@ def test_every_window_with_the_whole_answer_has_its_span(kind: Kind, data: st.Da
         assert window == context[start_token : start_token + 40 - offset - 1]
         covered[start_token:] = window
         inside = start_token <= answer_tokens[0] and answer_tokens[-1] < start_token + len(window)
-        whole_answers += inside
+        complete_answers += inside
         shift = offset - start_token
         assert (start, end) == ((answer_tokens[0] + shift, answer_tokens[-1] + shift) if inside else (0, 0))
         if inside and tokens.roles.get("unknown") not in ids[start : end + 1] and kind not in ("word", "wordpiece"):
@@ -209,7 +209,7 @@ def test_every_window_with_the_whole_answer_has_its_span(kind: Kind, data: st.Da
                 normalized(answer) in normalized(tokens.decode(ids[start : end + 1])).replace("�", "") or "🐈" in answer
             )
     assert covered == context
-    assert whole_answers or len(answer_tokens) > stride
+    assert complete_answers or len(answer_tokens) > stride
 
 
 def test_no_answer_points_to_cls() -> None:

@@ -31,7 +31,7 @@ def losses(name: str, task: str, batch: Batch) -> list[torch.Tensor]:
     torch.manual_seed(0)
     network = build(preset(name, ["vocab_size=40", "dropout=0.0", "max_positions=64"])).double()
     objective = Objective(network, DataConfig(task=task, packed=True), TrainConfig(steps=1)).train()
-    loss = objective(batch)["words"]
+    loss = objective(batch)["lm"]
     loss.total.backward()
     gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
     return [loss.total.detach(), loss.count, loss.correct, *gradients]

@@ -138,20 +138,20 @@ def lines_of(*files: list[str]) -> list[Record]:
 
 def test_a_document_is_a_line_a_paragraph_or_a_file() -> None:
     files = ["a", "b", "", " ", "c"], ["d", "", "e"]
-    found = {
+    documents = {
         unit: [r.values for r in split_documents(iter(lines_of(*files)), unit)]
         for unit in ("line", "paragraph", "file")
     }
-    assert found["line"] == [(text, True, True) for text in "abcde"]
-    assert found["paragraph"] == [(text, True, True) for text in ("a\nb", "c", "d", "e")]
-    assert found["file"] == [("a\nb\n\n \nc", True, True), ("d\n\ne", True, True)]
+    assert documents["line"] == [(text, True, True) for text in "abcde"]
+    assert documents["paragraph"] == [(text, True, True) for text in ("a\nb", "c", "d", "e")]
+    assert documents["file"] == [("a\nb\n\n \nc", True, True), ("d\n\ne", True, True)]
     assert not list(split_documents(iter(lines_of(["", " "])), "file"))
 
 
 def test_an_article_stands_under_a_heading_of_the_first_level() -> None:
     files = ["before", " = Lobster = ", " = = Claws = = ", "a = b"], ["# One", "## Part", "#tag", "", "# Two", "end"]
-    found = [r.values[0] for r in split_documents(iter(lines_of(*files)), "heading")]
-    assert found == ["before", " = Lobster = \n = = Claws = = \na = b", "# One\n## Part\n#tag\n", "# Two\nend"]
+    documents = [r.values[0] for r in split_documents(iter(lines_of(*files)), "heading")]
+    assert documents == ["before", " = Lobster = \n = = Claws = = \na = b", "# One\n## Part\n#tag\n", "# Two\nend"]
 
 
 line = st.text(st.sampled_from("ab# c.,'\t\n\u3000é猫🐈1"), max_size=12).map(lambda text: text.replace("\n", ""))

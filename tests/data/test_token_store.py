@@ -65,7 +65,7 @@ def fill_one(writer: StoreWriter) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "said"),
+    ("file", "change", "message"),
     [
         ("ids.values.bin", lambda data: data[:-1], "ids.values.bin has 5 bytes, not 6"),
         ("score.ends.bin", lambda data: data + b"\0", "score.ends.bin has 9 bytes, not 8"),
@@ -75,11 +75,13 @@ def fill_one(writer: StoreWriter) -> dict[str, Any]:
         ("store.json", lambda data: b'{"rows": 1, "stats": {}, "fields": []}', "not a usable token cache"),
     ],
 )  # fmt: skip
-def test_a_damaged_store_is_an_error_with_its_name(file: str, change: Any, said: str, tmp_path: Path) -> None:
+def test_a_damaged_store_is_an_error_with_its_name(file: str, change: Any, message: str, tmp_path: Path) -> None:
     build_store(tmp_path / "made", DTYPES, fill_one)
     path = tmp_path / "made" / file
     path.write_bytes(change(path.read_bytes())) if change else path.unlink()
-    with pytest.raises(UserError, match=f"{tmp_path / 'made'} is not a usable token cache .*{said}|{said}") as caught:
+    with pytest.raises(
+        UserError, match=f"{tmp_path / 'made'} is not a usable token cache .*{message}|{message}"
+    ) as caught:
         build_store(tmp_path / "made", DTYPES, fill_one)
     assert "delete the folder, the next run recreates it" in str(caught.value)
 

@@ -15,12 +15,12 @@ from clearhead.model import build
 from clearhead.model.heads import LMHead
 from clearhead.ops.cross_entropy import cross_entropy_chunk
 from clearhead.ops.triton.cross_entropy import triton_cross_entropy_chunk
-from clearhead.train.cuda_graph import WARM, GraphUpdater, capture_steps
-from clearhead.train.distributed import DistContext, apply_compile, precision
+from clearhead.train.cuda_graph import WARMUP_STEPS, GraphUpdater, capture_steps
+from clearhead.train.distributed import DistContext, apply_compile, compute_dtype
 from clearhead.train.losses import lm_loss
 from clearhead.train.objective import Objective
 from clearhead.train.optimizer import build_optimizer
-from clearhead.train.updater import Progress, Updater
+from clearhead.train.updater import Metrics, Updater
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -56,7 +56,7 @@ def test_chunked_cross_entropy_has_the_gradients_of_the_full_one(bias: bool) -> 
     labels = torch.randint(1000, (3, 100), device="cuda")
     leaves = [hidden, *head.parameters()]
     with torch.autocast("cuda", torch.bfloat16):
-        total = lm_loss(hidden, head, labels, 0.1, limit=1000 * 2 * 128, compiled=triton_cross_entropy_chunk).total
+        total = lm_loss(hidden, head, labels, 0.1, max_bytes=1000 * 2 * 128, chunk_fn=triton_cross_entropy_chunk).total
     grads = torch.autograd.grad(total, leaves)
     expected = torch.autograd.grad(lm_loss(hidden, head, labels, 0.1).total, leaves)
     for a, b in zip(grads, expected, strict=True):
@@ -109,17 +109,17 @@ def test_a_captured_step_equals_an_eager_step(
             build_optimizer(network, settings),
             settings,
             DistContext(device),
-            precision(settings, device),
+            compute_dtype(settings, device),
         )
         wrapped, losses = wrap(updater), []
         for number, batch in enumerate(batches):
-            progress = Progress()
-            norm = wrapped.update((batch,), number + 1, progress)
-            losses.append([progress.means(DistContext(device))["loss"], float(norm)])
+            metrics = Metrics()
+            norm = wrapped.update((batch,), number + 1, metrics)
+            losses.append([metrics.means(DistContext(device))["loss"], float(norm)])
         runs.append(torch.tensor(losses))
     assert isinstance(wrapped, GraphUpdater)
-    assert len(wrapped.recordings) == 1
-    assert len(batches) > WARM
+    assert len(wrapped.graphs) == 1
+    assert len(batches) > WARMUP_STEPS
     for column, fp32_tolerance in ((0, 1e-4), (1, 1e-3)):  # losses, and gradient norms, where differences accumulate
         tolerance = fp32_tolerance if precision_ == "fp32" else 2e-2
         torch.testing.assert_close(runs[1][:, column], runs[0][:, column], atol=tolerance, rtol=tolerance)

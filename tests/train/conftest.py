@@ -1,4 +1,4 @@
-"""One cache of tokenized data for all tests of training, away from the user's own."""
+"""A temporary token cache shared by all training tests."""
 
 import os
 

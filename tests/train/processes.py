@@ -1,4 +1,4 @@
-"""What each of several processes does in the tests of parallel training: runs, one after the other, of a JSON list.
+"""The program of each process in the tests of distributed training: the runs of a JSON list, one after another.
 
 RANK=0 WORLD_SIZE=2 … python processes.py JOBS.json     [{"recipe": {…}, "out": "…", "port": "…"}, …]
 """
@@ -23,7 +23,7 @@ def main(jobs: list[dict[str, Any]]) -> None:
         os.environ["MASTER_PORT"] = job["port"]
 
         def stop(event: dict[str, Any], job: dict[str, Any] = job) -> None:
-            """Ask the first process alone: the others must hear of it."""
+            """Signal one process only; all of them have to stop."""
             if event["kind"] == "step" and event["step"] == job.get("stop"):
                 signal.raise_signal(signal.SIGTERM)
 

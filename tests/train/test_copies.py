@@ -1,4 +1,4 @@
-"""Copies of weights that stand in for a network's own, as recorded steps on a GPU use them, and on which GPU."""
+"""Weight copies that replace a network's own in captured steps, and the choice of the current GPU."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from clearhead.config.train import TrainConfig
 from clearhead.data import Batch
 from clearhead.model import build
 from clearhead.ops.adamw import Adam
-from clearhead.train.cuda_graph import of_products
+from clearhead.train.cuda_graph import linear_parameters
 from clearhead.train.distributed import DistContext, dist_context
 from clearhead.train.objective import Objective
 from clearhead.train.optimizer import build_optimizer, freeze
@@ -29,26 +29,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_copies_get_the_gradients_of_the_weights_they_stand_for(name: str) -> None:
+def test_weight_copies_receive_the_gradients_of_the_weights(name: str) -> None:
     task, tensors = CASES[name]
     torch.manual_seed(0)
     network = build(preset(name, SMALL)).double()
     settings = TrainConfig(steps=5, lr=0.1)
     objective = Objective(network, DataConfig(task=task, max_length=16, batch_tokens=64), settings).train()
-    here = DistContext(torch.device("cpu"))
-    updater = Updater(objective, objective, build_optimizer(network, settings), settings, here, torch.float64)
+    dist = DistContext(torch.device("cpu"))
+    updater = Updater(objective, objective, build_optimizer(network, settings), settings, dist, torch.float64)
     batch, weights = Batch(tensors, 24), dict(objective.named_parameters())
-    losses = updater.forward_backward(batch, {"words": 24.0}, None)
+    losses = updater.forward_backward(batch, {"lm": 24.0}, None)
     expected = {key: weight.grad.clone() for key, weight in weights.items() if weight.grad is not None}
     network.zero_grad()
 
-    products = of_products(objective)
+    linear = linear_parameters(objective)
     layers = sum(len(stack.layers) for stack in (getattr(network, "encoder", None), network.decoder) if stack)
-    assert len(products) >= 6 * layers
-    assert not any("norm" in key or "embedding" in key or "heads" in key for key in products)
-    copies = {key: weight.detach().clone().requires_grad_() for key, weight in products.items()}
-    again = updater.forward_backward(batch, {"words": 24.0}, None, copies)
-    torch.testing.assert_close(again["words"].total, losses["words"].total, atol=0, rtol=0)
+    assert len(linear) >= 6 * layers
+    assert not any("norm" in key or "embedding" in key or "heads" in key for key in linear)
+    copies = {key: weight.detach().clone().requires_grad_() for key, weight in linear.items()}
+    again = updater.forward_backward(batch, {"lm": 24.0}, None, copies)
+    torch.testing.assert_close(again["lm"].total, losses["lm"].total, atol=0, rtol=0)
     for key, weight in weights.items():
         assert key not in copies or weight.grad is None
         torch.testing.assert_close(copies.get(key, weight).grad, expected.get(key), atol=0, rtol=0)
@@ -56,12 +56,12 @@ def test_copies_get_the_gradients_of_the_weights_they_stand_for(name: str) -> No
 
 
 @pytest.mark.parametrize("frozen", [(), ("decoder.layers.*",)])
-def test_copies_follow_weights_that_something_else_has_changed(frozen: tuple[str, ...]) -> None:
+def test_refresh_copies_changed_weights(frozen: tuple[str, ...]) -> None:
     network = build(preset("tiny-gpt", SMALL))
     freeze(network, frozen)
     settings = TrainConfig(steps=5, lr=0.1)
     objective = Objective(network, DataConfig(task="language-model", max_length=16, batch_tokens=64), settings)
-    adam = Adam(build_optimizer(network, settings), of_products(objective), torch.bfloat16)
+    adam = Adam(build_optimizer(network, settings), linear_parameters(objective), torch.bfloat16)
     assert bool(adam.copies) != bool(frozen)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -71,12 +71,12 @@ def test_copies_follow_weights_that_something_else_has_changed(frozen: tuple[str
     assert all(torch.equal(copy, weights[name].bfloat16()) for name, copy in adam.copies.items())
 
 
-def test_a_run_alone_makes_the_gpu_it_was_given_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seeds, recordings and our own kernels go to that one."""
+def test_a_single_process_sets_the_current_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds, CUDA graphs and Triton kernels use the current device."""
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with dist_context("cuda:1") as here:
-        assert chosen == [here.device] == [torch.device("cuda:1")]
+    with dist_context("cuda:1") as dist:
+        assert chosen == [dist.device] == [torch.device("cuda:1")]

@@ -1,4 +1,4 @@
-"""Updates against torch's own optimizers; what decays, what is frozen, and clipping, also of spread-out gradients."""
+"""Updates against torch's own optimizers; weight decay, freezing, and clipping, also of sharded gradients."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,7 @@ from clearhead.config import preset
 from clearhead.config.train import OptimizerConfig
 from clearhead.errors import ConfigError, UserError
 from clearhead.model import Network, build
-from clearhead.train.optimizer import build_optimizer, clip_grad_norm, freeze, set_rate
+from clearhead.train.optimizer import build_optimizer, clip_grad_norm, freeze, set_lr
 
 SMALL = ["vocab_size=20", "dim=8", "heads=2", "ff_dim=12"]
 
@@ -27,7 +27,7 @@ def names(network: nn.Module, parameters: list[nn.Parameter]) -> list[str]:
     return [known[parameter] for parameter in parameters]
 
 
-def test_matrices_decay_and_nothing_else_does() -> None:
+def test_weight_decay_applies_to_matrices_only() -> None:
     network = network_of("tiny-encoder")
     decaying, others = (group["params"] for group in build_optimizer(network, OptimizerConfig()).param_groups)
     assert set(names(network, decaying)) | set(names(network, others)) == {n for n, _ in network.named_parameters()}
@@ -47,7 +47,7 @@ def test_a_tied_matrix_is_updated_once() -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam"])
-def test_updates_are_those_of_torch(kind: str) -> None:
+def test_updates_equal_torch(kind: str) -> None:
     model, other = (nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)).double() for _ in range(2))
     other.load_state_dict(model.state_dict())
     ours = build_optimizer(model, OptimizerConfig.build({"optimizer": kind}))
@@ -57,7 +57,7 @@ def test_updates_are_those_of_torch(kind: str) -> None:
         groups = [{"params": [other[0].weight], "weight_decay": 0.01}]
         groups += [{"params": [other[0].bias, *other[1].parameters()], "weight_decay": 0.0}]
         theirs = torch.optim.AdamW(groups, lr=0.1, betas=(0.9, 0.999), eps=1e-8, foreach=False)
-    set_rate(ours, 0.1)
+    set_lr(ours, 0.1)
     x = torch.randn(5, 4).double()
     for _ in range(4):
         for net, opt in ((model, ours), (other, theirs)):
@@ -68,7 +68,7 @@ def test_updates_are_those_of_torch(kind: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_nothing_moves_before_a_rate_is_set() -> None:
+def test_the_learning_rate_is_zero_until_set() -> None:
     model = nn.Linear(3, 2)
     before, opt = model.weight.detach().clone(), build_optimizer(model, OptimizerConfig())
     model(torch.ones(1, 3)).sum().backward()
@@ -81,21 +81,21 @@ def test_adam_with_weight_decay_is_refused() -> None:
         OptimizerConfig.build({"optimizer": "adam", "weight_decay": 0.1})
 
 
-def test_frozen_parts_stay_as_they_are() -> None:
+def test_frozen_parameters_do_not_change() -> None:
     network = network_of()
     frozen = freeze(network, ["encoder.layers.*", "*.cross_attention.*"])
     assert frozen == [n for n, _ in network.named_parameters() if n.startswith("encoder.layers.") or "cross_att" in n]
     before = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
     opt = build_optimizer(network, OptimizerConfig())
     assert all(parameter.requires_grad for group in opt.param_groups for parameter in group["params"])
-    set_rate(opt, 0.1)
+    set_lr(opt, 0.1)
     network(torch.randint(20, (2, 4)), torch.randint(20, (2, 5))).pow(2).sum().backward()
     opt.step()
-    still = [name for name, parameter in network.named_parameters() if torch.equal(parameter, before[name])]
-    assert still == frozen
+    unchanged = [name for name, parameter in network.named_parameters() if torch.equal(parameter, before[name])]
+    assert unchanged == frozen
 
 
-def test_a_tied_matrix_can_be_frozen_by_any_of_its_names() -> None:
+def test_a_tied_matrix_is_frozen_by_any_of_its_names() -> None:
     network = network_of()
     assert freeze(network, ["heads.lm_head.proj.weight"]) == ["heads.lm_head.proj.weight"]
     assert not network.encoder.embedding.tokens.weight.requires_grad
@@ -106,12 +106,15 @@ def test_a_tied_matrix_can_be_frozen_by_any_of_its_names() -> None:
     [
         (["encoder.layer.*"], r"freeze: 'encoder.layer.\*' matches no parameter; did you mean .*encoder.layers.\*"),
         (["encoder"], r"did you mean .*encoder\.\*"),
-        (["decoder.*", "xyz"], r"'xyz' matches no parameter; the largest parts are encoder.\*, decoder.\*, heads.\*$"),
+        (
+            ["decoder.*", "xyz"],
+            r"'xyz' matches no parameter; the top-level modules are encoder.\*, decoder.\*, heads.\*$",
+        ),
         (["*"], "nothing would be left to train"),
         (["encoder.*", "decoder.*", "heads.*"], "nothing would be left to train"),
     ],
 )
-def test_a_pattern_that_cannot_be_meant_is_told_and_freezes_nothing(patterns: list[str], message: str) -> None:
+def test_a_wrong_pattern_is_an_error_and_freezes_nothing(patterns: list[str], message: str) -> None:
     network = network_of()
     with pytest.raises(UserError, match=message):
         freeze(network, patterns)
@@ -119,55 +122,55 @@ def test_a_pattern_that_cannot_be_meant_is_told_and_freezes_nothing(patterns: li
 
 
 def parameters_with(*grads: list[float]) -> list[nn.Parameter]:
-    made = [nn.Parameter(torch.zeros(len(grad)).double()) for grad in grads]
-    for parameter, grad in zip(made, grads, strict=True):
+    parameters = [nn.Parameter(torch.zeros(len(grad)).double()) for grad in grads]
+    for parameter, grad in zip(parameters, grads, strict=True):
         parameter.grad = torch.tensor(grad).double()
-    return made
+    return parameters
 
 
-def test_clipping_shortens_all_gradients_together() -> None:
+def test_clipping_uses_the_global_norm() -> None:
     parameters = [*parameters_with([3.0, 0.0], [4.0]), nn.Parameter(torch.zeros(1))]  # the last has no gradient
     assert clip_grad_norm(parameters, 1.0) == 5
     torch.testing.assert_close(parameters[0].grad, torch.tensor([0.6, 0.0]).double(), rtol=1e-6, atol=0)
     torch.testing.assert_close(parameters[1].grad, torch.tensor([0.8]).double(), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("norm", [5.1, None])
-def test_short_gradients_stay_as_they_are(norm: float | None) -> None:
+@pytest.mark.parametrize("max_norm", [5.1, None])
+def test_gradients_below_the_maximum_norm_are_unchanged(max_norm: float | None) -> None:
     parameters = parameters_with([3.0], [4.0])
-    assert clip_grad_norm(parameters, norm) == 5
+    assert clip_grad_norm(parameters, max_norm) == 5
     assert [parameter.grad.item() for parameter in parameters if parameter.grad is not None] == [3, 4]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_shows(bad: float) -> None:
+def test_a_non_finite_gradient_gives_a_non_finite_norm(bad: float) -> None:
     assert not clip_grad_norm(parameters_with([1.0, bad], [2.0]), 1.0).isfinite()
 
 
-def test_clipping_never_waits_for_the_device() -> None:
+def test_clipping_does_not_sync_the_device() -> None:
     parameter = nn.Parameter(torch.zeros(3, device="meta"))
     parameter.grad = torch.zeros_like(parameter)
     assert clip_grad_norm([parameter], 1.0).shape == ()
 
 
-def spread_out(rank: int, store: str) -> None:
-    """One of two processes, each with its share of the gradients."""
+def clip_sharded(rank: int, store: str) -> None:
+    """One of two processes, each with a shard of the gradients."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
     parameters = []
-    for whole in (torch.tensor([3.0, 0.0, 0.0]), torch.tensor([[0.0], [4.0]])):
-        parameter = nn.Parameter(distribute_tensor(torch.zeros_like(whole), mesh, [Shard(0)]))
-        parameter.grad = distribute_tensor(whole, mesh, [Shard(0)])
+    for full in (torch.tensor([3.0, 0.0, 0.0]), torch.tensor([[0.0], [4.0]])):
+        parameter = nn.Parameter(distribute_tensor(torch.zeros_like(full), mesh, [Shard(0)]))
+        parameter.grad = distribute_tensor(full, mesh, [Shard(0)])
         parameters.append(parameter)
     norm = clip_grad_norm(parameters, 1.0)
     assert not isinstance(norm, DTensor)
     assert norm == 5
-    found = [parameter.grad.full_tensor() for parameter in parameters]
-    torch.testing.assert_close(found, [torch.tensor([0.6, 0.0, 0.0]), torch.tensor([[0.0], [0.8]])])
-    dist.barrier()  # nobody leaves while another still reads
+    grads = [parameter.grad.full_tensor() for parameter in parameters]
+    torch.testing.assert_close(grads, [torch.tensor([0.6, 0.0, 0.0]), torch.tensor([[0.0], [0.8]])])
+    dist.barrier()  # no process exits while the other still reads
     dist.destroy_process_group()
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
-def test_gradients_spread_over_processes_count_whole(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(spread_out, (str(tmp_path / "store"),), nprocs=2)
+def test_sharded_gradients_are_clipped_by_their_global_norm(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(clip_sharded, (str(tmp_path / "store"),), nprocs=2)

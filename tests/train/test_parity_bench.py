@@ -1,4 +1,4 @@
-"""The peer of bench.finetune learns by the recipe's own settings: without dropout, it ends where ours ends."""
+"""The peer in bench.finetune trains with the recipe's settings: without dropout, it ends with the same weights."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from torch.nn import functional as F
 from bench import finetune
 from clearhead.checkpoint import load_model
 from clearhead.config.recipe import Recipe
-from clearhead.data import prepare
-from clearhead.train.init_from import class_weights, init_network, tokenizers_for
-from tests.train.tiny import TRAIN, recipe, run
+from clearhead.train.init_from import class_weights
+from tests.train.tiny import TRAIN, prepared, recipe, run
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    """A tiny mrpc-after-stsb: pairs in both orders, classes off the mean, weighted, from the run of a regression."""
+    """A tiny mrpc-after-stsb: swapped pairs, mean pooling, class weights, initialized from a regression run."""
     folder = tmp_path_factory.mktemp("chain")
     run(folder / "bert", recipe("bert", steps=3))
     file = folder / "pairs.csv"
@@ -30,16 +29,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     data |= {"max_length": 32, "batch_tokens": 300, "workers": 0}
     model = {"pooling": "mean", "dropout": 0.0, "attention_dropout": 0.0}
     plain = {"data": data | {"task": "regression"}, "train": TRAIN | {"steps": 2}}
-    run(folder / "values", Recipe.build(plain | {"model": model | {"folder": str(folder / "bert")}}))
+    run(folder / "values", Recipe.build(plain | {"model": model | {"init_from": str(folder / "bert")}}))
     settings = TRAIN | {"steps": 8, "validate_every": 8, "metric": "f1", "class_weights": {"1": 3.0}}
     both = data | {"task": "classification", "swap_pairs": True}
-    return Recipe.build({"model": model | {"folder": str(folder / "values")}, "data": both, "train": settings})
+    return Recipe.build({"model": model | {"init_from": str(folder / "values")}, "data": both, "train": settings})
 
 
 def test_both_start_from_the_same_weights(made: Recipe, tmp_path: Path) -> None:
-    data = prepare(made.data, tokenizers_for(made))
+    data, ours = prepared(made)
     peer = finetune.start(made, data, tmp_path)
-    theirs, ours = finetune.imported(peer, made, data, tmp_path).network, init_network(made, data)
+    theirs = finetune.imported(peer, made, data, tmp_path).network
     assert theirs.config.pooling == "mean"
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     for name, weights in ours.state_dict().items():
@@ -52,26 +51,26 @@ def test_both_end_with_the_same_weights(made: Recipe, tmp_path: Path) -> None:
     ours = load_model(tmp_path / "ours" / "last").network.state_dict()
     best, apart = finetune.fine_tune(made, CPU, tmp_path / "theirs")
     theirs = best.network.state_dict()
-    first = init_network(made, prepare(made.data, tokenizers_for(made))).state_dict()
+    initial = prepared(made)[1].state_dict()
     assert apart < 1e-6
     for name, weights in ours.items():
         torch.testing.assert_close(theirs[name], weights, atol=2e-4, rtol=0, msg=name)
-    moved = max(float((ours[name] - first[name]).abs().max()) for name in ours)
-    assert moved > 0.02, "eight steps go a hundred times as far as the two are apart"
+    moved = max(float((ours[name] - initial[name]).abs().max()) for name in ours)
+    assert moved > 0.02, "eight steps move weights a hundred times as far as the two differ"
 
 
-def test_weights_of_classes_and_the_mean_count_in_their_loss(made: Recipe, tmp_path: Path) -> None:
-    data = prepare(made.data, tokenizers_for(made))
+def test_class_weights_and_mean_pooling_affect_the_peers_loss(made: Recipe, tmp_path: Path) -> None:
+    data, _ = prepared(made)
     peer, weights = finetune.start(made, data, tmp_path).eval(), class_weights(made, data)
     assert weights is not None
     batch = next(finetune.padded(made, data))
-    weighted, plain = (float(finetune.loss(peer, made, batch, each).detach()) for each in (weights, None))
-    first = made.model_copy(update={"model": made.model | {"pooling": "class"}})
-    assert abs(float(finetune.loss(peer, first, batch, None).detach()) - plain) > 1e-6
+    weighted, plain = (float(finetune.loss(peer, made, batch, w).detach()) for w in (weights, None))
+    cls_pooled = made.model_copy(update={"model": made.model | {"pooling": "cls"}})
+    assert abs(float(finetune.loss(peer, cls_pooled, batch, None).detach()) - plain) > 1e-6
     assert 1.1 * plain < weighted < 3 * plain
-    scores, labels = torch.randn(4, 5, 3), torch.randint(3, (4, 5))
+    logits, labels = torch.randn(4, 5, 3), torch.randint(3, (4, 5))
     labels[1, 2:] = -100
-    each = F.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="none")
-    heavy = torch.tensor([1.0, 2.0, 0.5])
-    wanted = (each * heavy[labels.flatten().clamp(min=0)]).sum() / 17
-    assert torch.allclose(finetune.cross_entropy(scores, labels, heavy), wanted)
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    by_class = torch.tensor([1.0, 2.0, 0.5])
+    expected = (losses * by_class[labels.flatten().clamp(min=0)]).sum() / 17
+    assert torch.allclose(finetune.cross_entropy(logits, labels, by_class), expected)

@@ -1,4 +1,4 @@
-"""Tiny runs of every family for the tests of training: recipes that take a second, and what a run left on disk."""
+"""Tiny runs of every family: recipes that take a second, and helpers to read what a run left on disk."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from torch import Tensor
 from clearhead.checkpoint import newest_state
 from clearhead.config.load import apply
 from clearhead.config.recipe import Recipe
+from clearhead.data import Data, prepare
+from clearhead.model import Network
+from clearhead.train.init_from import init_network, load_initial_model, tokenizers_for
 from clearhead.train.loop import Summary, train
 from clearhead.train.run_log import read_log
 
@@ -37,7 +40,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "bert": {
         "model": SMALL | {"preset": "tiny-encoder", "encoder_layers": 1},
-        "tokenizer": {"kind": "bpe", "vocab_size": 120},  # wordpiece comes out differently in every process
+        "tokenizer": {"kind": "bpe", "vocab_size": 120},  # trained wordpiece differs between processes
         "data": TEXTS | {"task": "masked-language-model", "next_sentence": True},
     },
     "gpt": {
@@ -53,31 +56,38 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 TRAIN = {
     "steps": 10,
-    "rate": 0.01,
+    "lr": 0.01,
     "warmup": 3,
     "log_every": 1,
     "validate_every": 1000,
     "save_every": 1000,
-    "scored": 4,
+    "eval_samples": 4,
     "device": "cpu",
 }
-TIMES = ("seconds", "tokens_per_second")  # what two equal runs differ in
+TIMES = ("seconds", "tokens_per_second")  # differ between equal runs
 
 
 def recipe(family: str, *changes: str, **train_settings: Any) -> Recipe:
-    """The tiny run of a family, changed by key=value and by settings of train."""
-    plain = FAMILIES[family] | {"train": TRAIN | train_settings}
-    plain["data"] = plain["data"] | {"workers": 0}
-    return Recipe.build(apply(plain, changes), where="test")
+    """The tiny recipe of a family, changed by key=value and by train settings."""
+    settings = FAMILIES[family] | {"train": TRAIN | train_settings}
+    settings["data"] = settings["data"] | {"workers": 0}
+    return Recipe.build(apply(settings, changes), where="test")
 
 
-def run(out: Path, made: Recipe, **options: Any) -> Summary:
-    """Train."""
-    return train(made, out, **options)
+def prepared(recipe: Recipe) -> tuple[Data, Network]:
+    """The data of a recipe and its network before the first step."""
+    initial = load_initial_model(recipe)
+    data = prepare(recipe.data, tokenizers_for(recipe, initial))
+    return data, init_network(recipe, data, initial)
+
+
+def run(out: Path, recipe: Recipe, **options: Any) -> Summary:
+    """Train into `out`."""
+    return train(recipe, out, **options)
 
 
 def events(out: Path, kind: str = "") -> list[dict[str, Any]]:
-    """The lines of a run's log, without what depends on the clock."""
+    """The lines of a run's log, without the times."""
     return [
         {key: value for key, value in line.items() if key not in TIMES}
         for line in read_log(out / "log.jsonl")
@@ -86,22 +96,22 @@ def events(out: Path, kind: str = "") -> list[dict[str, Any]]:
 
 
 def losses(out: Path) -> list[float]:
-    """The training losses of a run, one for each line of its log."""
+    """The training losses of a run, one per log line."""
     return [event["loss"] for event in events(out, "step")]
 
 
 def tensors(out: Path) -> dict[str, Tensor]:
     """Weights and optimizer of the newest checkpoint, by name."""
-    state, refused = newest_state(out)
+    state, damaged = newest_state(out)
     assert state is not None
-    assert not refused
+    assert not damaged
     return {f"weights {name}": x.clone() for name, x in state.weights().items()} | {
         f"optimizer {name}": x.clone() for name, x in state.optimizer().items()
     }
 
 
 def distance(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
-    """The largest difference between two sets of tensors; 0 means equal to the bit."""
+    """The largest difference between two sets of tensors; 0 means bit-identical."""
     assert left.keys() == right.keys()
     return max(
         0.0 if torch.equal(left[name], right[name]) else float((left[name] - right[name]).abs().max()) for name in left

@@ -1,39 +1,47 @@
-"""How weights are learned: the learning rate over the steps, the optimizer, and the run around them."""
+"""Training settings: learning rate schedule, optimizer, and everything else that describes a run."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from clearhead.config.settings import Settings, several, switch
 
 Weight = Annotated[float, Field(ge=0, le=1e6)]
-FALLING = ("linear", "cosine", "wsd")  # the schedules that end at a floor
+DECAYING = ("linear", "cosine", "wsd")  # the schedules that end at min_lr_ratio
+PRECISION_ALIASES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
+
+
+def precision_name(value: Any) -> Any:
+    """The short name of a dtype (`float32` → `fp32`); quantized dtypes are refused."""
+    if value in ("int8", "int4"):
+        raise ValueError(f"{value} is for inference only; train with fp32, bf16, fp16 or fp64 and quantize afterwards")
+    return PRECISION_ALIASES.get(value, value) if isinstance(value, str) else value
 
 
 class ScheduleConfig(Settings):
-    """The learning rate: up to `rate` in a straight line over `warmup` steps, then as `schedule` says.
+    """The learning rate schedule: linear warmup to `lr` over `warmup` steps, then one of
 
-    inverse-sqrt   rate · √(warmup / step), the paper's (section 5.3)
-    linear         in a straight line to floor · rate at the last step
-    cosine         along half a cosine to floor · rate at the last step
-    wsd            warm-up, stable, decay: flat, then straight to floor · rate over the last `decay` share of all steps
-    constant       flat
+    inverse-sqrt   lr · √(warmup / step), the paper's (section 5.3)
+    linear         linear decay to min_lr_ratio · lr at the last step
+    cosine         cosine decay to min_lr_ratio · lr at the last step
+    wsd            warmup, stable, decay: constant, then linear to min_lr_ratio · lr over the last decay_ratio of steps
+    constant       constant
     """
 
     schedule: Literal["inverse-sqrt", "linear", "cosine", "wsd", "constant"] = "cosine"
     lr: float = Field(default=3e-4, gt=0, le=100)
     warmup: int = Field(default=0, ge=0, le=1 << 40)
     min_lr_ratio: float | None = Field(
-        default_factory=lambda known: 0.0 if known["schedule"] in FALLING else None, ge=0, le=1
-    )  # a share of `rate`
+        default_factory=lambda known: 0.0 if known["schedule"] in DECAYING else None, ge=0, le=1
+    )  # final learning rate as a fraction of `lr`
     decay_ratio: float | None = Field(
         default_factory=lambda known: 0.2 if known["schedule"] == "wsd" else None, ge=1e-6, le=1
-    )  # a share of all steps
+    )  # fraction of all steps spent in decay
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
         problems = []
-        for key, owners in (("min_lr_ratio", FALLING), ("decay_ratio", ("wsd",))):
+        for key, owners in (("min_lr_ratio", DECAYING), ("decay_ratio", ("wsd",))):
             value, used = getattr(self, key), self.schedule in owners
             if value is not None and not used:
                 problems.append(
@@ -50,7 +58,7 @@ class ScheduleConfig(Settings):
 
 
 class OptimizerConfig(Settings):
-    """How gradients become updates: AdamW, or Adam with the numbers of the paper (section 5.3)."""
+    """The optimizer: AdamW, or Adam with the hyperparameters of the paper (section 5.3)."""
 
     optimizer: Literal["adamw", "adam"] = "adamw"
     beta1: float = Field(default=0.9, ge=0, lt=1)
@@ -59,7 +67,7 @@ class OptimizerConfig(Settings):
     weight_decay: float = Field(
         default_factory=lambda known: 0.0 if known["optimizer"] == "adam" else 0.01, ge=0, le=10
     )  # on matrices only
-    grad_clip: float | None = Field(default=1.0, gt=0, le=1e6)  # the longest that all gradients together may be
+    grad_clip: float | None = Field(default=1.0, gt=0, le=1e6)  # maximum global gradient norm; null: no clipping
 
     @model_validator(mode="after")
     def _check_optimizer(self) -> Self:
@@ -69,47 +77,49 @@ class OptimizerConfig(Settings):
 
 
 class ScheduledSamplingConfig(Settings):
-    """Scheduled sampling: the share of true words that a translator reads falls to `floor` as the steps go by."""
+    """Scheduled sampling: the probability of feeding a ground-truth token decays to `min_prob` over training."""
 
     decay: Literal["linear", "exponential", "inverse-sigmoid"] = "inverse-sigmoid"
-    decay_steps: float = Field(gt=0, le=1e12)  # steps; larger is slower
+    decay_steps: float = Field(gt=0, le=1e12)  # time scale of the decay, in steps
     min_prob: float = Field(default=0.0, ge=0, le=1)
 
 
 class TrainConfig(ScheduleConfig, OptimizerConfig):
-    """One run. `steps` is always the total, also when a run goes on."""
+    """One training run. `steps` is the total, also for a resumed run."""
 
     steps: int = Field(ge=1, le=1 << 40)
     seed: int = Field(default=0, ge=0, le=1 << 62)
-    grad_accum: int = Field(default=1, ge=1, le=1 << 20)  # parts that each process works through one after the other
+    grad_accum: int = Field(default=1, ge=1, le=1 << 20)  # micro-batches per process and step
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     scheduled_sampling: ScheduledSamplingConfig | None = None
     freeze: Annotated[tuple[str, ...], BeforeValidator(several)] = ()  # patterns of parameter names
-    # Of a label's mistakes, like {spam: 5}; others weigh 1. balanced: rare labels weigh more, so that all count alike.
+    # Loss weight per class, like {spam: 5}, default 1; balanced: inversely proportional to class frequency.
     class_weights: Literal["balanced"] | dict[str, Weight] | None = None
 
-    # Watching
+    # Logging, validation and checkpoints
     validate_every: int = Field(default=500, ge=1, le=1 << 40)
     save_every: int = Field(default=500, ge=1, le=1 << 40)
     log_every: int = Field(default=10, ge=1, le=1 << 40)
-    keep_checkpoints: int = Field(default=3, ge=1, le=1000)  # checkpoints
+    keep_checkpoints: int = Field(default=3, ge=1, le=1000)
     metric: Literal["loss", "bleu", "chrf", "accuracy", "exact", "f1", "matthews", "pearson", "spearman"] = "loss"
-    patience: int | None = Field(default=None, ge=1, le=1 << 20)  # validations without a better one, then stop
-    eval_samples: int = Field(default=200, ge=0, le=1 << 20)  # validation samples that are decoded for BLEU and chrF
-    average_checkpoints: int = Field(default=1, ge=1, le=1000)  # `last` is the mean of so many checkpoints
+    patience: int | None = Field(default=None, ge=1, le=1 << 20)  # stop after this many validations without improvement
+    eval_samples: int = Field(default=200, ge=0, le=1 << 20)  # validation samples decoded for BLEU and chrF
+    average_checkpoints: int = Field(default=1, ge=1, le=1000)  # `last` is the mean of this many checkpoints
 
-    # The machine
+    # Hardware
     device: str = "auto"
-    precision: Literal["auto", "fp32", "bf16", "fp16", "fp64"] = "auto"  # auto: bf16 on a GPU that has it, else fp32
-    # auto: on, on a GPU; whole: encoder and decoder as one each, longer to compile, a per cent or two faster
+    # auto: bf16 on a GPU that supports it, else fp32; float32, bfloat16, float16 and float64 are accepted too
+    precision: Annotated[Literal["auto", "fp32", "bf16", "fp16", "fp64"], BeforeValidator(precision_name)] = "auto"
+    # auto: on for GPUs, per layer; whole: encoder and decoder as one graph each, slower to compile, 1-2% faster
     compile: Annotated[Literal["auto", "on", "whole", "off"], BeforeValidator(switch)] = "auto"
-    activation_checkpointing: bool = False  # activation checkpointing: less memory, a third more work
+    activation_checkpointing: bool = False  # recompute activations in backward: less memory, a third more compute
     parallel: Literal["ddp", "fsdp"] = "ddp"  # with several processes (torchrun)
 
     @model_validator(mode="after")
     def _check_run(self) -> Self:
         if self.average_checkpoints > self.keep_checkpoints:
             raise ValueError(
-                f"average: {self.average_checkpoints} checkpoints, but only {self.keep_checkpoints} are kept; raise keep"
+                f"average_checkpoints: {self.average_checkpoints} checkpoints, but only {self.keep_checkpoints} are "
+                "kept; raise keep_checkpoints"
             )
         return self

@@ -119,7 +119,7 @@ class Batch:
             name: torch.full_like(tensor, IGNORED) if name in label_names else tensor
             for name, tensor in self.tensors.items()
         }
-        return replace(self, tensors=tensors, tokens=0)
+        return Batch(tensors, 0, self.documents)
 
 
 def arrange(

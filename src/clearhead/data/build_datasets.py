@@ -69,21 +69,21 @@ def prepare(
     labels: Sequence[str] = (),
     say: Log = lambda line: None,
 ) -> Data:
-    """Build the datasets of a run; slow steps are reported to `say`.
+    """Build the datasets of a run; reports slow steps, one line each.
 
     `tokenizer` is a config, or the tokenizers of an existing model, whose labels are then given as `labels`.
     """
     if not config.train:
         raise UserError("data.train: missing; name the training files")
-    maker = _Builder(config, say)
-    tokenizers = maker.tokenizers(tokenizer) if isinstance(tokenizer, TokenizerConfig) else tuple(tokenizer)
-    names = tuple(labels or config.labels or maker.labels())
+    builder = _Builder(config, say)
+    tokenizers = builder.tokenizers(tokenizer) if isinstance(tokenizer, TokenizerConfig) else tuple(tokenizer)
+    names = tuple(labels or config.labels or builder.labels())
     split: Part = "kept" if config.held_out and not config.valid else "all"
-    train_set = maker.dataset(config.train, tokenizers, names, split, config.swap_pairs)
+    train_set = builder.dataset(config.train, tokenizers, names, split, config.swap_pairs)
     if config.valid:
-        valid_set: Dataset | None = maker.dataset(config.valid, tokenizers, names, "all")
+        valid_set: Dataset | None = builder.dataset(config.valid, tokenizers, names, "all")
     else:
-        valid_set = maker.dataset(config.train, tokenizers, names, "held out") if config.held_out else None
+        valid_set = builder.dataset(config.train, tokenizers, names, "held out") if config.held_out else None
     return Data(train_set, valid_set, train_set.task, tokenizers, names)
 
 
@@ -92,10 +92,10 @@ def open_set(
     corpora: Sequence[Corpus],
     tokenizers: Sequence[Tokenizer],
     labels: Sequence[str] = (),
-    say: Log = lambda line: None,
+    log: Log = lambda line: None,
 ) -> Dataset:
     """Build a dataset of other corpora, such as a test set, for a model with tokenizers."""
-    return _Builder(config, say).dataset(corpora, tokenizers, tuple(labels or config.labels), "all")
+    return _Builder(config, log).dataset(corpora, tokenizers, tuple(labels or config.labels), "all")
 
 
 def from_records(
@@ -148,8 +148,8 @@ def skip_records(records: Iterator[Record], corpus: Corpus) -> Iterator[Record]:
 class _Builder:
     """Settings and cache folder shared by all steps."""
 
-    def __init__(self, config: DataConfig, say: Log):
-        self.config, self.say = config, say
+    def __init__(self, config: DataConfig, log: Log):
+        self.config, self.log = config, log
         self.folder = cache_folder(config.cache_dir)
 
     def records(self, corpus: Corpus) -> Iterator[Record]:
@@ -204,11 +204,11 @@ class _Builder:
         folder = self.folder / "tokens" / name
         if (folder / "store.json").exists():
             return TokenStore(folder)
-        self.say(f"tokenizing {', '.join(corpus.files) or corpus.format} …")
+        self.log(f"tokenizing {', '.join(corpus.files) or corpus.format} …")
         cleaner = Cleaner(self.config, task.reads(self.config), split, swap_pairs)
         store = build_store(folder, task.dtypes, lambda writer: _fill(writer, task, self.records(corpus), cleaner))
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in store.stats["dropped"].items())
-        self.say(f"{len(store):,} rows" + (f"; left out: {dropped}" if dropped else ""))
+        self.log(f"{len(store):,} rows" + (f"; left out: {dropped}" if dropped else ""))
         return store
 
     def tokenizers(self, settings: TokenizerConfig) -> tuple[Tokenizer, ...]:
@@ -230,7 +230,7 @@ class _Builder:
             if not file.exists():
                 with cache_write_errors(file), locked(file.with_suffix(".lock")):
                     if not file.exists():
-                        self.say(f"training a {settings.kind} tokenizer of {size:,} …")
+                        self.log(f"training a {settings.kind} tokenizer of {size:,} …")
                         texts = self._texts(side)
                         files = ", ".join(file for corpus in self.config.train for file in corpus.files)
                         lowercase, where = settings.lowercase, f"{files or 'data.train'}: "

@@ -194,7 +194,7 @@ class Tagging(_SequenceTask):
         rows: list[Row] = []
         for record, tokens in zip(records, self.tokenizer.offsets_batch(texts), strict=True):
             tags = enumerate(record.values[1])
-            tag_ids = [label_number(record._replace(place=record.place.at(n)), tag, self.labels) for n, tag in tags]
+            tag_ids = [label_number(Record(record.place.at(n), record.values), tag, self.labels) for n, tag in tags]
             if not tokens:
                 dropped["empty"] += 1
                 continue

@@ -129,9 +129,7 @@ class WordVectors:
         lines = read_lines(path)
         header = next(lines, "").split()
         if len(header) != 2 or not all(part.isdecimal() and len(part) < 10 for part in header):
-            raise UserError(
-                f"{path}, line 1: expected the number of words and the dim; write it like `28634 100`"
-            )
+            raise UserError(f"{path}, line 1: expected the number of words and the dim; write it like `28634 100`")
         count, dim = map(int, header)
         words: list[str] = []
         rows: list[np.ndarray] = []

@@ -1,1 +1,1 @@
-"""Batches to weights: losses, schedules, optimizers."""
+"""Training: loop, losses, schedules, optimizers, distributed, run log."""

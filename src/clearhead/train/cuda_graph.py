@@ -1,7 +1,7 @@
-"""One update as a CUDA graph: recorded once for each shape, then replayed, so that the GPU never waits for Python.
+"""CUDA graph capture of a whole training step, one graph per batch shape, so that the GPU never waits for Python.
 
-Worth it where many batches have one shape, as windows of a text do, and packed rows that are rounded. What changes
-between steps (the batch, the rate, the counts, the random seed) is copied into place before each replay.
+Pays off where many batches have the same shape: fixed windows of text, and packed rows of rounded length. What changes
+between steps (batch, learning rate, counts, random seed) is copied into the graph's inputs before each replay.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from torch import Tensor, nn
 
 from clearhead.data import Batch
 from clearhead.ops.adamw import Adam, fused_adamw_supports
-from clearhead.train.distributed import same_shapes, stacks
+from clearhead.train.distributed import has_static_shapes, network_stacks
 from clearhead.train.objective import Objective
-from clearhead.train.updater import Progress, Updater, loss_sums
+from clearhead.train.updater import Metrics, Updater, loss_sums
 
 log = logging.getLogger("clearhead")
-WARM = 3  # updates before a recording: kernels are compiled
-MOST = 64  # recordings; batches of other shapes are run as they come
+WARMUP_STEPS = 3  # eager steps of a shape before its capture; they compile kernels
+MAX_GRAPHS = 64  # batches of further shapes run eagerly
 
-Found = tuple[dict[str, Tensor], Tensor]  # sums of the losses, and the length of the gradient
+StepResult = tuple[dict[str, Tensor], Tensor]  # loss sums and gradient norm
 
 
 @dataclass(frozen=True)
 class CapturedGraph:
-    """A graph, where it reads from, and where it leaves what it found."""
+    """A CUDA graph with its static inputs and outputs."""
 
     graph: torch.cuda.CUDAGraph
     batch: Batch
     counts: dict[str, Tensor]
-    found: dict[str, Tensor]
-    norm: Tensor
-    places: Tensor | None  # of gradients, which the graph reads
+    sums: dict[str, Tensor]
+    grad_norm: Tensor
+    grad_addresses: Tensor | None  # read by the fused optimizer at every replay
 
-    def fill(self, batch: Batch, counts: dict[str, float]) -> None:
-        """Put a batch of the same shape into place."""
+    def copy_inputs(self, batch: Batch, counts: dict[str, float]) -> None:
+        """Copy a batch of the same shape into the static inputs."""
         for name, tensor in batch.tensors.items():
             self.batch.tensors[name].copy_(tensor, non_blocking=True)
         for side, documents in batch.documents.items():
@@ -50,111 +50,113 @@ class CapturedGraph:
 
 
 class GraphUpdater:
-    """Stands in for an updater; whatever cannot be replayed goes the ordinary way."""
+    """An Updater that replays captured graphs, and runs eagerly what cannot be replayed."""
 
     def __init__(self, updater: Updater):
         self.updater = updater
         self.seen: Counter[tuple[object, ...]] = Counter()
-        self.recordings: dict[tuple[object, ...], CapturedGraph] = {}
-        self.pool: Any = None  # memory that all recordings use, one after the other
+        self.graphs: dict[tuple[object, ...], CapturedGraph] = {}
+        self.pool: Any = None  # memory shared by all graphs
         self.adam: Adam | None = None
-        self.fresh = False  # whether the copies are those of the weights
+        self.copies_current = False  # whether the bf16 copies match the weights
 
-    def update(self, batches: tuple[Batch, ...], step: int, progress: Progress) -> Tensor:
-        """As `Updater.update`."""
+    def update(self, batches: tuple[Batch, ...], step: int, metrics: Metrics) -> Tensor:
+        """See `Updater.update`."""
         if len(batches) != 1:
-            self.fresh = False
-            return self.updater.update(batches, step, progress)
+            self.copies_current = False
+            return self.updater.update(batches, step, metrics)
         batch = batches[0]
         if batch.documents:
             batch = batch.rounded(self.updater.objective.network.config.max_positions)
-        self._prepare()
-        recording = self._recording(batch)
+        self._prepare_optimizer()
+        captured = self._graph_for(batch)
         counts = self.updater.counts(batches)
         self.updater.set_lr(step)
         self.updater.seed(step)
-        if recording is None:
+        if captured is None:
             try:
-                found, norm = self._run(batch.to(self.updater.dist.device), counts, self._places())
+                sums, grad_norm = self._run(batch.to(self.updater.dist.device), counts, self._grad_addresses())
             except torch.OutOfMemoryError:
-                self._forget()
+                self._zero_grad()
                 raise
         else:
-            recording.fill(batch, counts)
-            recording.graph.replay()
-            found, norm = recording.found, recording.norm.clone()
-        progress.add_sums(found)
-        progress.tokens += batch.tokens
-        return norm
+            captured.copy_inputs(batch, counts)
+            captured.graph.replay()
+            sums, grad_norm = captured.sums, captured.grad_norm.clone()
+        metrics.add_sums(sums)
+        metrics.tokens += batch.tokens
+        return grad_norm
 
-    def _prepare(self) -> None:
-        """Copies of the weights for the products, once the optimizer has the state that it goes on from."""
+    def _prepare_optimizer(self) -> None:
+        """Build the fused optimizer at the first step, when a resumed state is loaded; refresh its bf16 copies."""
         updater = self.updater
-        learning = (p for group in updater.optimizer.param_groups for p in group["params"])
-        if self.adam is None and fused_adamw_supports(updater.dist.device, updater.dtype, learning):
+        trainable = (p for group in updater.optimizer.param_groups for p in group["params"])
+        if self.adam is None and fused_adamw_supports(updater.dist.device, updater.dtype, trainable):
             assert isinstance(updater.optimizer, torch.optim.AdamW)
-            self.adam = Adam(updater.optimizer, of_products(updater.objective), updater.dtype)
-        elif self.adam is not None and not self.fresh:
+            self.adam = Adam(updater.optimizer, linear_parameters(updater.objective), updater.dtype)
+        elif self.adam is not None and not self.copies_current:
             self.adam.refresh()
-        self.fresh = True
+        self.copies_current = True
 
-    def _run(self, batch: Batch, counts: Mapping[str, float | Tensor], places: Tensor | None) -> Found:
-        """What is recorded: gradients and a step."""
-        if self.adam is None or places is None:
-            found = loss_sums(self.updater.forward_backward(batch, counts, None))
-            return found, self.updater.step()
-        found = loss_sums(self.updater.forward_backward(batch, counts, None, self.adam.copies))
-        return found, self.adam.step(self.updater.settings.grad_clip, places)
+    def _run(self, batch: Batch, counts: Mapping[str, float | Tensor], grad_addresses: Tensor | None) -> StepResult:
+        """The captured part of a step: forward, backward, optimizer step."""
+        if self.adam is None or grad_addresses is None:
+            sums = loss_sums(self.updater.forward_backward(batch, counts, None))
+            return sums, self.updater.step()
+        sums = loss_sums(self.updater.forward_backward(batch, counts, None, self.adam.copies))
+        return sums, self.adam.step(self.updater.settings.grad_clip, grad_addresses)
 
-    def _places(self) -> Tensor | None:
+    def _grad_addresses(self) -> Tensor | None:
         return None if self.adam is None else self.adam.places()
 
-    def _forget(self) -> None:
-        """Gradients of a step that found no memory."""
+    def _zero_grad(self) -> None:
+        """Drop the gradients of a step that ran out of memory."""
         self.updater.optimizer.zero_grad(set_to_none=True)
         if self.adam is not None:
             self.adam.zero_grad()
 
-    def _recording(self, batch: Batch) -> CapturedGraph | None:
-        """The recording for a batch of this shape; a shape that comes again and again gets one."""
+    def _graph_for(self, batch: Batch) -> CapturedGraph | None:
+        """The graph for a batch's shape, captured once the shape has been seen often enough."""
         shape = batch.shape
         self.seen[shape] += 1
-        if shape not in self.recordings and self.seen[shape] > WARM and len(self.recordings) < MOST:
+        if shape not in self.graphs and self.seen[shape] > WARMUP_STEPS and len(self.graphs) < MAX_GRAPHS:
             try:
-                self.recordings[shape] = self._record(batch)
+                self.graphs[shape] = self._capture(batch)
             except torch.OutOfMemoryError:
-                log.info("there is no memory to record a step; going on without")
-                self._forget()
+                log.info("not enough memory to capture a CUDA graph; continuing without")
+                self._zero_grad()
                 torch.cuda.empty_cache()
-        return self.recordings.get(shape)
+        return self.graphs.get(shape)
 
-    def _record(self, batch: Batch) -> CapturedGraph:
+    def _capture(self, batch: Batch) -> CapturedGraph:
         device = self.updater.dist.device
-        there = batch.to(device)
+        static_batch = batch.to(device)
         counts = {name: torch.ones((), device=device) for name in self.updater.objective.counts(batch)}
         if self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
-            torch.cuda.empty_cache()  # recordings keep memory of their own
-        graph, places = torch.cuda.CUDAGraph(), self._places()
-        # Thread-local: meanwhile the loader's thread may pin memory, which is none of this recording's business.
+            torch.cuda.empty_cache()  # graphs allocate from a pool of their own
+        graph, grad_addresses = torch.cuda.CUDAGraph(), self._grad_addresses()
+        # Thread-local: the loader's threads may pin memory meanwhile, which a global capture would refuse.
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            found, norm = self._run(there, counts, places)
-        return CapturedGraph(graph, there, counts, found, norm, places)
+            sums, grad_norm = self._run(static_batch, counts, grad_addresses)
+        return CapturedGraph(graph, static_batch, counts, sums, grad_norm, grad_addresses)
 
 
-def of_products(objective: Objective) -> dict[str, nn.Parameter]:
-    """The matrices and biases of the linear layers of all blocks, by their names."""
-    parts = [part for stack in stacks(objective.network) for part in stack.layers.modules()]
-    inside = {p for part in parts if isinstance(part, nn.Linear) for p in part.parameters()}
-    return {name: p for name, p in objective.named_parameters() if p in inside}
+def linear_parameters(objective: Objective) -> dict[str, nn.Parameter]:
+    """Return the weights and biases of the linear layers in all blocks, by name."""
+    modules = [module for stack in network_stacks(objective.network) for module in stack.layers.modules()]
+    linear = {p for module in modules if isinstance(module, nn.Linear) for p in module.parameters()}
+    return {name: p for name, p in objective.named_parameters() if p in linear}
 
 
 def capture_steps(updater: Updater) -> Updater | GraphUpdater:
-    """The updater, recorded where that can be done: one process, one GPU, no scaling of the loss, few shapes."""
-    place, data = updater.dist, updater.objective.data
-    alone = place.device.type == "cuda" and place.world_size == 1
-    plain = (
-        updater.scaler is None and updater.settings.scheduled_sampling is None and updater.objective.piece is not None
+    """Return the updater with CUDA graphs where they apply: one process, one GPU, no loss scaling, few batch shapes."""
+    dist, data = updater.dist, updater.objective.data
+    single_gpu = dist.device.type == "cuda" and dist.world_size == 1
+    capturable = (
+        updater.scaler is None
+        and updater.settings.scheduled_sampling is None
+        and updater.objective.chunk_fn is not None
     )
-    few = same_shapes(data) or (data.packed and data.task in ("translation", "language-model"))
-    return GraphUpdater(updater) if alone and plain and few else updater
+    few_shapes = has_static_shapes(data) or (data.packed and data.task in ("translation", "language-model"))
+    return GraphUpdater(updater) if single_gpu and capturable and few_shapes else updater

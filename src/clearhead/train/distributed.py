@@ -1,4 +1,4 @@
-"""Speed and scale, put on from outside: devices, precision, compiled blocks, recomputed activations, many processes."""
+"""Processes, devices, precision, compilation, activation checkpointing and data parallelism, applied to a model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch import distributed as dist
+from torch import Tensor, distributed, nn
 from torch.utils.checkpoint import checkpoint
 
 from clearhead.config.data import DataConfig
@@ -23,14 +22,13 @@ from clearhead.ops.device import choose_device
 from clearhead.ops.malloc import tune_malloc
 from clearhead.ops.triton.cross_entropy import kernel_supports, triton_cross_entropy_chunk
 from clearhead.train.objective import Objective
-from clearhead.train.training_layers import fuse
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 
 
 @dataclass(frozen=True)
 class DistContext:
-    """Which process this is, of how many, on which device."""
+    """The device, rank and world size of this process."""
 
     device: torch.device
     rank: int = 0
@@ -38,161 +36,160 @@ class DistContext:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process speaks and writes for all."""
+        """Whether this process writes files and messages."""
         return self.rank == 0
 
-    def sum(self, numbers: Tensor) -> Tensor:
-        """Numbers added up over all processes, float64 on the CPU in and out."""
+    def sum(self, values: Tensor) -> Tensor:
+        """All-reduce: sum values over all processes, float64 on the CPU in and out."""
         if self.world_size == 1:
-            return numbers
-        found = numbers.to(self.device)
-        dist.all_reduce(found)
-        return found.cpu()
+            return values
+        total = values.to(self.device)
+        distributed.all_reduce(total)
+        return total.cpu()
 
     def barrier(self) -> None:
-        """Until all processes are here: what one of them wrote, the others may read now."""
+        """Wait for all processes, for instance before reading what one of them wrote."""
         self.any(False)
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so in any process; all of them learn it."""
+        """Whether the flag is set in any process; all processes get the same answer."""
         return flag if self.world_size == 1 else bool(self.sum(torch.tensor([float(flag)], dtype=torch.float64))[0])
 
 
 @contextlib.contextmanager
 def dist_context(device: str) -> Iterator[DistContext]:
-    """This process's place: alone, or as torchrun says in the environment."""
-    processes, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    chosen = choose_device(device, local)
-    if chosen.type == "cuda":  # the one that seeds, recordings and kernels of our own are for
+    """Set up this process: alone, or in the process group that torchrun describes in the environment."""
+    world_size, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    chosen = choose_device(device, int(os.environ.get("LOCAL_RANK", 0)))
+    if chosen.type == "cuda":  # CUDA graphs, seeds and Triton kernels use the current device
         torch.cuda.set_device(chosen)
-    if processes == 1:
+    if world_size == 1:
         yield DistContext(chosen)
         return
-    dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    distributed.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     try:
-        yield DistContext(chosen, rank, processes)
+        yield DistContext(chosen, rank, world_size)
     finally:
-        dist.destroy_process_group()
+        distributed.destroy_process_group()
 
 
-def precision(settings: TrainConfig, device: torch.device) -> torch.dtype:
-    """What matrix products are computed in."""
+def compute_dtype(settings: TrainConfig, device: torch.device) -> torch.dtype:
+    """Return the dtype of matmuls."""
     if settings.precision != "auto":
         return DTYPES[settings.precision]
     return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float32
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
-    """Matrix products in half precision, sums and weights in fp32; nothing to do for fp32 and fp64."""
+    """Return torch.autocast for bf16 and fp16; a no-op for fp32 and fp64."""
     if dtype in (torch.bfloat16, torch.float16):
         return torch.autocast(device.type, dtype)
     return contextlib.nullcontext()
 
 
-def apply_compile(objective: Objective, settings: TrainConfig, place: DistContext) -> None:
-    """Hold memory, recompute activations and compile, part by part; the names of parameters stay as they are."""
-    stacks, device = stacks(objective.network), place.device
+def apply_compile(objective: Objective, settings: TrainConfig, dist: DistContext) -> None:
+    """Apply activation checkpointing and torch.compile module by module; parameter names stay the same."""
+    stacks, device = network_stacks(objective.network), dist.device
     if device.type == "cpu":
         tune_malloc()
-    # Windows of a text are all of one shape. Elsewhere nearly every batch has its own: one kernel for all of them.
-    varied = None if same_shapes(objective.data) else True
+    # Without static shapes nearly every batch has its own; compile one kernel for all of them.
+    dynamic = None if has_static_shapes(objective.data) else True
     if settings.activation_checkpointing:
         for layer in (layer for stack in stacks for layer in stack.layers):
-            layer.forward = _recomputed(layer.forward)
-    dtype = precision(settings, device)
-    if compiles(settings, device):
+            layer.forward = _checkpointed(layer.forward)
+    dtype = compute_dtype(settings, device)
+    if is_compiled(settings, device):
         if device.type == "cpu":
             _check_compiler()
-        else:
-            fuse(objective.network)
-        for part in _to_compile(objective, settings, place):
-            part.compile(dynamic=varied)
-        objective.piece = (
+        for module in _modules_to_compile(objective, settings, dist):
+            module.compile(dynamic=dynamic)
+        objective.chunk_fn = (
             triton_cross_entropy_chunk
             if kernel_supports(device, dtype)
-            else torch.compile(cross_entropy_chunk, dynamic=varied)
+            else torch.compile(cross_entropy_chunk, dynamic=dynamic)
         )
     if device.type == "cuda" and dtype == torch.bfloat16:
-        # What passes between blocks is half as large; norms and sums inside them are fp32 all the same.
-        for part in (part for stack in stacks for part in (stack.embedding, *stack.layers, stack.norm)):
-            if part is not None:
-                part.register_forward_hook(
+        # Activations between blocks in bf16 take half the memory; norms and sums inside blocks are fp32 anyway.
+        for module in (module for stack in stacks for module in (stack.embedding, *stack.layers, stack.norm)):
+            if module is not None:
+                module.register_forward_hook(
                     lambda module, inputs, output: output.to(dtype) if torch.is_autocast_enabled("cuda") else output
                 )
 
 
-def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Keeps what goes in; for the gradient, what came out of it is computed again."""
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep only the inputs; recompute activations in backward."""
 
-    def run(*inputs: Any, **named: Any) -> Any:  # torch.compile enters it, and not a partial of `checkpoint`
+    def run(*inputs: Any, **named: Any) -> Any:  # a function, as torch.compile does not trace a partial of `checkpoint`
         return checkpoint(forward, *inputs, use_reentrant=False, **named)
 
     return run
 
 
 def _check_compiler() -> None:
-    """A CPU's kernels are written in C++, which something must compile."""
-    from torch._inductor import config  # a second to import
+    """Raise if there is no C++ compiler, which torch.compile needs for CPU kernels."""
+    from torch._inductor import config  # takes a second to import
 
-    wanted = [name for name in config.cpp.cxx if name]
-    if not any(shutil.which(name) for name in wanted):
-        names = " or ".join(wanted) or "g++"
+    compilers = [name for name in config.cpp.cxx if name]
+    if not any(shutil.which(name) for name in compilers):
+        names = " or ".join(compilers) or "g++"
         raise UserError(f"train.compile: there is no C++ compiler ({names}); install one, or use train.compile=off")
 
 
-def _to_compile(objective: Objective, settings: TrainConfig, place: DistContext) -> list[nn.Module]:
-    """Blocks, which are alike, so that one is compiled for all, and what stands before and behind them where batches
-    have one shape; or whole stacks, in which what ends a block and what begins the next are one kernel."""
-    stacks = stacks(objective.network)
+def _modules_to_compile(objective: Objective, settings: TrainConfig, dist: DistContext) -> list[nn.Module]:
+    """Layers, which share one compiled kernel set, plus embedding and final norm where batches have one shape.
+
+    With compile=whole, whole stacks instead, which fuses the end of a layer with the start of the next.
+    """
+    stacks = network_stacks(objective.network)
     layers = [layer for stack in stacks for layer in stack.layers]
-    if place.world_size > 1:  # each layer is a unit that processes exchange
+    if dist.world_size > 1:  # a layer is the unit of communication
         return layers
     if settings.compile == "whole":
         return stacks
-    ends = [part for stack in stacks for part in (stack.embedding, stack.norm) if part is not None]
-    return layers + ends if same_shapes(objective.data) else layers
+    ends = [module for stack in stacks for module in (stack.embedding, stack.norm) if module is not None]
+    return layers + ends if has_static_shapes(objective.data) else layers
 
 
-def same_shapes(data: DataConfig) -> bool:
-    """Whether all batches of a data set have one shape."""
+def has_static_shapes(data: DataConfig) -> bool:
+    """Whether all batches have the same shape."""
     return data.task == "language-model" and not data.isolate_documents and not data.packed
 
 
 @contextlib.contextmanager
 def uncompiled(network: Network) -> Iterator[None]:
-    """Blocks run as they are written: validation sees other shapes than training, each of which would be compiled."""
-    before = {part: part._compiled_call_impl for part in network.modules()}
-    for part in before:
-        part._compiled_call_impl = None
+    """Run the network eagerly, for validation: its shapes differ, and each would be compiled."""
+    before = {module: module._compiled_call_impl for module in network.modules()}
+    for module in before:
+        module._compiled_call_impl = None
     try:
         yield
     finally:
-        for part, compiled in before.items():
-            part._compiled_call_impl = compiled
+        for module, compiled in before.items():
+            module._compiled_call_impl = compiled
 
 
-def stacks(network: Network) -> list[Any]:
-    """The network's encoder and decoder, as far as it has them."""
+def network_stacks(network: Network) -> list[Any]:
+    """Return the network's encoder and decoder, where it has them."""
     return [stack for name in ("encoder", "decoder") if (stack := getattr(network, name, None)) is not None]
 
 
-def compiles(settings: TrainConfig, device: torch.device) -> bool:
-    """Whether blocks are compiled."""
+def is_compiled(settings: TrainConfig, device: torch.device) -> bool:
+    """Whether the settings ask for torch.compile on this device."""
     return settings.compile in ("on", "whole") or (settings.compile == "auto" and device.type == "cuda")
 
 
-def wrap_parallel(objective: nn.Module, network: Network, settings: TrainConfig, place: DistContext) -> nn.Module:
-    """The objective over all processes: whole in each (DDP), or sharded over them (FSDP2)."""
-    if place.world_size == 1:
+def wrap_parallel(objective: nn.Module, network: Network, settings: TrainConfig, dist: DistContext) -> nn.Module:
+    """Wrap the objective for several processes: replicated (DDP) or sharded (FSDP2)."""
+    if dist.world_size == 1:
         return objective
     if settings.parallel == "ddp":
         return nn.parallel.DistributedDataParallel(objective)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(place.device.type, (place.world_size,))
-    for layer in (layer for stack in stacks(network) for layer in stack.layers):
+    mesh = init_device_mesh(dist.device.type, (dist.world_size,))
+    for layer in (layer for stack in network_stacks(network) for layer in stack.layers):
         fully_shard(layer, mesh=mesh)
     fully_shard(objective, mesh=mesh)
     return objective

@@ -1,4 +1,4 @@
-"""A rehearsal: reads the data, builds the model, does two steps and one validation, and keeps nothing of it."""
+"""Dry run: load the data, build the model, do two steps and one validation; write nothing but the token cache."""
 
 import time
 from pathlib import Path
@@ -8,48 +8,45 @@ import torch
 from clearhead.config.recipe import Recipe, dump_recipe
 from clearhead.errors import UserError
 from clearhead.model.cost import count_parameters
-from clearhead.train import validate
 from clearhead.train.distributed import dist_context
-from clearhead.train.run import Run, Say
-from clearhead.train.updater import Progress
+from clearhead.train.state import Say, global_batches, setup
+from clearhead.train.updater import Metrics
+from clearhead.train.validate import evaluate_losses
 
 
 def dry_run(recipe: Recipe, say: Say) -> list[str]:
-    """The resolved recipe, then parameters, memory and estimated time as comments: lines of YAML.
-
-    Nothing is written but the token cache.
-    """
-    with dist_context(recipe.train.device) as here:
-        run = Run(recipe, Path("dry-run"), here, say, lambda event: None)
-        items = run.items()
-        spent, tokens = [], 0
+    """Return the resolved recipe, then parameters, memory and estimated time as comments: lines of YAML."""
+    with dist_context(recipe.train.device) as dist:
+        run = setup(recipe, Path("dry-run"), dist, say, lambda event: None)
+        batches = global_batches(run)
+        seconds, tokens = [], 0
         for step in (1, 2):
-            item = next(items)
-            began = time.perf_counter()
+            batch = next(batches)
+            start = time.perf_counter()
             try:
-                float(run.updater.update(item.batches, step, Progress()))  # waits for the device
+                float(run.updater.update(batch.batches, step, Metrics()))  # waits for the device
             except torch.OutOfMemoryError:
-                raise UserError("out of memory; set train.grad_accum higher, or data.batch_tokens lower") from None
-            spent.append(time.perf_counter() - began)
-            tokens += sum(batch.tokens for batch in item.batches)
-        count = count_parameters(run.network)
+                raise UserError("out of memory; raise train.grad_accum, or lower data.batch_tokens") from None
+            seconds.append(time.perf_counter() - start)
+            tokens += sum(micro.tokens for micro in batch.batches)
+        parameters = count_parameters(run.network)
         lines = [dump_recipe(recipe)]
-        lines.append(f"# parameters    {count:,}")
-        lines.append(f"# memory        {_memory(here.device, count)}")
-        lines.append(f"# samples       {run.data.train.size(0):,} an epoch, about {tokens // 2:,} tokens a step")
+        lines.append(f"# parameters    {parameters:,}")
+        lines.append(f"# memory        {_memory(dist.device, parameters)}")
+        lines.append(f"# samples       {run.data.train.size(0):,} per epoch, about {tokens // 2:,} tokens per step")
         if run.data.valid is not None:
-            began = time.perf_counter()
-            found = validate.losses(run.objective, run.data.valid, recipe.data, here, run.updater.dtype)
-            lines.append(f"# validation    loss {found['loss']:.3f} in {time.perf_counter() - began:.1f} s")
-        seconds = spent[-1] * recipe.train.steps
-        lines.append(f"# time          about {_duration(seconds)} for {recipe.train.steps:,} steps, without validation")
+            start = time.perf_counter()
+            losses = evaluate_losses(run.objective, run.data.valid, recipe.data, dist, run.updater.dtype)
+            lines.append(f"# validation    loss {losses['loss']:.3f} in {time.perf_counter() - start:.1f} s")
+        total = _duration(seconds[-1] * recipe.train.steps)
+        lines.append(f"# time          about {total} for {recipe.train.steps:,} steps, without validation")
     return lines
 
 
-def _memory(device: torch.device, count: int) -> str:
+def _memory(device: torch.device, parameters: int) -> str:
     if device.type == "cuda":
-        return f"{torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB at the most"
-    return f"{count * 16 / 2**20:,.0f} MiB for weights, gradients and Adam, activations not counted"
+        return f"{torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB peak"
+    return f"{parameters * 16 / 2**20:,.0f} MiB for weights, gradients and optimizer state, without activations"
 
 
 def _duration(seconds: float) -> str:

@@ -1,10 +1,10 @@
-"""What training starts from: fresh weights, or those of a model folder with fresh heads for a new task."""
+"""Initial weights: fresh, or those of a model folder with fresh heads for a new task; class weights of the loss."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.checkpoint import load_model
+from clearhead.checkpoint import Loaded, load_model
 from clearhead.config.data import TokenizerConfig
 from clearhead.config.model import ModelConfig
 from clearhead.config.recipe import OVERRIDABLE, Recipe, outputs
@@ -16,41 +16,49 @@ from clearhead.model import Network, build
 from clearhead.predict.find import find_model
 from clearhead.text import Tokenizer
 
-LABELED = ("heads.classes.", "heads.tags.", "heads.span.")
+LABEL_HEADS = ("heads.classes.", "heads.tags.", "heads.span.")
 
 
-def tokenizers_for(recipe: Recipe) -> TokenizerConfig | tuple[Tokenizer, ...]:
-    """Those of the model that training starts from, or how to make them."""
-    if "init_from" not in recipe.model:
+def load_initial_model(recipe: Recipe) -> Loaded | None:
+    """Load the model folder of `model.init_from`; None to train from scratch."""
+    return load_model(find_model(str(recipe.model["init_from"]))) if "init_from" in recipe.model else None
+
+
+def tokenizers_for(recipe: Recipe, initial: Loaded | None) -> TokenizerConfig | tuple[Tokenizer, ...]:
+    """Return the tokenizers of the initial model, or the settings to train new ones."""
+    if initial is None:
         return recipe.tokenizer
-    folder = find_model(str(recipe.model["init_from"]))
-    found = load_model(folder, verify=False).tokenizers
-    if not found:
-        raise UserError(f"model.init_from: {folder} has no tokenizer.json; a model to go on from needs its tokenizer")
-    return found
+    if not initial.tokenizers:
+        raise UserError(
+            f"model.init_from: {find_model(str(recipe.model['init_from']))} has no tokenizer.json; "
+            "training from a model needs its tokenizer"
+        )
+    return initial.tokenizers
 
 
-def init_network(recipe: Recipe, data: Data) -> Network:
-    """A fresh network, or the one of a model folder with fresh heads for what it did not give before."""
+def init_network(recipe: Recipe, data: Data, initial: Loaded | None) -> Network:
+    """Return a fresh network with the weights of the initial model where names and shapes match.
+
+    Heads for labels are fresh unless the task and its labels are the same.
+    """
     torch.manual_seed(int(hash_ints(recipe.train.seed, 0)) >> 1)
-    if "init_from" not in recipe.model:
-        return build(recipe.architecture(tuple(len(each) for each in data.tokenizers), max(1, len(data.labels))))
-    loaded = load_model(find_model(str(recipe.model["init_from"])))
-    changes = {key: recipe.model[key] for key in OVERRIDABLE if key in recipe.model}
-    recipe.check_model(loaded.config)
-    settings = loaded.config.model_dump() | changes
-    config = ModelConfig.build(settings | outputs(recipe.data, max(1, len(data.labels)), settings), where="model")
-    network = build(config)
-    own = network.state_dict()
-    known = {name: x for name, x in loaded.network.state_dict().items() if name in own and own[name].shape == x.shape}
-    if (loaded.extra.get("task"), loaded.extra.get("labels")) != (recipe.data.task, list(data.labels)):
-        known = {name: x for name, x in known.items() if not name.startswith(LABELED)}  # other labels, a new head
-    network.load_state_dict(known, strict=False)
+    labels = max(1, len(data.labels))
+    if initial is None:
+        return build(recipe.architecture(tuple(len(tokenizer) for tokenizer in data.tokenizers), labels))
+    recipe.check_model(initial.config)
+    overrides = {key: recipe.model[key] for key in OVERRIDABLE if key in recipe.model}
+    settings = initial.config.model_dump() | overrides
+    network = build(ModelConfig.build(settings | outputs(recipe.data, labels, settings), where="model"))
+    own, pretrained = network.state_dict(), initial.network.state_dict()
+    matching = {name: x for name, x in pretrained.items() if name in own and own[name].shape == x.shape}
+    if (initial.extra.get("task"), initial.extra.get("labels")) != (recipe.data.task, list(data.labels)):
+        matching = {name: x for name, x in matching.items() if not name.startswith(LABEL_HEADS)}
+    network.load_state_dict(matching, strict=False)
     return network
 
 
 def class_weights(recipe: Recipe, data: Data) -> Tensor | None:
-    """What a mistake weighs, for each label (C,): as given, or so that all labels weigh the same in total."""
+    """Return the loss weight of each class (C,): as given, or inversely proportional to class frequency."""
     given = recipe.train.class_weights
     if given is None:
         return None

@@ -1,15 +1,30 @@
-"""The loop: one function for every family and task. Load, step, log, validate, save."""
+"""The training loop for every family and task: load, step, log, validate, save."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from clearhead.config.recipe import Recipe
-from clearhead.errors import UserError
+from clearhead.data import GlobalBatch
+from clearhead.train.checkpointing import (
+    FINISHED,
+    average_checkpoints,
+    resume_run,
+    save_checkpoint,
+    save_model_folder,
+)
 from clearhead.train.distributed import dist_context
-from clearhead.train.run import Run, Say, Watch
-from clearhead.train.signals import Stopper
+from clearhead.train.events import log_step, write_event
+from clearhead.train.finite import check_finite
+from clearhead.train.oom import split_batches
+from clearhead.train.report import write_report
+from clearhead.train.run_folder import check_folder, close, open_folder
+from clearhead.train.signals import StopSignal
+from clearhead.train.state import RunState, Say, Watch, global_batches, setup
+from clearhead.train.validate import validate
 
 
 @dataclass(frozen=True)
@@ -19,19 +34,8 @@ class Summary:
     step: int
     steps: int
     best: float | None
-    stopped: bool  # asked to, before all was done
-    first: bool = True  # of several processes, the one that speaks for all
-
-
-def check_folder(out: Path, resume: bool, own: tuple[str, ...]) -> None:
-    """Refuse to write among other things; into a run, which has one of `own`, only if it shall go on."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    is_run = any(any(out.glob(name)) for name in own)
-    if not is_run:
-        raise UserError(f"{out} exists already, and is no run; choose another --out")
-    if not resume:
-        raise UserError(f"{out} exists already; go on with --resume, or choose another --out")
+    stopped: bool  # by a signal
+    first: bool = True  # whether this is the main process
 
 
 def train(
@@ -42,37 +46,74 @@ def train(
     say: Say = lambda line: None,
     watch: Watch = lambda event: None,
 ) -> Summary:
-    """Train what a recipe says, into the run folder `out`.
+    """Train by a recipe into the run folder `out`.
 
-    `say` gets lines for people, `watch` every event of the log. With `resume`, the run in `out` goes on from its
-    newest whole checkpoint, or begins where there is none.
+    `say` receives messages for people, `watch` every event of the log. With `resume`, the run in `out` continues from
+    its newest intact checkpoint, or starts where there is none.
     """
     check_folder(out, resume, (".lock", "recipe.yaml", "checkpoints"))
     settings = recipe.train
-    with Stopper() as stopper, dist_context(settings.device) as here:
+    with StopSignal() as stop, dist_context(settings.device) as dist:
         try:
-            run = Run(recipe, out, here, say, watch)
+            run = setup(recipe, out, dist, say, watch)
         except KeyboardInterrupt:
-            return Summary(0, settings.steps, None, True, here.is_main)
-        stopper.patient = True
+            return Summary(0, settings.steps, None, True, dist.is_main)
+        stop.finish_step = True
         try:
             if resume:
-                run.resume()
+                resume_run(run)
             if run.validation_pending:
-                run.validate(lambda: bool(stopper))
-            items = run.items()
-            while not run.over and not here.any(bool(stopper)):
-                if not run.learn(next(items)):
-                    items = run.items()  # the same batch again, in smaller parts
+                validate(run, stop)
+            batches = global_batches(run)
+            while not run.done and not dist.any(bool(stop)):
+                if not train_step(run, next(batches)):
+                    batches = global_batches(run)  # out of memory: the same batch again, in more micro-batches
                     continue
                 if run.due(settings.log_every):
-                    run.log()
+                    log_step(run)
                 if run.due(settings.validate_every):
-                    run.validate(lambda: bool(stopper))
+                    validate(run, stop)
                 if run.due(settings.save_every):
-                    run.save()
-            stopped = here.any(bool(stopper))
-            run.finish(stopped)
+                    save_checkpoint(run)
+            stopped = dist.any(bool(stop))
+            finish(run, stopped)
         finally:
-            run.close()
-    return Summary(run.step, settings.steps, run.best, stopped, here.is_main)
+            close(run)
+    return Summary(run.step, settings.steps, run.best, stopped, dist.is_main)
+
+
+def train_step(run: RunState, batch: GlobalBatch) -> bool:
+    """Make one update; False if memory ran out and the batch has to be repeated in more micro-batches."""
+    try:
+        grad_norm = run.update(batch.batches, run.step + 1, run.metrics)
+    except torch.OutOfMemoryError:
+        split_batches(run, batch)
+        return False
+    run.step, run.position, run.batch, run.grad_norm = run.step + 1, batch.after, batch, grad_norm
+    if run.run_log is None:
+        open_folder(run, after=-1)
+    # Reading a GPU tensor is a sync, so there a norm is checked once the next step is queued.
+    run.unchecked.append((run.step, grad_norm, batch))
+    check_finite(run, leave=0 if run.dist.device.type == "cpu" else 1)
+    return True
+
+
+def finish(run: RunState, stopped: bool) -> None:
+    """Save the last checkpoint, the last model and the report; a stopped run will resume, so it is not averaged."""
+    if not run.step:
+        return
+    if run.saved_step < run.step:
+        save_checkpoint(run)
+    if run.settings.average_checkpoints > 1 and not stopped:
+        average_checkpoints(run)
+        validate(run)
+    save_model_folder(run, "last")
+    if stopped:
+        reason = "stopped"
+    elif run.step >= run.settings.steps:
+        reason = FINISHED
+    else:
+        reason = f"{run.settings.metric} has not improved for {run.validations_since_best} validations"
+    write_event(run, {"kind": "end", "step": run.step, "best": run.best, "reason": reason})
+    if run.dist.is_main:
+        write_report(run.out)

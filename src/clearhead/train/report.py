@@ -1,4 +1,4 @@
-"""A run as one page to read: headline numbers, curves, samples, notes, the recipe; one file that needs nothing else."""
+"""The HTML report of a run: headline numbers, curves, samples, notes, recipe; one self-contained file."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from clearhead.train.run_log import Line, Points, Series, elapsed, number, read_
 
 CHARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Loss", "nats", ("loss",)),
-    ("Accuracy", "share of right answers", ("accuracy",)),
+    ("Accuracy", "fraction correct", ("accuracy",)),
     ("BLEU and chrF", "points of 100", ("bleu", "chrf")),
     ("Learning rate", "", ("lr",)),
-    ("Gradient norm", "before clipping", ("norm",)),
+    ("Gradient norm", "before clipping", ("grad_norm",)),
     ("Speed", "tokens per second", ("tokens_per_second",)),
 )
-ELSEWHERE = ("epoch", "seconds", "perplexity", "mfu")  # numbers told in words
-SPREADING = ("loss", "norm")  # numbers that may range over decades
-SCORES = ("bleu", "chrf", "f1", "exact", "matthews", "spearman", "accuracy")  # more is better; best known first
-SHARES = ("accuracy", "f1", "exact")
+NOT_CHARTED = ("epoch", "seconds", "perplexity", "mfu")  # shown in the tiles
+LOG_SCALE = ("loss", "grad_norm")  # logarithmic axis if the values range over decades
+METRICS = ("bleu", "chrf", "f1", "exact", "matthews", "spearman", "accuracy")  # higher is better; most common first
+PERCENTAGES = ("accuracy", "f1", "exact")
 NAMES = {"bleu": "BLEU", "chrf": "chrF", "f1": "F1", "exact": "exact match"}
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 480, 240, 58, 14, 12, 28  # of a chart, and its margins for labels
-SPOTS = 240  # of a curve: more are not told apart on a screen
-TEXTS, TEXT, NOTES, LABELS = 20, 2000, 200, 80  # the most samples, characters of one, notes, rows of a matrix
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 480, 240, 58, 14, 12, 28  # size and margins of a chart
+MAX_POINTS = 240  # of a curve: more are indistinguishable on a screen
+MAX_SAMPLES, MAX_CHARS, MAX_NOTES, MAX_LABELS = 20, 2000, 200, 80  # of a report, text, report, confusion matrix
 
 
-class Spot(NamedTuple):
-    """Neighboring points of a curve drawn as one: the first and the last, their mean, least and greatest value."""
+class Bin(NamedTuple):
+    """Neighboring points of a curve drawn as one: first and last step; mean, minimum and maximum value."""
 
     first: float
     last: float
@@ -43,10 +43,10 @@ class Spot(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Spots in order; None is a gap."""
+    """Bins in order; None is a gap."""
 
     name: str
-    spots: list[Spot | None]
+    bins: list[Bin | None]
 
 
 def write_report(run: Path) -> Path:
@@ -57,7 +57,7 @@ def write_report(run: Path) -> Path:
 
 
 def report(run: Path) -> str:
-    """The page of a run, as HTML with its own style and pictures, without scripts."""
+    """Return the report as HTML with inline styles and SVG, without scripts."""
     lines = read_log(run / "log.jsonl")
     start = next((line for line in reversed(lines) if line["kind"] == "start"), {})
     validations = [line for line in lines if line["kind"] == "validation"]
@@ -71,121 +71,121 @@ def report(run: Path) -> str:
         _section("Samples", _samples(validations)),
         _section("Confusion", _confusion(validations[-1].get("confusion")) if validations else ""),
         _section("Notes", _notes(lines)),
-        _fold("What it started with", f"<table>{facts}</table>" if facts else ""),
-        _fold("The recipe as resolved", f"<pre>{escape(read_text(recipe))}</pre>" if recipe.is_file() else ""),
+        _fold("Environment", f"<table>{facts}</table>" if facts else ""),
+        _fold("Resolved recipe", f"<pre>{escape(read_text(recipe))}</pre>" if recipe.is_file() else ""),
     )
     page = PAGE.format(title=title, style=STYLE, body="\n".join(parts))
-    return page.encode("utf-8", "replace").decode()  # a sample may hold half a character
+    return page.encode("utf-8", "replace").decode()  # samples may contain lone surrogates
 
 
 def _summary(lines: Sequence[Line], start: Line) -> str:
     if not lines:
-        return "Nothing has been recorded yet."
+        return "Nothing has been logged yet."
     parameters = number(start.get("parameters"))
     end = next((line for line in lines if line["kind"] == "end"), None)
-    told = (
+    parts = (
         f"recipe {start['recipe']}" if start.get("recipe") else "",
         f"{_short(parameters)} parameters" if parameters else "",
         "not finished" if end is None else str(end.get("reason") or "finished"),
     )
-    return escape(" · ".join(filter(None, told)))
+    return escape(" · ".join(filter(None, parts)))
 
 
 def _tiles(lines: Sequence[Line], training: Series, validation: Series, start: Line) -> Iterator[str]:
-    """The headline numbers: the best scores, how far, how fast, how long."""
-    told_by = (line["signature"] for line in reversed(lines) if isinstance(line.get("signature"), dict))
-    signatures: dict[str, Any] = next(told_by, {})
-    scores = [key for key in ("loss", *SCORES) if _known(validation[key])][:3]
-    for key in scores:
+    """Headline numbers: best metrics, steps, speed, time."""
+    logged = (line["signature"] for line in reversed(lines) if isinstance(line.get("signature"), dict))
+    signatures: dict[str, Any] = next(logged, {})
+    metrics = [key for key in ("loss", *METRICS) if _known(validation[key])][:3]
+    for key in metrics:
         best = (min if key == "loss" else max)(_known(validation[key]))
         step = next(step for step, value in validation[key] if value == best)
         perplexity = dict(validation["perplexity"]).get(step) if key == "loss" else None
-        told = [f"at step {step:,.0f}", f"perplexity {_show(perplexity)}" if perplexity else ""]
+        details = [f"at step {step:,.0f}", f"perplexity {_show(perplexity)}" if perplexity else ""]
         name = "validation loss" if key == "loss" else NAMES.get(key, key)
-        yield _tile(f"Best {name}", _show(best, key), told, signatures.get(key, ""))
-    if not scores and (losses := _known(training["loss"])):
+        yield _tile(f"Best {name}", _show(best, key), details, signatures.get(key, ""))
+    if not metrics and (losses := _known(training["loss"])):
         yield _tile("Training loss", _show(losses[-1]), ["no validation yet"])
-    if steps := [place for line in lines if (place := number(line.get("step"))) is not None]:
+    if steps := [value for line in lines if (value := number(line.get("step"))) is not None]:
         total, epochs = number(start.get("steps")), _known(training["epoch"])
-        told = [f"of {total:,.0f}" if total else "", f"epoch {_show(epochs[-1])}" if epochs else ""]
-        yield _tile("Steps", f"{max(steps):,.0f}", told)
+        details = [f"of {total:,.0f}" if total else "", f"epoch {_show(epochs[-1])}" if epochs else ""]
+        yield _tile("Steps", f"{max(steps):,.0f}", details)
     if speeds := _known(training["tokens_per_second"]):
-        shares = _known(training["mfu"])
-        told = [f"{statistics.median(shares):.0%} of the machine’s peak" if shares else ""]
-        yield _tile("Tokens per second", _show(statistics.median(speeds)), told)
+        mfu = _known(training["mfu"])
+        details = [f"{statistics.median(mfu):.0%} MFU" if mfu else ""]
+        yield _tile("Tokens per second", _show(statistics.median(speeds)), details)
     if seconds := elapsed(lines):
         yield _tile("Time", _duration(seconds), [])
 
 
 def _charts(lines: Sequence[Line], training: Series, validation: Series) -> Iterator[str]:
-    """A chart for every number in the log, the well-known ones first."""
+    """One chart per number in the log, the common ones first."""
     kinds = {"training": training, "validation": validation}
-    told = {key for _, _, keys in CHARTS for key in keys} | {*ELSEWHERE}
-    others = dict.fromkeys(key for numbers in kinds.values() for key in numbers if key not in told)
+    known = {key for _, _, keys in CHARTS for key in keys} | {*NOT_CHARTED}
+    others = dict.fromkeys(key for numbers in kinds.values() for key in numbers if key not in known)
     for title, unit, keys in (*CHARTS, *((_name(key), "", (key,)) for key in others)):
         curves = [
-            Curve(kind if len(keys) == 1 else NAMES[key], _thin(numbers[key]))
+            Curve(kind if len(keys) == 1 else NAMES[key], _downsample(kinds[kind][key]))
             for key in keys
-            for kind, numbers in kinds.items()
+            for kind in kinds
         ]
         yield _chart(title, unit, curves, keys[0])
     exposure: Line = next((line["exposure"] for line in reversed(lines) if isinstance(line.get("exposure"), dict)), {})
     curves = [
-        Curve(name, _thin([(place, number(value)) for place, value in enumerate(exposure[key], start=1)]))
-        for key, name in (("forced", "after true words"), ("free", "after its own"))
+        Curve(name, _downsample([(position, number(value)) for position, value in enumerate(exposure[key], start=1)]))
+        for key, name in (("teacher_forced", "teacher forcing"), ("free_running", "free-running"))
         if isinstance(exposure.get(key), list)
     ]
-    yield _chart("Exposure bias", "accuracy by place in the target", curves, "accuracy", "place")
+    yield _chart("Exposure bias", "accuracy by position in the target", curves, "accuracy", "position")
 
 
-def _thin(points: Points) -> list[Spot | None]:
-    size = max(1, math.ceil(len(points) / SPOTS))
-    spots: list[Spot | None] = []
-    for place in range(0, len(points), size):
-        known = [(x, y) for x, y in points[place : place + size] if y is not None]
+def _downsample(points: Points) -> list[Bin | None]:
+    size = max(1, math.ceil(len(points) / MAX_POINTS))
+    bins: list[Bin | None] = []
+    for start in range(0, len(points), size):
+        known = [(x, y) for x, y in points[start : start + size] if y is not None]
         values = [y for _, y in known]
         mean = math.fsum(y / len(values) for y in values)
-        spots.append(Spot(known[0][0], known[-1][0], mean, min(values), max(values)) if known else None)
-    return spots
+        bins.append(Bin(known[0][0], known[-1][0], mean, min(values), max(values)) if known else None)
+    return bins
 
 
-def _chart(title: str, unit: str, curves: Sequence[Curve], key: str, across: str = "step") -> str:
-    """A figure of curves over one axis, or nothing where there is nothing to draw."""
-    curves = [curve for curve in curves if any(curve.spots)]
-    spots = [spot for curve in curves for spot in curve.spots if spot]
-    if not spots:
+def _chart(title: str, unit: str, curves: Sequence[Curve], key: str, x_name: str = "step") -> str:
+    """A figure with curves over one axis; empty if there is nothing to draw."""
+    curves = [curve for curve in curves if any(curve.bins)]
+    bins = [point for curve in curves for point in curve.bins if point]
+    if not bins:
         return ""
-    low, high = min(spot.low for spot in spots), max(spot.high for spot in spots)
-    decades = key in SPREADING and low > 1e-100 and 100 * low < high < 1e100
-    if decades:
+    low, high = min(point.low for point in bins), max(point.high for point in bins)
+    log_scale = key in LOG_SCALE and low > 1e-100 and 100 * low < high < 1e100
+    if log_scale:
         low, high = low / 1.2, high * 1.2
         powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
-        marks = [10.0**power for power in powers[:: math.ceil(len(powers) / 6)]]
+        ticks = [10.0**power for power in powers[:: math.ceil(len(powers) / 6)]]
         unit += ", logarithmic"
     else:
-        low, high = _apart(0.0 if 0 <= low < 0.4 * high else low, high)
-        marks = _ticks(low, high)
-    begin, end = min(spot.first for spot in spots), max(spot.last for spot in spots)
-    begin, end = _apart(0.0 if 0 <= begin < 0.1 * end else begin, end)
+        low, high = _widen(0.0 if 0 <= low < 0.4 * high else low, high)
+        ticks = _ticks(low, high)
+    begin, end = min(point.first for point in bins), max(point.last for point in bins)
+    begin, end = _widen(0.0 if 0 <= begin < 0.1 * end else begin, end)
 
     def x(value: float) -> float:
         return LEFT + (value - begin) / (end - begin) * (WIDTH - LEFT - RIGHT)
 
     def y(value: float) -> float:
-        share = math.log(value / low, high / low) if decades else (value - low) / (high - low)
-        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+        fraction = math.log(value / low, high / low) if log_scale else (value - low) / (high - low)
+        return HEIGHT - BOTTOM - fraction * (HEIGHT - TOP - BOTTOM)
 
-    inner = [f'<path class="axis" d="M{LEFT} {y(mark):.1f}H{WIDTH - RIGHT}"/>' for mark in marks]
-    inner += [_label(LEFT - 8, y(mark) + 4, "end", _short(mark, key)) for mark in marks]
-    inner += [_label(x(mark), HEIGHT - 6, "middle", _short(mark)) for mark in _ticks(begin, end)]
-    inner.append(_label(LEFT - 14, HEIGHT - 6, "end", across))
+    inner = [f'<path class="axis" d="M{LEFT} {y(tick):.1f}H{WIDTH - RIGHT}"/>' for tick in ticks]
+    inner += [_label(LEFT - 8, y(tick) + 4, "end", _short(tick, key)) for tick in ticks]
+    inner += [_label(x(tick), HEIGHT - 6, "middle", _short(tick)) for tick in _ticks(begin, end)]
+    inner.append(_label(LEFT - 14, HEIGHT - 6, "end", x_name))
     inner += [
-        f'<g class="c{place}{" few" if len(curve.spots) <= 30 else ""}">{"".join(_draw(curve, x, y, key, across))}</g>'
-        for place, curve in enumerate(curves)
+        f'<g class="c{index}{" few" if len(curve.bins) <= 30 else ""}">{"".join(_draw(curve, x, y, key, x_name))}</g>'
+        for index, curve in enumerate(curves)
     ]
     legend = "".join(
-        f'<li class="c{place}">{curve.name} <b>{_show([spot for spot in curve.spots if spot][-1].mean, key)}</b>'
-        for place, curve in enumerate(curves)
+        f'<li class="c{index}">{curve.name} <b>{_show([point for point in curve.bins if point][-1].mean, key)}</b>'
+        for index, curve in enumerate(curves)
     )
     caption = f"<figcaption><h2>{title}</h2><span>{unit.lstrip(', ')}</span><ul>{legend}</ul></figcaption>"
     box = f'<svg role="img" aria-label="{title}" viewBox="0 0 {WIDTH} {HEIGHT}">'
@@ -193,32 +193,32 @@ def _chart(title: str, unit: str, curves: Sequence[Curve], key: str, across: str
 
 
 def _draw(
-    curve: Curve, x: Callable[[float], float], y: Callable[[float], float], key: str, across: str
+    curve: Curve, x: Callable[[float], float], y: Callable[[float], float], key: str, x_name: str
 ) -> Iterator[str]:
-    """A line through the means, a pale band from the least to the greatest, and a dot with a title for each spot."""
-    stretches: list[list[tuple[str, Spot]]] = [[]]
-    for spot in curve.spots:
-        if spot is None:
-            stretches.append([])
+    """A line through the means, a band from minimum to maximum, and a dot with a title for each bin."""
+    segments: list[list[tuple[str, Bin]]] = [[]]
+    for point in curve.bins:
+        if point is None:
+            segments.append([])
         else:
-            stretches[-1].append((f"{x((spot.first + spot.last) / 2):.1f}", spot))
-    for stretch in filter(None, stretches):
-        if any(spot.low < spot.high for _, spot in stretch):
-            edge = [f"{at} {y(spot.low):.1f}" for at, spot in stretch]
-            edge += [f"{at} {y(spot.high):.1f}" for at, spot in reversed(stretch)]
+            segments[-1].append((f"{x((point.first + point.last) / 2):.1f}", point))
+    for segment in filter(None, segments):
+        if any(point.low < point.high for _, point in segment):
+            edge = [f"{at} {y(point.low):.1f}" for at, point in segment]
+            edge += [f"{at} {y(point.high):.1f}" for at, point in reversed(segment)]
             yield f'<path class="band" d="M{"L".join(edge)}Z"/>'
-        line = "L".join(f"{at} {y(spot.mean):.1f}" for at, spot in stretch)
-        yield f'<path class="line" d="M{line}h0"/>'  # h0: a stretch of one spot is a dot
-    for at, spot in (pair for stretch in stretches for pair in stretch):
-        told = f"{curve.name}, {across} {spot.first:,.0f}: {_show(spot.mean, key)}"
-        if spot.first != spot.last:
-            told = f"{curve.name}, {across}s {spot.first:,.0f} to {spot.last:,.0f}: mean {_show(spot.mean, key)}"
-            told += f", from {_show(spot.low, key)} to {_show(spot.high, key)}"
-        yield f'<circle cx="{at}" cy="{y(spot.mean):.1f}" r="2.5"><title>{told}</title></circle>'
+        line = "L".join(f"{at} {y(point.mean):.1f}" for at, point in segment)
+        yield f'<path class="line" d="M{line}h0"/>'  # h0: a segment of one bin is a dot
+    for at, point in (pair for segment in segments for pair in segment):
+        title = f"{curve.name}, {x_name} {point.first:,.0f}: {_show(point.mean, key)}"
+        if point.first != point.last:
+            title = f"{curve.name}, {x_name}s {point.first:,.0f} to {point.last:,.0f}: mean {_show(point.mean, key)}"
+            title += f", min {_show(point.low, key)}, max {_show(point.high, key)}"
+        yield f'<circle cx="{at}" cy="{y(point.mean):.1f}" r="2.5"><title>{title}</title></circle>'
 
 
-def _apart(low: float, high: float) -> tuple[float, float]:
-    """The ends of an axis, apart even where all values are the same."""
+def _widen(low: float, high: float) -> tuple[float, float]:
+    """The ends of an axis, widened if all values are the same."""
     if high - low > 1e-9 * max(abs(low), abs(high), 1e-200):
         return low, high
     return low - (abs(low) / 10 or 1), high + (abs(high) / 10 or 1)
@@ -227,55 +227,56 @@ def _apart(low: float, high: float) -> tuple[float, float]:
 def _ticks(low: float, high: float) -> list[float]:
     """Three to six round numbers from low to high."""
     size = 10.0 ** math.floor(math.log10((high - low) / 5))
-    size *= next(times for times in (1, 2, 5, 10) if (high - low) / size / times <= 5.5)
-    return [place * size for place in range(math.ceil(low / size - 1e-9), math.floor(high / size + 1e-9) + 1)]
+    size *= next(factor for factor in (1, 2, 5, 10) if (high - low) / size / factor <= 5.5)
+    return [n * size for n in range(math.ceil(low / size - 1e-9), math.floor(high / size + 1e-9) + 1)]
 
 
 def _samples(validations: Sequence[Line]) -> str:
-    """What the model said at the first, the middle and the last validation, below source and reference."""
-    told = [(line.get("step", 0), line["samples"]) for line in validations if isinstance(line.get("samples"), list)]
+    """Outputs of the first, the middle and the last validation, with source and reference."""
+    logged = [(line.get("step", 0), line["samples"]) for line in validations if isinstance(line.get("samples"), list)]
     outputs: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
-    for place in sorted({0, len(told) // 2, len(told) - 1} if told else ()):
-        for sample in told[place][1]:
+    for index in sorted({0, len(logged) // 2, len(logged) - 1} if logged else ()):
+        step, samples = logged[index]
+        for sample in samples:
             if isinstance(sample, dict):
-                known = (str(sample.get("source", "")), str(sample.get("reference", "")))
-                outputs[known][told[place][0]] = str(sample.get("output", ""))
+                key = (str(sample.get("source", "")), str(sample.get("reference", "")))
+                outputs[key][step] = str(sample.get("output", ""))
     tables: list[str] = []
-    for (source, reference), several in outputs.items():
-        if told[-1][0] in several and len(tables) < TEXTS:
+    for (source, reference), by_step in outputs.items():
+        if logged[-1][0] in by_step and len(tables) < MAX_SAMPLES:
             rows = [("Source", source, ""), ("Reference", reference, "")] if reference else [("Source", source, "")]
-            for step, output in several.items():
-                rows.append((f"Step {step:,}", output, ' class="right"' if output == reference else ""))
-            cells = (f"<tr><th>{name}<td dir=auto{right}>{_cut(text)}" for name, text, right in rows)
+            for step, output in by_step.items():
+                rows.append((f"Step {step:,}", output, ' class="correct"' if output == reference else ""))
+            cells = (f"<tr><th>{name}<td dir=auto{css}>{_cut(text)}" for name, text, css in rows)
             tables.append(f"<table>{''.join(cells)}</table>")
     return "".join(tables)
 
 
-def _confusion(found: Any) -> str:
-    """Truths down, answers across; a cell is darker the more of its row it holds."""
+def _confusion(matrix: Any) -> str:
+    """Confusion matrix: labels down, predictions across, shaded by the fraction of the row."""
     try:
-        labels = [_cut(label, 24) for label in found["labels"][:LABELS]]
-        counts = [[int(count) for count in row[: len(labels)]] for row in found["counts"][: len(labels)]]
+        labels = [_cut(label, 24) for label in matrix["labels"][:MAX_LABELS]]
+        counts = [[int(count) for count in row[: len(labels)]] for row in matrix["counts"][: len(labels)]]
     except (LookupError, TypeError, ValueError, OverflowError):
         return ""
     rows = []
     for label, row in zip(labels, counts, strict=False):
-        shares = [count / (sum(row) or 1) for count in row]
+        fractions = [count / (sum(row) or 1) for count in row]
         cells = (
-            f'<td class="{"full" if share > 0.5 else ""}" style="--share:{100 * share:.0f}%" '
-            f'title="{label} called {other}: {count:,} ({share:.1%})">{count:,}'
-            for other, count, share in zip(labels, row, shares, strict=False)
+            f'<td class="{"full" if fraction > 0.5 else ""}" style="--share:{100 * fraction:.0f}%" '
+            f'title="{label} predicted as {other}: {count:,} ({fraction:.1%})">{count:,}'
+            for other, count, fraction in zip(labels, row, fractions, strict=False)
         )
         rows.append(f"<tr><th>{label}{''.join(cells)}")
     head = "".join(f"<th><span>{label}</span>" for label in labels)
-    cut = f" The first {LABELS} of {len(found['labels'])} labels." if len(found["labels"]) > LABELS else ""
-    return (
-        f'<p>True labels down, answers across.{cut}</p><table class="confusion"><tr><th>{head}{"".join(rows)}</table>'
-    )
+    total = len(matrix["labels"])
+    truncated = f" The first {MAX_LABELS} of {total} labels." if total > MAX_LABELS else ""
+    table = f'<table class="confusion"><tr><th>{head}{"".join(rows)}</table>'
+    return f"<p>True labels down, predictions across.{truncated}</p>{table}"
 
 
 def _notes(lines: Sequence[Line]) -> str:
-    notes = [line for line in lines if line["kind"] == "note"][-NOTES:]
+    notes = [line for line in lines if line["kind"] == "note"][-MAX_NOTES:]
     rows = "".join(f"<tr><th>Step {line.get('step', 0):,}<td>{_cut(line.get('text', ''))}" for line in notes)
     return f"<table>{rows}</table>" if rows else ""
 
@@ -288,9 +289,9 @@ def _fold(title: str, inner: str) -> str:
     return f"<details><summary>{title}</summary>{inner}</details>" if inner else ""
 
 
-def _tile(name: str, value: str, told: Sequence[str], hint: Any = "") -> str:
-    small = "".join(f"<span>{line}</span>" for line in filter(None, told))
-    return f'<div class="tile" title="{_cut(hint)}"><span>{name}</span><b>{value}</b>{small}</div>'
+def _tile(name: str, value: str, details: Sequence[str], hint: Any = "") -> str:
+    spans = "".join(f"<span>{line}</span>" for line in filter(None, details))
+    return f'<div class="tile" title="{_cut(hint)}"><span>{name}</span><b>{value}</b>{spans}</div>'
 
 
 def _label(x: float, y: float, anchor: str, text: str) -> str:
@@ -301,9 +302,9 @@ def _known(points: Points) -> list[float]:
     return [value for _, value in points if value is not None]
 
 
-def _cut(text: Any, most: int = TEXT) -> str:
+def _cut(text: Any, max_chars: int = MAX_CHARS) -> str:
     text = str(text)
-    return escape(text if len(text) <= most else text[: most - 1] + "…")
+    return escape(text if len(text) <= max_chars else text[: max_chars - 1] + "…")
 
 
 def _name(key: str) -> str:
@@ -312,15 +313,15 @@ def _name(key: str) -> str:
 
 
 def _show(value: float, key: str = "") -> str:
-    """A number to read."""
-    if key in SHARES or key.endswith("_accuracy"):
+    """Format a number for text."""
+    if key in PERCENTAGES or key.endswith("_accuracy"):
         return f"{value:.1%}"
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def _short(value: float, key: str = "") -> str:
-    """A number on an axis."""
-    if key in SHARES or key.endswith("_accuracy"):
+    """Format a number for an axis."""
+    if key in PERCENTAGES or key.endswith("_accuracy"):
         return f"{100 * value:.4g}%"
     size, unit = next(
         (pair for pair in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if abs(value) >= 1.0001 * pair[0]), (1, "")
@@ -330,10 +331,8 @@ def _short(value: float, key: str = "") -> str:
 
 def _duration(seconds: float) -> str:
     minutes, hours = round(seconds / 60), round(seconds / 3600)
-    if seconds < 99:
-        return f"{seconds:.3g} s"
     if minutes < 60:
-        return f"{minutes} min"
+        return f"{seconds:.3g} s" if seconds < 99 else f"{minutes} min"
     return f"{minutes // 60} h {minutes % 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
@@ -347,9 +346,9 @@ PAGE = """<!doctype html>
 """
 STYLE = """
 :root { color-scheme: light dark; --ground: #faf9f6; --card: #fff; --ink: #23272e; --soft: #6c727b; --rule: #e8e5df;
-  --c0: #2a6f97; --c1: #c8663a; --c2: #5d8a4a; --right: #3f7d4e }
+  --c0: #2a6f97; --c1: #c8663a; --c2: #5d8a4a; --correct: #3f7d4e }
 @media (prefers-color-scheme: dark) { :root { --ground: #16181b; --card: #1e2125; --ink: #e4e3df; --soft: #999fa8;
-  --rule: #31353b; --c0: #74b6dd; --c1: #eda06e; --c2: #a3cb8c; --right: #8cc79a } }
+  --rule: #31353b; --c0: #74b6dd; --c1: #eda06e; --c2: #a3cb8c; --correct: #8cc79a } }
 * { box-sizing: border-box }
 body { margin: 0 auto; max-width: 1080px; padding: 2.5rem 1.25rem 4rem; background: var(--ground); color: var(--ink);
   font: 15px/1.5 system-ui, sans-serif; font-variant-numeric: tabular-nums }
@@ -384,7 +383,7 @@ table { width: 100%; border-collapse: separate; border-spacing: 0; padding: .5re
 th { width: 7.5rem; padding: .2rem .8rem .2rem 0; color: var(--soft); font-weight: 400; text-align: left;
   vertical-align: top; white-space: nowrap }
 td { overflow-wrap: anywhere; white-space: pre-wrap; padding: .2rem 0 }
-td.right::after { content: " ✓"; color: var(--right) }
+td.correct::after { content: " ✓"; color: var(--correct) }
 .confusion { display: block; overflow-x: auto; width: max-content; max-width: 100% }
 .confusion th { width: auto; vertical-align: middle; text-align: right }
 .confusion tr:first-child th { vertical-align: bottom; text-align: center; padding: 0 0 .4rem }

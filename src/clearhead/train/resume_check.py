@@ -1,4 +1,4 @@
-"""Whether a run that goes on is still the same run: its settings and its vocabulary."""
+"""Whether a resumed run has the same settings and vocabulary."""
 
 import hashlib
 import json
@@ -7,33 +7,33 @@ from typing import Any
 from clearhead.config.recipe import Recipe
 from clearhead.data import Data
 
-# What may differ when a run goes on: how it is done and watched, not what is learned.
-FREE = {
-    "train": {"steps", "validate_every", "save_every", "log_every", "keep", "patience", "scored", "average"}
-    | {"device", "compile", "recompute", "parallel", "accumulation"},
-    "data": {"workers", "cache", "test", "published"},
+# Settings that may differ on resume: they do not change what is learned.
+MAY_CHANGE = {
+    "train": {"steps", "validate_every", "save_every", "log_every", "keep_checkpoints", "patience", "eval_samples"}
+    | {"average_checkpoints", "device", "compile", "activation_checkpointing", "parallel", "grad_accum"},
+    "data": {"workers", "cache_dir", "test", "source_url"},
 }
 
 
 def comparable(recipe: Recipe) -> dict[str, Any]:
-    """What must be the same when a run goes on."""
-    whole = recipe.model_dump(mode="json")
-    for group, names in FREE.items():
-        whole[group] = {key: value for key, value in whole[group].items() if key not in names}
-    return whole
+    """Return the settings that must be the same on resume."""
+    settings = recipe.model_dump(mode="json")
+    for group, names in MAY_CHANGE.items():
+        settings[group] = {key: value for key, value in settings[group].items() if key not in names}
+    return settings
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """The settings that differ, as `train.lr: 0.1 is now 0.2`."""
+    """Return the settings that differ, as `train.lr: 0.1 is now 0.2`."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = dict.fromkeys([*old, *new])
         return [line for key in keys for line in differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))]
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new) and isinstance((*old, 0)[0], dict):
-        return [line for n, both in enumerate(zip(old, new, strict=True)) for line in differences(*both, f"{path}.{n}")]
+        return [line for n, pair in enumerate(zip(old, new, strict=True)) for line in differences(*pair, f"{path}.{n}")]
     return [] if old == new else [f"{path}: {json.dumps(old)} is now {json.dumps(new)}"]
 
 
 def vocabulary(data: Data) -> str:
-    """A digest of the tokenizers and labels: a model means nothing without them."""
-    parts = [each.engine.to_str() for each in data.tokenizers] + list(data.labels)
+    """Return a digest of the tokenizers and labels."""
+    parts = [tokenizer.engine.to_str() for tokenizer in data.tokenizers] + list(data.labels)
     return hashlib.sha256("\x00".join(parts).encode()).hexdigest()

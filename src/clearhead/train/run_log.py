@@ -1,12 +1,12 @@
-"""The log of a run: a line of JSON for every step worth telling, and the same numbers for TensorBoard if it is there.
+"""The log of a run: one JSON object per line, and the same numbers for TensorBoard if it is installed.
 
     {"kind": "start", "recipe": "mini-en-de", "parameters": 4200000, "steps": 2000, …}
-    {"kind": "step", "step": 10, "loss": 6.1, "accuracy": 0.1, "lr": 1e-4, "norm": 1.2, "tokens_per_second": 9000, …}
+    {"kind": "step", "step": 10, "loss": 6.1, "accuracy": 0.1, "lr": 1e-4, "grad_norm": 1.2, …}
     {"kind": "validation", "step": 100, "loss": 5.2, "bleu": 3.1, "signature": {"bleu": "nrefs:1|…"}, "samples": […], …}
-    {"kind": "note", "step": 120, "text": "the gradient was not finite; the step was left out"}
+    {"kind": "note", "step": 120, "text": "the gradient is not finite; this update was skipped"}
     {"kind": "end", "step": 2000, "reason": "finished", …}
 
-`seconds` counts from the start, or from where the run went on. A number that is none (NaN, infinite) is null.
+`seconds` counts from the start or the last resume. NaN and infinite numbers are null.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from clearhead.files import write_text
 
 Kind = Literal["start", "step", "validation", "note", "end"]
 Line = dict[str, Any]
-Points = list[tuple[float, float | None]]  # of (step, value), None where the value is none
+Points = list[tuple[float, float | None]]  # (step, value), None for a value that is not finite
 Series = dict[str, Points]
 NUMBERS = (int, float)
 
 
 class RunLog:
-    """Writes RUN/log.jsonl and RUN/events; neither is there before the first line."""
+    """Writes RUN/log.jsonl and RUN/events; neither is created before the first line."""
 
     def __init__(self, run: Path) -> None:
         self.run = run
         self.path = run / "log.jsonl"
         self._file: IO[str] | None = None
         self._events: Any = None  # a SummaryWriter, or False where TensorBoard is not installed
-        self._from: int | None = None  # events of this step and later ones, from before a rewind, are void
+        self._purge_step: int | None = None  # TensorBoard drops older events from this step on
 
     def write(self, kind: Kind, step: int | None = None, **values: Any) -> None:
-        """Add a line and hand it to the system at once, so that a run that is killed has told all it knew."""
+        """Append a line and flush it, so that a killed run loses none."""
         text = _text({"kind": kind} | ({} if step is None else {"step": step}) | values)
         try:
             if self._file is None:
@@ -49,27 +49,29 @@ class RunLog:
             self._file.write(text)
             self._file.flush()
         except OSError as error:
-            raise UserError(f"{self.path} cannot be written ({error.strerror}); make room, then resume") from None
+            raise UserError(f"{self.path} cannot be written ({error.strerror}); free some space, then resume") from None
         if step is not None and kind in ("step", "validation"):
             self._mirror("training" if kind == "step" else kind, step, values)
 
-    def rewind(self, step: int, owed: bool = False) -> None:
-        """Forget what was written after a step, and how the run ended, because it goes on from there; if the step's
-        validation is still `owed`, that as well: it may have been made up for by a life that saved nothing after it."""
+    def rewind(self, step: int, validation_pending: bool = False) -> None:
+        """Remove the lines after a step, and the end, because the run resumes from there.
+
+        With `validation_pending`, also remove the validation of that step: it is repeated.
+        """
         self.close()
-        self._from = step + 1
+        self._purge_step = step + 1
         if not self.path.exists():
             return
         lines = read_log(self.path)
-        later = (place for place, line in enumerate(lines) if line.get("step", 0) > step or "average" in line)
+        later = (index for index, line in enumerate(lines) if line.get("step", 0) > step or "average" in line)
         kept = [line for line in lines[: next(later, len(lines))] if line["kind"] != "end"]
-        if owed:
+        if validation_pending:
             kept = [line for line in kept if line["kind"] != "validation" or line["step"] < step]
-        kept = [line for line in kept if line["kind"] != "start" or line.get("step", 0) < step]  # it starts there again
+        kept = [line for line in kept if line["kind"] != "start" or line.get("step", 0) < step]  # logged again
         write_text(self.path, "".join(map(_text, kept)))
 
     def close(self) -> None:
-        """Close the files; a later line opens them again."""
+        """Close the files; the next line opens them again."""
         if self._file is not None:
             self._file.close()
         if self._events:
@@ -87,7 +89,7 @@ class RunLog:
     def _open(self) -> IO[str]:
         self.run.mkdir(parents=True, exist_ok=True)
         if self.path.exists() and self.path.read_bytes()[-1:] not in (b"\n", b""):
-            write_text(self.path, "".join(map(_text, read_log(self.path))))  # else the next line would join a cut one
+            write_text(self.path, "".join(map(_text, read_log(self.path))))  # drop a truncated last line
         return self.path.open("a", encoding="utf-8", newline="")
 
     def _mirror(self, group: str, step: int, values: Line) -> None:
@@ -97,7 +99,7 @@ class RunLog:
             except ImportError:
                 self._events = False
             else:
-                self._events = SummaryWriter(str(self.run / "events"), purge_step=self._from)
+                self._events = SummaryWriter(str(self.run / "events"), purge_step=self._purge_step)
         if not self._events:
             return
         for name, value in values.items():
@@ -108,51 +110,51 @@ class RunLog:
 
 
 def read_log(path: Path) -> list[Line]:
-    """The lines of a log. A last line that was cut off is left out; other damage is an error."""
+    """Return the lines of a log. A truncated last line is left out; other damage is an error."""
     try:
         rows = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); give the folder of a run") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}); give a run folder") from None
     lines: list[Line] = []
-    for place, row in enumerate(rows, start=1):
+    for line_number, row in enumerate(rows, start=1):
         try:
             line = json.loads(row.decode())
             if not isinstance(line["kind"], str) or not isinstance(line.get("step", 0), int):
                 raise ValueError
         except (ValueError, LookupError, TypeError, RecursionError):
-            if place == len(rows):  # empty, behind the last end of line, or cut off
+            if line_number == len(rows):  # empty after the last newline, or truncated
                 break
-            raise UserError(f"{path}, line {place}: damaged, no line of a log; remove the line") from None
+            raise UserError(f"{path}, line {line_number}: damaged, not a log line; remove the line") from None
         lines.append(line)
     return lines
 
 
 def number(value: Any) -> float | None:
-    """A value that can be drawn, or None for one that is missing, not a number or not finite."""
+    """Return a value as a float, or None if it is missing, not a number or not finite."""
     if isinstance(value, NUMBERS) and not isinstance(value, bool) and abs(value) < 1e300:
         return float(value)
     return None
 
 
 def series(lines: Iterable[Line], kind: Kind) -> Series:
-    """Every number in the lines of a kind, by name."""
-    found: Series = defaultdict(list)
+    """Return every number in the lines of a kind, by name."""
+    points: Series = defaultdict(list)
     for line in lines:
         if line["kind"] == kind and (step := number(line.get("step"))) is not None:
             for name, value in line.items():
                 if name != "step" and (value is None or isinstance(value, NUMBERS)):
-                    found[name].append((step, number(value)))
-    return found
+                    points[name].append((step, number(value)))
+    return points
 
 
 def elapsed(lines: Iterable[Line]) -> float:
-    """The seconds that a run took in all, its clock having begun anew wherever it went on."""
+    """Return the total seconds of a run, whose clock restarts at every resume."""
     times = [seconds for line in lines if (seconds := number(line.get("seconds"))) is not None]
     return sum(before for before, after in pairwise(times) if after < before) + (times[-1] if times else 0.0)
 
 
 def _text(line: Line) -> str:
-    # A lone surrogate is the one thing that UTF-8 cannot hold; \udc80 is what JSON writes for it.
+    # UTF-8 cannot encode a lone surrogate; backslashreplace writes it as JSON does, \udc80.
     text = json.dumps(_plain(line), ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "backslashreplace").decode() + "\n"
 

@@ -1,7 +1,7 @@
-"""Scheduled sampling (Bengio et al. 2015): more and more often, the decoder reads what it would have written itself.
+"""Scheduled sampling (Bengio et al. 2015): the decoder is increasingly fed its own predictions during training.
 
-Two passes (Mihaylova & Martins 2019): the first predicts every word from the true ones, without gradient; the second,
-which learns, reads a mixture of both.   B rows · S source tokens · T target tokens
+Two passes (Mihaylova & Martins 2019): the first predicts every token with teacher forcing, without gradient; the second
+trains on a mixture of targets and predictions.   B batch · S source tokens · T target tokens
 """
 
 import math
@@ -16,21 +16,23 @@ from clearhead.train.losses import argmax_tokens
 Decay = Literal["linear", "exponential", "inverse-sigmoid"]
 
 
-def probability(decay: Decay, step: int, pace: float, floor: float = 0.0) -> float:
-    """How likely an input is replaced at a step: 1 minus the share of true words, which decays to `floor`.
+def sampling_prob(decay: Decay, step: int, decay_steps: float, min_prob: float = 0.0) -> float:
+    """Return the probability of replacing an input at a step: 1 minus the teacher forcing ratio.
 
-    linear            1 − step / pace
-    exponential       e^(−step / pace), the article's k^step with k = e^(−1/pace)
-    inverse-sigmoid   pace / (pace + e^(step / pace))
+    The teacher forcing ratio decays to `min_prob`; with k = decay_steps:
+
+    linear            1 − step / k
+    exponential       e^(−step / k), the article's c^step with c = e^(−1/k)
+    inverse-sigmoid   k / (k + e^(step / k))
     """
     match decay:
         case "linear":
-            true = 1 - step / pace
+            teacher_forcing = 1 - step / decay_steps
         case "exponential":
-            true = math.exp(-step / pace)
-        case "inverse-sigmoid":
-            true = 1 / (1 + math.exp(min(step / pace - math.log(pace), 700)))  # a float ends at e^709
-    return 1 - max(true, floor)
+            teacher_forcing = math.exp(-step / decay_steps)
+        case "inverse-sigmoid":  # exp overflows a float above 709
+            teacher_forcing = 1 / (1 + math.exp(min(step / decay_steps - math.log(decay_steps), 700)))
+    return 1 - max(teacher_forcing, min_prob)
 
 
 def scheduled_inputs(
@@ -39,23 +41,23 @@ def scheduled_inputs(
     target: Tensor,
     source_lengths: Tensor | None,
     target_lengths: Tensor | None,
-    probability: float,
+    prob: float,
     generator: torch.Generator,
     *,
     source_documents: Documents | None = None,
     target_documents: Documents | None = None,
 ) -> Tensor:
-    """The decoder's inputs (B, T) with some replaced by what the network predicted from those before.
+    """Return the decoder inputs (B, T), each token replaced with probability `prob` by the network's prediction.
 
-    The network is taken as it is, with dropout when it trains. Neither what begins a row or document nor padding is
-    ever replaced. `generator` alone decides which are; on the GPU's own generator nothing waits.
+    The network keeps its mode: dropout is active in training. The first token of a row or document and padding are
+    never replaced. Which tokens are replaced depends on `generator` only.
     """
     with torch.no_grad():
         encoder_output = network.encode(source, source_lengths, documents=source_documents)
         hidden = network.decode(target, encoder_output, target_lengths, documents=target_documents)
         assert network.heads.lm_head is not None
-        predicted = argmax_tokens(hidden, network.heads.lm_head).roll(1, dims=1)  # at t, the prediction made at t − 1
-    drawn = torch.rand(target.shape, generator=generator, device=generator.device) < probability
+        predicted = argmax_tokens(hidden, network.heads.lm_head).roll(1, dims=1)  # predicted[t] was made at t − 1
+    drawn = torch.rand(target.shape, generator=generator, device=generator.device) < prob
     positions = torch.arange(target.shape[1], device=target.device)
     replaced = drawn.to(target.device) & ((positions if target_documents is None else target_documents.positions) > 0)
     if target_lengths is not None:

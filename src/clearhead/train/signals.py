@@ -1,4 +1,4 @@
-"""Stopping when asked: SIGTERM and Ctrl-C let the step finish, save and leave; a second later, they end it at once."""
+"""Graceful stop: SIGTERM and Ctrl-C finish the step, save and exit; a second signal exits at once."""
 
 import signal
 import threading
@@ -6,34 +6,34 @@ import time
 from types import FrameType
 from typing import Any, Self
 
-ONE = 1.0  # seconds within which several signals are one: `timeout` and schedulers send it to a process and its group
+DEBOUNCE = 1.0  # seconds in which repeated signals count as one: `timeout` signals a process and its group
 
 
-class Stopper:
-    """True once somebody asked to stop; the loop looks between steps."""
+class StopSignal:
+    """True once a stop was requested; the training loop checks it between steps."""
 
     def __init__(self) -> None:
-        self.signal, self.asked = 0, 0.0
-        self.patient = False  # before training there is nothing to finish: stop at once
-        self._before: dict[int, Any] = {}
+        self.signal, self.requested_at = 0, 0.0
+        self.finish_step = False  # False during setup, where there is nothing to save: exit at once
+        self._previous_handlers: dict[int, Any] = {}
 
     def __bool__(self) -> bool:
         return self.signal != 0
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python lets nobody listen
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers in the main thread only
             for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._asked)
+                self._previous_handlers[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
-    def _asked(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        again = self.signal != 0 and now - self.asked > ONE
+        second = self.signal != 0 and now - self.requested_at > DEBOUNCE
         if not self.signal:
-            self.signal, self.asked = number, now
-        if again or not self.patient:
+            self.signal, self.requested_at = number, now
+        if second or not self.finish_step:
             raise KeyboardInterrupt

@@ -1,15 +1,16 @@
-"""How good the model is now: losses on held-out data, BLEU and chrF of what it writes, scores of what it says."""
+"""Validation: losses on held-out data, BLEU and chrF of decoded samples, metrics of labeled tasks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
 from contextlib import nullcontext
 from typing import Any, TypedDict
 
 import numpy as np
 import torch
 
+from clearhead.checkpoint import gather_weights, with_weights
 from clearhead.config.data import DataConfig
 from clearhead.config.generation import GenerationConfig
 from clearhead.config.train import TrainConfig
@@ -22,163 +23,200 @@ from clearhead.inference.model_runner import pad
 from clearhead.model import Decoder, EncoderDecoder, Network
 from clearhead.predict import Model
 from clearhead.text import Tokenizer
+from clearhead.train.checkpointing import save_model_folder
 from clearhead.train.distributed import DistContext, autocast, uncompiled
+from clearhead.train.events import write_event
 from clearhead.train.exposure_bias import exposure_bias
 from clearhead.train.objective import Objective
-from clearhead.train.updater import Progress
+from clearhead.train.signals import StopSignal
+from clearhead.train.state import Event, RunState
+from clearhead.train.updater import Metrics
 
-EXPOSED = 100  # validation samples whose exposure bias is measured
-HIGHER = (
-    "bleu",
-    "chrf",
-    "accuracy",
-    "exact",
-    "f1",
-    "matthews",
-    "pearson",
-    "spearman",
-)  # metrics of which more is better
+EXPOSURE_SAMPLES = 100  # validation samples whose exposure bias is measured
+HIGHER_IS_BETTER = ("bleu", "chrf", "accuracy", "exact", "f1", "matthews", "pearson", "spearman")
 
 
 class Sample(TypedDict, total=False):
-    """Something to read: what went in, what was expected, what came out."""
+    """One decoded validation sample."""
 
     source: str
     reference: str
     output: str
 
 
+def validate(run: RunState, stop: StopSignal | None = None) -> None:
+    """Evaluate on the validation data, and save the model as `best` if the metric improved."""
+    if run.data.valid is None:
+        return
+    start, dtype = time.perf_counter(), run.updater.dtype
+    results: Event = dict(evaluate_losses(run.objective, run.data.valid, run.recipe.data, run.dist, dtype, stop))
+    run.validation_pending = not results
+    if run.validation_pending:
+        return  # a stop was requested
+    samples: list[Sample] = []
+    network = _unsharded_network(run)
+    if network is not None:
+        scores, samples = evaluate_outputs(network, run.data, run.settings, run.dist, dtype)
+        results |= scores
+    run.log_time += time.perf_counter() - start
+    seconds = time.perf_counter() - run.start_time
+    run.validation = {"kind": "validation", "step": run.step, **results, "samples": samples, "seconds": seconds}
+    write_event(run, run.validation)
+    metric = run.settings.metric
+    value = results[metric] if run.dist.is_main else 0.0  # only the main process has decoded
+    value = float(run.dist.sum(torch.tensor([value], dtype=torch.float64))[0])
+    if better(metric, value, run.best):
+        run.best, run.validations_since_best = value, 0
+        save_model_folder(run, "best")
+    else:
+        run.validations_since_best += 1
+
+
 def better(metric: str, new: float, old: float | None) -> bool:
-    """Whether a score beats the best so far; the same is not better, and what is no number never is."""
-    return math.isfinite(new) and (old is None or (new > old if metric in HIGHER else new < old))
+    """Whether a metric improved on the best so far; equal or not finite is no improvement."""
+    return math.isfinite(new) and (old is None or (new > old if metric in HIGHER_IS_BETTER else new < old))
 
 
-def losses(
+def _unsharded_network(run: RunState) -> Network | None:
+    """On the main process, a network that decodes by itself: with FSDP, the gathered weights."""
+    if run.dist.world_size == 1 or run.settings.parallel == "ddp":
+        return run.network if run.dist.is_main else None
+    weights = gather_weights(run.network)
+    return with_weights(run.network.config, weights).to(run.dist.device) if run.dist.is_main else None
+
+
+def evaluate_losses(
     objective: Objective,
     dataset: Dataset,
     data: DataConfig,
-    place: DistContext,
+    dist: DistContext,
     dtype: torch.dtype,
-    stopped: Callable[[], bool] = lambda: False,
+    stop: StopSignal | None = None,
 ) -> dict[str, float]:
-    """Mean losses over a data set, without dropout and smoothing; perplexity is of the words."""
+    """Return mean losses without dropout and label smoothing, and token perplexity; empty if a stop was requested."""
     loader = Loader(
         dataset,
         tokens=data.batch_tokens,
         shuffle=False,
         pool=data.bucket_size,
-        rank=place.rank,
-        processes=place.world_size,
+        rank=dist.rank,
+        processes=dist.world_size,
         workers=min(data.workers, 1),
     )
-    progress = Progress()
-    trains = objective.training
+    metrics = Metrics()
+    was_training = objective.training
     objective.eval()
     try:
         with torch.no_grad(), uncompiled(objective.network):
-            for step in loader:
-                for batch in step.batches:
-                    with autocast(place.device, dtype):
-                        progress.add(objective(batch.to(place.device)))
-                if place.any(stopped()):
+            for global_batch in loader:
+                for batch in global_batch.batches:
+                    with autocast(dist.device, dtype):
+                        metrics.add(objective(batch.to(dist.device)))
+                if dist.any(bool(stop)):
                     return {}
     finally:
-        objective.train(trains)
-    means = progress.means(place)
-    if "words" in progress.sums:
+        objective.train(was_training)
+    means = metrics.means(dist)
+    if "lm" in metrics.sums:
         means["perplexity"] = math.exp(min(means["loss"], 700))
     return means
 
 
-def scores(
-    network: Network, data: Data, settings: TrainConfig, place: DistContext, dtype: torch.dtype
+def evaluate_outputs(
+    network: Network, data: Data, settings: TrainConfig, dist: DistContext, dtype: torch.dtype
 ) -> tuple[dict[str, Any], list[Sample]]:
-    """What the model writes for some validation samples: scores with their signature, and a few samples to read."""
+    """Return the metrics of the model's outputs on validation data, and a few samples to read."""
     labeled = data.task.config.task in LABELED
     if data.valid is None or not (settings.eval_samples or labeled):
         return {}, []
-    trains = network.training
+    was_training = network.training
     network.eval()
-    # On a CPU, texts are read by weights that are packed in a dtype of their own.
-    halves = nullcontext() if labeled and place.device.type == "cpu" else autocast(place.device, dtype)
+    # On a CPU, labeled tasks run on packed weights with a dtype of their own.
+    precision = nullcontext() if labeled and dist.device.type == "cpu" else autocast(dist.device, dtype)
     try:
-        with torch.no_grad(), halves, uncompiled(network):
+        with torch.no_grad(), precision, uncompiled(network):
             if isinstance(network, EncoderDecoder) and isinstance(data.task, Translation):
-                return _translations(network, data, settings.eval_samples)
+                return _evaluate_translations(network, data, settings.eval_samples)
             if isinstance(network, Decoder) and isinstance(data.task, LanguageModel):
-                return {}, _continuations(network, data)
+                return {}, _sample_continuations(network, data)
             if labeled:
-                return _labeled(network, data)
+                return _evaluate_labeled(network, data)
     finally:
-        network.train(trains)
+        network.train(was_training)
     return {}, []
 
 
-def _labeled(network: Network, data: Data) -> tuple[dict[str, Any], list[Sample]]:
-    """The scores that `clearhead evaluate` gives, over all validation data."""
+def _evaluate_labeled(network: Network, data: Data) -> tuple[dict[str, Any], list[Sample]]:
+    """The metrics of `clearhead evaluate` over all validation data."""
     config = data.task.config
     extra = {"task": config.task, "labels": list(data.labels), "data": config.model_dump(mode="json")}
     model = Model(network, data.tokenizers, extra, "the model")
-    found = score_labeled(model, config, own_records(model, config, config.valid))
-    table = {} if found.confusion is None else {"confusion": found.confusion}
-    return found.numbers | table, [Sample(**each) for each in found.samples]  # type: ignore[typeddict-item]
+    result = score_labeled(model, config, own_records(model, config, config.valid))
+    confusion = {} if result.confusion is None else {"confusion": result.confusion}
+    return result.numbers | confusion, [Sample(**sample) for sample in result.samples]  # type: ignore[typeddict-item]
 
 
-def _translations(network: EncoderDecoder, data: Data, most: int) -> tuple[dict[str, Any], list[Sample]]:
+def _evaluate_translations(network: EncoderDecoder, data: Data, count: int) -> tuple[dict[str, Any], list[Sample]]:
+    """BLEU, chrF and exact match of `count` translations, and exposure bias."""
     assert data.valid is not None
     source, target = data.tokenizers[0], data.tokenizers[-1]
     size = data.valid.size(0)
-    chosen = np.linspace(0, size - 1, min(most, size)).astype(np.int64)
     pairs: list[tuple[list[int], list[int]]] = []
-    for sample in chosen:
-        batch = data.valid.batch(np.array([sample]), 0, 0)
+    for index in np.linspace(0, size - 1, min(count, size)).astype(np.int64):
+        batch = data.valid.batch(np.array([index]), 0, 0)
         pairs.append((batch["source"][0].tolist(), batch["labels"][0].tolist()))
     max_length = max(len(reference) for _, reference in pairs)
     limit = min(2 * max_length + 10, network.config.max_positions - 1)
-    found = translate(
+    hypotheses = translate(
         network,
         [ids for ids, _ in pairs],
         GenerationConfig(max_new_tokens=limit),
         begin=target.id("begin"),
         end=target.id("end"),
     )
-    outputs = target.decode_batch([answers[0].ids for answers in found])
+    outputs = target.decode_batch([best[0].ids for best in hypotheses])
     references = target.decode_batch([reference for _, reference in pairs])
     sources = source.decode_batch([ids for ids, _ in pairs])
-    scored = {"bleu": bleu(outputs, references), "chrf": chrf(outputs, references)}
-    numbers: dict[str, Any] = {name: score.value for name, score in scored.items()}
-    numbers["exact"] = sum(a == b for a, b in zip(outputs, references, strict=True)) / len(outputs)
-    numbers["signature"] = {name: score.signature for name, score in scored.items()}
-    numbers |= _exposure(network, pairs[:EXPOSED], target)
+    scores = {"bleu": bleu(outputs, references), "chrf": chrf(outputs, references)}
+    results: dict[str, Any] = {name: score.value for name, score in scores.items()}
+    results["exact"] = sum(a == b for a, b in zip(outputs, references, strict=True)) / len(outputs)
+    results["signature"] = {name: score.signature for name, score in scores.items()}
+    results |= _evaluate_exposure(network, pairs[:EXPOSURE_SAMPLES], target)
     shown = list(zip(sources, references, outputs, strict=True))[:: max(1, len(outputs) // 5)][:5]
-    return numbers, [Sample(source=s, reference=r, output=o) for s, r, o in shown]
+    return results, [Sample(source=s, reference=r, output=o) for s, r, o in shown]
 
 
-def _exposure(network: EncoderDecoder, pairs: list[tuple[list[int], list[int]]], target: Tokenizer) -> dict[str, Any]:
-    """Exposure bias: accuracy after true words and after the model's own, by place in the target, and their gap."""
+def _evaluate_exposure(
+    network: EncoderDecoder, pairs: list[tuple[list[int], list[int]]], target: Tokenizer
+) -> dict[str, Any]:
+    """Exposure bias, and accuracy by position with teacher forcing and free-running."""
     sources, targets = [ids for ids, _ in pairs], [[target.id("begin"), *reference] for _, reference in pairs]
     device = network.decoder.embedding.tokens.weight.device
-    sizes = [torch.tensor([len(row) for row in rows], device=device) for rows in (sources, targets)]
+    lengths = [torch.tensor([len(row) for row in rows], device=device) for rows in (sources, targets)]
     padded = [pad(rows, device)[0] for rows in (sources, targets)]
-    found = exposure_bias(network, padded[0], sizes[0], padded[1], sizes[1], target.id("end"))
-    count = found.count.clamp(min=1)
-    by_place = {"forced": (found.forced / count).tolist(), "free": (found.free / count).tolist()}
-    return {"exposure_bias": float(found.mean), "exposure": by_place}
+    bias = exposure_bias(network, padded[0], lengths[0], padded[1], lengths[1], target.id("end"))
+    count = bias.count.clamp(min=1)
+    by_position = {
+        "teacher_forced": (bias.teacher_forced / count).tolist(),
+        "free_running": (bias.free_running / count).tolist(),
+    }
+    return {"exposure_bias": float(bias.mean), "exposure": by_position}
 
 
-def _continuations(network: Decoder, data: Data) -> list[Sample]:
-    """How the model goes on from the beginnings of a few validation windows."""
+def _sample_continuations(network: Decoder, data: Data) -> list[Sample]:
+    """Sampled continuations of a few validation prompts."""
     assert data.valid is not None
     tokenizer = data.tokenizers[0]
     size = data.valid.size(0)
     prompts = []
-    for sample in np.linspace(0, size - 1, min(3, size)).astype(np.int64):
-        ids = data.valid.batch(np.array([sample]), 0, 0)["ids"][0].tolist()
+    for index in np.linspace(0, size - 1, min(3, size)).astype(np.int64):
+        ids = data.valid.batch(np.array([index]), 0, 0)["ids"][0].tolist()
         prompts.append(ids[: max(1, min(32, len(ids) // 2))])
     room = max(1, min(100, network.config.max_positions - max(map(len, prompts)) - 1))
-    end = [tokenizer.roles["end"]] if "end" in tokenizer.roles else []  # without one, it goes on to the limit
-    found = generate(network, prompts, GenerationConfig(max_new_tokens=room, temperature=0.8, top_p=0.95), end=end)
+    eos_ids = [tokenizer.roles["end"]] if "end" in tokenizer.roles else []
+    settings = GenerationConfig(max_new_tokens=room, temperature=0.8, top_p=0.95)
+    continuations = generate(network, prompts, settings, end=eos_ids)
     return [
-        Sample(source=tokenizer.decode(prompt), output=tokenizer.decode(answers[0].ids))
-        for prompt, answers in zip(prompts, found, strict=True)
+        Sample(source=tokenizer.decode(prompt), output=tokenizer.decode(best[0].ids))
+        for prompt, best in zip(prompts, continuations, strict=True)
     ]

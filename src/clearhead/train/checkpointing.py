@@ -1,0 +1,130 @@
+"""Checkpoints of a run: save, resume, average, and model folders."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from clearhead.checkpoint import (
+    average,
+    discard_state,
+    gather,
+    gather_weights,
+    load_weights,
+    newest_state,
+    save_model,
+    save_state,
+    scatter,
+    with_weights,
+)
+from clearhead.data import Position
+from clearhead.errors import UserError
+from clearhead.train.events import write_event
+from clearhead.train.finite import check_finite
+from clearhead.train.resume_check import comparable, differences, vocabulary
+from clearhead.train.run_folder import lock_folder, open_folder
+from clearhead.train.run_info import model_card_of_run
+from clearhead.train.run_log import number, read_log
+from clearhead.train.state import RunState
+
+FINISHED = "finished"  # the end reason of a run that did all its steps
+
+
+def save_checkpoint(run: RunState) -> None:
+    """Save everything that the rest of the run depends on."""
+    check_finite(run)
+    weights, optimizer_state = gather(run.network, run.updater.optimizer)
+    scaler, metrics = run.updater.scaler, run.metrics.totals(run.dist)
+    if run.dist.is_main:
+        numbers = {
+            "position": list(run.position),
+            "metrics": {name: list(map(number, sums)) for name, sums in metrics.items()},
+            "best": run.best,
+            "validations_since_best": run.validations_since_best,
+            "validation_pending": run.validation_pending,
+            "grad_accum_factor": run.grad_accum // run.settings.grad_accum,
+            "scaler": [scaler.scale, scaler.steps] if scaler else None,
+            "recipe": comparable(run.recipe),
+            "vocabulary": vocabulary(run.data),
+            "extra_checkpoint": run.extra_checkpoint,
+        }
+        extra = run.out / "checkpoints" / (run.extra_checkpoint or "none")
+        # Keep as many regular checkpoints as a run that was never stopped.
+        keep = run.settings.keep_checkpoints + extra.exists() + (not run.due(run.settings.save_every))
+        save_state(run.out, run.step, weights, optimizer_state, numbers, keep)
+        if extra.exists():
+            discard_state(extra)
+    run.dist.barrier()
+    run.saved_step = run.step
+
+
+def save_model_folder(run: RunState, name: str) -> None:
+    """Save the network as a model folder in the run folder."""
+    weights = gather_weights(run.network)
+    if not run.dist.is_main:
+        return
+    network = with_weights(run.network.config, weights)
+    config = run.recipe.data
+    settings = config.model_dump(mode="json")
+    extra = {"task": config.task, "labels": list(run.data.labels), "step": run.step, "data": settings}
+    validation = run.validation if run.validation.get("step") == run.step else {}
+    card = model_card_of_run(run.out.name, run.recipe, run.step, validation)
+    save_model(run.out / name, network, run.data.tokenizers, extra, card)
+
+
+def resume_run(run: RunState) -> None:
+    """Continue from the newest intact checkpoint, if there is one; refuse if the recipe or vocabulary changed."""
+    if not (run.out / "checkpoints").is_dir():
+        return
+    lock_folder(run)
+    run.dist.barrier()
+    state, damaged = newest_state(run.out)
+    for line in damaged:
+        run.say(f"{line}; trying the previous checkpoint")
+    if state is None:
+        if damaged:
+            raise UserError(f"{run.out}: no checkpoint is intact; start again in another folder")
+        return
+    saved, total = state.numbers, run.settings.steps
+    if changed := differences(saved["recipe"], comparable(run.recipe)):
+        raise UserError(
+            f"{run.out}: this run was started with other settings ({'; '.join(changed)}); use the same, or start "
+            "another run"
+        )
+    if saved["vocabulary"] != vocabulary(run.data):
+        raise UserError(f"{run.out}: the vocabulary is not the one this run started with; restore the data")
+    if state.step > total or (state.step == total and _finished(run)):
+        raise UserError(f"train.steps: {total} is the total, and {run.out} is at {state.step}; raise it")
+    scatter(run.network, run.updater.optimizer, state.weights(), state.optimizer())
+    run.step = run.saved_step = state.step
+    run.position = Position(*saved["position"])
+    run.best, run.validations_since_best = saved["best"], saved["validations_since_best"]
+    run.validation_pending = saved["validation_pending"]
+    run.extra_checkpoint = saved["extra_checkpoint"] if run.due(run.settings.save_every) else state.folder.name
+    run.grad_accum = run.settings.grad_accum * saved["grad_accum_factor"]
+    if run.dist.is_main:
+        for name, sums in saved["metrics"].items():
+            values = [math.nan if value is None else value for value in sums]
+            run.metrics.sums[name] = torch.tensor(values, dtype=torch.float64, device=run.dist.device)
+    if run.updater.scaler is not None and saved["scaler"]:
+        run.updater.scaler.scale, run.updater.scaler.steps = saved["scaler"]
+    run.say(f"resuming from step {state.step} of {total}")
+    open_folder(run, after=run.step)
+
+
+def _finished(run: RunState) -> bool:
+    """Whether the run in the folder did all its steps and saved its last model."""
+    path = run.out / "log.jsonl"
+    lines = read_log(path) if path.exists() else []
+    return bool(lines) and lines[-1].get("reason") == FINISHED
+
+
+def average_checkpoints(run: RunState) -> None:
+    """Load the mean of the newest checkpoints into the network."""
+    folders = sorted((run.out / "checkpoints").glob("step-*"))
+    # A later checkpoint was damaged when the run resumed from an earlier one.
+    paths = [path for path in folders if path.name <= f"step-{run.step:08}"][-run.settings.average_checkpoints :]
+    load_weights(run.network, average(paths))
+    text = f"the last model is the mean of {len(paths)} checkpoints"
+    write_event(run, {"kind": "note", "step": run.step, "text": text, "average": len(paths)})
