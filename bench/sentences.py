@@ -77,7 +77,7 @@ def engine(name: str, model: str, sources: list[str], beam: int, threads: int, f
     library, dtype = name.split()
     ours = load(model, device="cpu", dtype=dtype)
     if library == "clearhead":
-        return lambda: ours.translate(sources, beam=beam)
+        return lambda: [each.text for each in ours.translate(sources, beam=beam)]
     # One thread per batch, as ours does by default: faster than all threads on one batch.
     translator = ctranslate2.Translator(folder, compute_type=dtype, inter_threads=threads, intra_threads=1)
     source, target = ours.tokenizers[0], ours.tokenizers[-1]

@@ -7,6 +7,8 @@ import argparse
 import re
 from pathlib import Path
 
+from torch import Tensor
+
 from clearhead.checkpoint import disk
 from clearhead.checkpoint.model_folder import (
     CARD,
@@ -27,7 +29,7 @@ def migrate(folder: Path) -> None:
     """Rename settings and tensors; int8 tensors and their scales keep their values."""
     names = disk.verify(folder)
     config, tokenizers, extra = read_settings(folder, names)
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for file in weight_files(folder, names):
         tensors |= {name: tensor.clone() for name, tensor in read_tensors(folder / file).items()}
     if format_version(folder) == 1:

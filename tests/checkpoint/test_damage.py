@@ -74,7 +74,7 @@ def test_a_flipped_bit_in_every_thousandth_byte_is_detected(model: Path, run: Pa
 
 @given(data=st.data())
 @settings(max_examples=150)
-def test_any_damage_to_a_model_folderis_detected(model: Path, data: st.DataObject) -> None:
+def test_any_damage_to_a_model_folder_is_detected(model: Path, data: st.DataObject) -> None:
     check_random_damage(data, model, assert_model_is_refused, model)
 
 

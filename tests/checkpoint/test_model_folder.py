@@ -169,7 +169,7 @@ def change_weights(model: Path, change: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda t: t.pop("decoder.norm.weight"), "decoder.norm.weight is missing; these weights are of another model"),
         (lambda t: t.clear(), "and 32 more are missing"),
@@ -202,7 +202,7 @@ def test_other_folders_and_files_are_refused(tmp_path: Path, model: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "says"),
+    ("key", "value", "message"),
     [
         ("model", {"family": "decoder", "dimm": 8}, r"config\.json: model: dimm: unknown setting; did you mean dim"),
         ("model", None, r"config\.json: model: expected settings"),

@@ -55,10 +55,12 @@ DATA = {
     "bucket_size": 64,
     "cache_dir": "cache",
 }
-EXTRA = {"task": "masked-language-model", "labels": [], "step": 7, "pooling": "cls", "max_length": 40, "eos_ids": [2]}
+EXTRA = {"task": "masked-language-model", "labels": [], "step": 7, "pooling": "cls", "max_length": 40}
+EXTRA |= {"eos_ids": [2], "banned_ids": [[3, 4]]}
 
 # Version 2 to version 1.
 MODEL_KEYS = {"dim": "width", "head_dim": "head_width", "ff_dim": "ff_width"}
+EXTRA_KEYS = {"max_length": "longest", "eos_ids": "ends", "banned_ids": "banned"}
 LENGTH_KEYS = {"min_length": "shortest", "max_length": "longest"}
 DATA_KEYS = LENGTH_KEYS | {
     "source_url": "published",
@@ -99,7 +101,7 @@ def downgrade(source: Path, folder: Path) -> None:
         for path in source.iterdir():
             if path.name not in ("manifest.json", "config.json"):
                 shutil.copy(path, temporary)
-        config = renamed(json.loads((source / "config.json").read_text()), {"max_length": "longest", "eos_ids": "ends"})
+        config = renamed(json.loads((source / "config.json").read_text()), EXTRA_KEYS)
         config |= {"version": 1, "model": renamed(config["model"], MODEL_KEYS)}
         config["model"]["outputs"] = ["words" if name == "lm" else name for name in config["model"]["outputs"]]
         if "data" in config:
@@ -178,7 +180,8 @@ def test_the_twin_has_version_1_names_only(tmp_path: Path) -> None:
     """The names are those of folders written before version 2."""
     _, old = twins("bert", tmp_path)
     config = json.loads((old / "config.json").read_text())
-    assert (config["version"], config["longest"], config["pooling"], config["ends"]) == (1, 40, "class", [2])
+    assert (config["version"], config["longest"], config["pooling"]) == (1, 40, "class")
+    assert (config["ends"], config["banned"]) == ([2], [[3, 4]])
     assert config["model"].keys() >= {"width", "head_width", "ff_width"}
     assert config["model"]["outputs"] == ["words", "next-sentence"]
     assert not config["model"].keys() & MODEL_KEYS.keys()

@@ -57,7 +57,7 @@ CASES: list[tuple[str, bytes, str]] = [
     ("tokenizer train --kid x", b"", "No such option: --kid.*See clearhead tokenizer train --help$"),
     ("trnslate x", b"", "Did you mean 'translate'? See clearhead --help$"),
     (f"{TRANSLATE} x --beam 0", b"", "--beam.*greater than or equal to 1"),
-    (f"{TRANSLATE} x --beam 60", b"", "beam: 60 is more than the 28 words"),
+    (f"{TRANSLATE} x --beam 60", b"", "beam: 60 is more than the 28 tokens"),
     (f"{TRANSLATE} x --n-best 5", b"", "--n-best: 5 is more than --beam 4"),
     (TRANSLATE, b"a man\n\0\1\2\3\n", "standard input, line 2: a zero byte is no text"),
     (TRANSLATE, b"a man\nca\xe9\n", "standard input, line 2: not valid UTF-8"),

@@ -75,7 +75,7 @@ def test_chat_through_a_pipe_answers_line_by_line(folder: Path) -> None:
     model = clearhead.load(folder / "gpt", "cpu")
 
     def answer(prompt: str) -> str:
-        return model.generate(prompt, max_new_tokens=5, stop=["\nYou:", "\nModel:"])[0][0].text.lstrip()
+        return model.generate(prompt, max_new_tokens=5, stop=["\nYou:", "\nModel:"]).text.lstrip()
 
     first = answer("You: hello there\nModel:")
     second = answer(f"a man\n\nYou: hello there\nModel: {first.strip()}\nYou: the dog\nModel:")
@@ -145,6 +145,6 @@ def test_clearhead_load_has_the_parameters_of_predict_load() -> None:
 
 def test_load_finds_a_model_by_its_folder(folder: Path) -> None:
     model = clearhead.load(folder / "runs" / "one", device="cpu")
-    assert model.translate(["the dog", ""], beam=4)[1] == ""
+    assert model.translate(["the dog", ""], beam=4)[1].text == ""
     model = clearhead.load(str(folder / "gpt"), dtype="float64")
-    assert "".join(model.stream("a man", max_new_tokens=9)) == model.generate("a man", max_new_tokens=9)[0][0].text
+    assert "".join(model.stream("a man", max_new_tokens=9)) == model.generate("a man", max_new_tokens=9).text

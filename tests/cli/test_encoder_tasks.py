@@ -1,4 +1,4 @@
-"""fill, classify, tag, answer, embed and similar as a user sees them: one text, a file, a pipe, JSON, and mistakes."""
+"""fill, classify, tag, answer, embed and similar: texts, files, pipes, JSON and errors."""
 
 import gzip
 import io
@@ -14,7 +14,7 @@ import pytest
 from clearhead import cli
 from clearhead.checkpoint import save_model
 from clearhead.predict import Model, load
-from clearhead.predict.tag import Span, Tagged
+from clearhead.predict.results import Span, Tagging
 from tests.cli.models import make
 from tests.predict.readers import LABELS, reader
 
@@ -23,17 +23,17 @@ TEXTS = ["The cat sat.", "猫坐在 the mat", "Zoë's dog 🐈"]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Folders of a model for each verb, and of a decoder."""
+    """Model folders for each command, and of a decoder."""
     folder = tmp_path_factory.mktemp("models")
-    made = {"fill": reader("words"), "classify": reader("classes"), "tag": reader("tags"), "answer": reader("span")}
-    made |= {
+    tasks = {"fill": reader("lm"), "classify": reader("classes"), "tag": reader("tags"), "answer": reader("span")}
+    tasks |= {
         "pairs": reader("classes", text_pairs=True),
         "embed": reader(""),
-        "decoder": reader("words", family="tiny-gpt"),
+        "decoder": reader("lm", family="tiny-gpt"),
     }
-    for name, model in made.items():
+    for name, model in tasks.items():
         save_model(folder / name, model.network, model.tokenizers, model.extra)
-    return {name: str(folder / name) for name in made}
+    return {name: str(folder / name) for name in tasks}
 
 
 def main(*arguments: str, stdin: str | None = "") -> int:
@@ -45,7 +45,7 @@ def main(*arguments: str, stdin: str | None = "") -> int:
     return int(ended.value.code or 0)
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str, stdin: str = "") -> str:
+def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, stdin: str = "") -> str:
     code = main(*arguments, stdin=stdin)
     out, errors = capsys.readouterr()
     assert code == 0, errors
@@ -53,44 +53,44 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, stdin: str = "") -
 
 
 def same_by_text_file_and_pipe(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> list[Any]:
-    """The objects that --json gives, which are the same for texts on the command line, a file and a pipe."""
+    """The JSON output, after checking that it is the same for arguments, a file and a pipe."""
     lines = "".join(f"{text}\n" for text in TEXTS)
     (folder / "texts.txt").write_text(lines, encoding="utf-8")
     outs = [
-        said(capsys, *arguments, *TEXTS, "--json"),
-        said(capsys, *arguments, "--file", str(folder / "texts.txt"), "--json"),
-        said(capsys, *arguments, "--json", stdin=lines),
+        output_of(capsys, *arguments, *TEXTS, "--json"),
+        output_of(capsys, *arguments, "--file", str(folder / "texts.txt"), "--json"),
+        output_of(capsys, *arguments, "--json", stdin=lines),
     ]
     assert outs[0] == outs[1] == outs[2]
     return [json.loads(line) for line in outs[0].splitlines()]
 
 
 def test_classify(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = same_by_text_file_and_pipe(capsys, tmp_path, "classify", models["classify"])
-    for row, labels in zip(found, load(models["classify"], "cpu").classify(TEXTS), strict=True):
-        assert row["label"] == labels[0].name
-        assert row["scores"] == {label.name: label.score for label in labels}
-    plain = said(capsys, "classify", models["classify"], *TEXTS)
-    assert [line.split("\t")[0] for line in plain.splitlines()] == [row["label"] for row in found]
-    assert said(capsys, "classify", models["classify"], "a", "--all").count("\t") == 2 * len(LABELS) - 1
-    pairs = [said(capsys, "classify", models["pairs"], "a cat", "--second", "dog")]
-    pairs += [said(capsys, "classify", models["pairs"], stdin="a cat\tdog\n")]
+    rows = same_by_text_file_and_pipe(capsys, tmp_path, "classify", models["classify"])
+    for row, result in zip(rows, load(models["classify"], "cpu").classify(TEXTS), strict=True):
+        assert row["label"] == result.label
+        assert row["scores"] == result.scores
+    plain = output_of(capsys, "classify", models["classify"], *TEXTS)
+    assert [line.split("\t")[0] for line in plain.splitlines()] == [row["label"] for row in rows]
+    assert output_of(capsys, "classify", models["classify"], "a", "--all").count("\t") == 2 * len(LABELS) - 1
+    pairs = [output_of(capsys, "classify", models["pairs"], "a cat", "--text-pair", "dog")]
+    pairs += [output_of(capsys, "classify", models["pairs"], stdin="a cat\tdog\n")]
     assert pairs[0] == pairs[1]
 
 
 def test_tag(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = same_by_text_file_and_pipe(capsys, tmp_path, "tag", models["tag"])
-    for row, text in zip(found, TEXTS, strict=True):
+    rows = same_by_text_file_and_pipe(capsys, tmp_path, "tag", models["tag"])
+    for row, text in zip(rows, TEXTS, strict=True):
         assert row["text"] == text
         for each in [*row["words"], *row["spans"]]:
             assert each["text"] == text[each["start"] : each["end"]]
-    plain = said(capsys, "tag", models["tag"], *TEXTS)
+    plain = output_of(capsys, "tag", models["tag"], *TEXTS)
     blocks = [[line.split("\t") for line in block.splitlines()] for block in plain.strip().split("\n\n")]
-    assert blocks == [[[word["text"], word["tag"]] for word in row["words"]] for row in found]
-    kept = said(capsys, "tag", models["tag"], "Zoë's 猫坐在 mat.", "--words")
+    assert blocks == [[[word["text"], word["tag"]] for word in row["words"]] for row in rows]
+    kept = output_of(capsys, "tag", models["tag"], "Zoë's 猫坐在 mat.", "--pretokenized")
     assert [line.split("\t")[0] for line in kept.split("\n") if line] == ["Zoë's", "猫坐在", "mat."]
     text = "  Zoë's \t猫坐在\u3000mat.  The cat sat "
-    row = json.loads(said(capsys, "tag", models["tag"], text, "--words", "--json"))
+    row = json.loads(output_of(capsys, "tag", models["tag"], text, "--pretokenized", "--json"))
     assert row["text"] == text
     assert [word["text"] for word in row["words"]] == text.split()
     assert row["spans"]
@@ -98,83 +98,94 @@ def test_tag(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_tag_colors_spans_on_a_terminal(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from clearhead.cli import understand
+    from clearhead.cli import encoder_tasks
 
-    found = load(models["tag"], "cpu").tag(TEXTS[0])[0]
+    tagged = load(models["tag"], "cpu").tag(TEXTS[0])
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(sys, "stdout", screen := io.StringIO())
-    understand._colored(found, LABELS)
-    shown = screen.getvalue()
-    assert "\x1b[" in shown
-    assert all(span.text in shown and span.label in shown for span in found.spans)
+    encoder_tasks._print_colored(tagged, LABELS)
+    text = screen.getvalue()
+    assert "\x1b[" in text
+    assert all(span.text in text and span.label in text for span in tagged.spans)
 
 
-def test_every_kind_of_span_has_its_own_color(monkeypatch: pytest.MonkeyPatch) -> None:
-    from clearhead.cli import understand
+def test_every_entity_type_has_its_own_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    from clearhead.cli import encoder_tasks
 
     kinds = ["PERSON", "PLACE", "DATE", "TIME", "NUMBER", "MONEY"]
-    spans = [Span(kind, n, n + 1, kind, 1.0) for n, kind in enumerate(kinds)]
+    spans = tuple(Span(kind, n, n + 1, kind, 1.0) for n, kind in enumerate(kinds))
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(sys, "stdout", screen := io.StringIO())
     labels = ["O", *(f"{mark}-{kind}" for kind in sorted(kinds) for mark in "BI")]
-    understand._colored(Tagged("abcdef", [], spans), labels)
+    encoder_tasks._print_colored(Tagging("abcdef", (), spans), labels)
     assert len(set(re.findall(r"\x1b\[1;(\d+)m", screen.getvalue()))) == len(kinds)
 
 
 def test_answer(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     context = " ".join(TEXTS) * 20
     (tmp_path / "context.txt").write_text(context, encoding="utf-8")
-    found = same_by_text_file_and_pipe(
-        capsys, tmp_path, "answer", models["answer"], "--context-file", str(tmp_path / "context.txt"), "--top", "2"
+    rows = same_by_text_file_and_pipe(
+        capsys, tmp_path, "answer", models["answer"], "--context-file", str(tmp_path / "context.txt"), "--top-k", "2"
     )
-    wanted = load(models["answer"], "cpu").answer(TEXTS, context, top=2)
-    for row, answers in zip(found, wanted, strict=True):
-        assert [(each["start"], each["end"]) for each in row["answers"]] == [(a.start, a.end) for a in answers]
+    expected = load(models["answer"], "cpu").answer(TEXTS, context, top=2)
+    for row, best in zip(rows, expected, strict=True):
+        assert [(each["start"], each["end"]) for each in row["answers"]] == [(a.start, a.end) for a in best.candidates]
         assert all(context[each["start"] : each["end"]] == each["text"] for each in row["answers"])
-    line = said(capsys, "answer", models["answer"], "--must", stdin=f"who?\t{TEXTS[0]}\n").rstrip("\n")
-    text, _, place = line.split("\t")
-    first, behind = map(int, place.split("-"))
-    assert text == TEXTS[0][first:behind]
+    line = output_of(capsys, "answer", models["answer"], "--require-answer", stdin=f"who?\t{TEXTS[0]}\n").rstrip("\n")
+    text, _, span = line.split("\t")
+    start, end = map(int, span.split("-"))
+    assert text == TEXTS[0][start:end]
 
 
-def test_a_context_comes_from_a_file_or_a_pipe_as_it_is(
+def test_a_context_file_or_pipe_is_read_verbatim(
     models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     context = "\r\n".join(TEXTS) + "\r\n"
     (tmp_path / "plain.txt").write_bytes(context.encode())
     (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(context.encode()))
     outs = [
-        said(capsys, "answer", models["answer"], "who?", "--must", "--json", "--context-file", str(tmp_path / name))
+        output_of(
+            capsys,
+            "answer",
+            models["answer"],
+            "who?",
+            "--require-answer",
+            "--json",
+            "--context-file",
+            str(tmp_path / name),
+        )
         for name in ("plain.txt", "packed.txt.gz")
     ]
-    ask = ("answer", models["answer"], "who?", "--must", "--json", "--context-file", "-")
-    outs.append(said(capsys, *ask, stdin=context))
+    ask = ("answer", models["answer"], "who?", "--require-answer", "--json", "--context-file", "-")
+    outs.append(output_of(capsys, *ask, stdin=context))
     assert outs[0] == outs[1] == outs[2]
-    (found,) = json.loads(outs[0])["answers"]
-    assert context[found["start"] : found["end"]] == found["text"] != ""
+    (answer,) = json.loads(outs[0])["answers"]
+    assert context[answer["start"] : answer["end"]] == answer["text"] != ""
 
 
 def test_fill(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     text = "Zoë <mask> the [MASK]."
-    row = json.loads(said(capsys, "fill", models["fill"], text, "--json", "--top", "3"))
+    row = json.loads(output_of(capsys, "fill", models["fill"], text, "--json", "--top-k", "3"))
     assert [text[mask["start"] : mask["end"]] for mask in row["masks"]] == ["<mask>", "[MASK]"]
-    plain = said(capsys, "fill", models["fill"], "--top", "3", stdin=text + "\n").splitlines()
+    plain = output_of(capsys, "fill", models["fill"], "--top-k", "3", stdin=text + "\n").splitlines()
     assert [len(line.split("\t")) for line in plain] == [3, 3]
-    assert plain[0].startswith(row["masks"][0]["words"][0]["text"])
-    every = said(capsys, "fill", models["fill"], "--top", "1000", "<mask>").rstrip("\n").split("\t")
-    assert all(word.isprintable() for word in every), "bytes and control characters do not go to a terminal"
+    assert plain[0].startswith(row["masks"][0]["tokens"][0]["text"])
+    tokens = output_of(capsys, "fill", models["fill"], "--top-k", "1000", "<mask>").rstrip("\n").split("\t")
+    assert all(token.isprintable() for token in tokens), "bytes and control characters are replaced"
 
 
 def test_embed_and_similar(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = same_by_text_file_and_pipe(capsys, tmp_path, "embed", models["embed"])
+    rows = same_by_text_file_and_pipe(capsys, tmp_path, "embed", models["embed"])
     vectors = load(models["embed"], "cpu").embed(TEXTS)
-    assert np.abs(np.array([row["vector"] for row in found]) - vectors).max() < 1e-6
-    said(capsys, "embed", models["embed"], *TEXTS, "--out", str(tmp_path / "v.npy"))
+    assert np.abs(np.array([row["vector"] for row in rows]) - vectors).max() < 1e-6
+    output_of(capsys, "embed", models["embed"], *TEXTS, "--out", str(tmp_path / "v.npy"))
     assert np.array_equal(np.load(tmp_path / "v.npy"), vectors)
-    among = str(tmp_path / "texts.txt")
-    rows = json.loads(said(capsys, "similar", models["embed"], among, TEXTS[1], "--top", "2", "--json"))["matches"]
+    corpus = str(tmp_path / "texts.txt")
+    rows = json.loads(output_of(capsys, "similar", models["embed"], corpus, TEXTS[1], "--top-k", "2", "--json"))[
+        "matches"
+    ]
     assert rows[0] == {"line": 2, "text": TEXTS[1], "score": pytest.approx(1.0, abs=1e-5)}
-    plain = said(capsys, "similar", models["embed"], among, "--top", "2", stdin=TEXTS[1] + "\n").splitlines()
+    plain = output_of(capsys, "similar", models["embed"], corpus, "--top-k", "2", stdin=TEXTS[1] + "\n").splitlines()
     assert [line.split("\t")[2] for line in plain] == [row["text"] for row in rows]
 
 
@@ -182,7 +193,7 @@ LONG = " ".join(["cat"] * 25_000)  # 100,000 characters
 
 
 @pytest.mark.parametrize(
-    ("arguments", "stdin", "says"),
+    ("arguments", "stdin", "message"),
     [
         (["fill", "fill", "no gap"], "", "text 1: no mask in it; write <mask> where the word is missing"),
         (["fill", "decoder", "a [MASK]"], "", "is a decoder; it can generate and chat"),
@@ -191,12 +202,12 @@ LONG = " ".join(["cat"] * 25_000)  # 100,000 characters
         (["classify", "classify", ""], "", "text 1: empty; give some text"),
         (["classify", "classify"], "cat\n\ncat\n", "standard input, line 2: empty; give some text"),
         (["classify", "classify"], "cat\n" * 600 + LONG, "standard input, line 601: 25,000 tokens, but"),
-        (["classify", "pairs"], "a cat\n", "standard input, line 1: 0 tabs; write the two texts with one tab between"),
-        (["classify", "classify", "a", "--second", "b"], "", "reads one text; leave the second out"),
+        (["classify", "pairs"], "a cat\n", "standard input, line 1: 0 tabs; separate the two texts by one tab, or use"),
+        (["classify", "classify", "a", "--text-pair", "b"], "", "reads one text; leave the second out"),
         (["classify", "embed", "a"], "", "was made for similarity, not for classification; fine-tune it with a recipe"),
         (["tag", "tag", " "], "", "text 1: empty; give some text"),
-        (["tag", "tag", LONG], "", "shorten it, or let it be cut with --cut"),
-        (["answer", "answer", "who?"], "", "--context: missing; give the text that holds the answers"),
+        (["tag", "tag", LONG], "", "shorten it, or use --truncate"),
+        (["answer", "answer", "who?"], "", "--context: missing; give the context of the questions"),
         (["answer", "answer", "who?", "--context", ""], "", "text 1: the context is empty; give some text"),
         (["answer", "answer", LONG, "--context", "cat"], "", "text 1: the question has 25,000 tokens"),
         (["answer", "answer", "a", "--context-file", "nowhere.txt"], "", "nowhere.txt does not exist"),
@@ -204,8 +215,8 @@ LONG = " ".join(["cat"] * 25_000)  # 100,000 characters
         (["answer", "answer", "a", "--context-file", "latin.txt"], "", "latin.txt, line 2: not valid UTF-8; save"),
         (["answer", "answer", "--context-file", "-"], "cat", "standard input can be read once; name - once"),
         (["embed", "embed", LONG], "", "text 1: 25,000 tokens, but the model reads 46"),
-        (["embed", "embed", "a", "--out", "nowhere/x.npy"], "", "nowhere/x.npy cannot be written"),
-        (["embed", "embed", "a", "--pooling", "max"], "", "pooling: 'max' is not allowed; use mean or class"),
+        (["embed", "embed", "a", "--out", "nowhere/x.npy"], "", "--out: cannot write nowhere/x.npy"),
+        (["embed", "embed", "a", "--pooling", "max"], "", "pooling: 'max' is not allowed; use mean or cls"),
         (["similar", "embed", "nowhere.txt", "a"], "", "nowhere.txt does not exist"),
         (["classify", "nowhere", "a"], "", "no model 'nowhere'"),
         (["evaluate", "classify", "--data", "missing.tsv", "--format", "tsv"], "", "line 2: only 1 columns, but 2"),
@@ -214,18 +225,18 @@ LONG = " ".join(["cat"] * 25_000)  # 100,000 characters
         (["evaluate", "classify", "--data", "empty.tsv", "--format", "tsv"], "", "line 2: empty; give some text"),
         (["evaluate", "tag", "--data", "bare.txt", "--format", "conll"], "", "line 2: 'dog' has no tag beside"),
         (["evaluate", "tag", "--data", "odd.txt", "--format", "conll"], "", "line 2: label 'B-DOG' is not in the"),
-        (["evaluate", "classify", "--data", "none.tsv", "--columns", "text"], "", "--columns: 'text' is no pair;"),
-        (["evaluate", "classify", "--data", "none.tsv", "--labels", "1=,2"], "", "--labels: '1=' is no pair; write it"),
+        (["evaluate", "classify", "--data", "none.tsv", "--columns", "text"], "", "--columns: 'text' is not"),
+        (["evaluate", "classify", "--data", "none.tsv", "--labels", "1=,2"], "", "--labels: '1=' is not name=value"),
         (["evaluate", "answer", "--data", "context.jsonl", "--format", "jsonl"], "", "line 1: None is NoneType, not"),
         (["evaluate", "embed", "--data", "pair.jsonl", "--format", "jsonl"], "", "line 1: 5 is int, not a text"),
         (["evaluate", "answer", "--data", "second.json", "--format", "squad"], "", "question 1: 5 is int, not a text"),
-        (["evaluate", "classify", "--labels", "1=X"], "", "--labels: is about the files of --data; name them"),
+        (["evaluate", "classify", "--labels", "1=X"], "", "--labels: needs --data; name the files"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_line_and_exit_code_two(
+def test_errors_are_one_line_and_exit_code_2(
     arguments: list[str],
     stdin: str,
-    says: str,
+    message: str,
     models: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -247,70 +258,74 @@ def test_mistakes_are_one_line_and_exit_code_two(
         Path(name).write_text(text)
     Path("wide.txt").write_bytes("a cat".encode("utf-16"))
     Path("latin.txt").write_bytes(b"a cat\ncaf\xe9\n")
-    verb, model, *rest = arguments
-    assert main(verb, models.get(model, model), *rest, stdin=stdin) == 2
+    command, model, *rest = arguments
+    assert main(command, models.get(model, model), *rest, stdin=stdin) == 2
     (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("clearhead: ")]
-    assert says in line
+    assert message in line
 
 
-def test_evaluate_reads_files_as_the_recipe_does(
+def test_evaluate_reads_files_in_the_format_of_the_recipe(
     models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made: Model = reader("classes", train={"format": "csv", "files": ["gone.csv"], "columns": {"text": 2, "label": 1}})
     save_model(tmp_path / "model", made.network, made.tokenizers, made.extra)
     (tmp_path / "test.csv").write_text("".join(f"{LABELS[n % 5]},cat {n}\n" for n in range(20)))
-    found = json.loads(
-        said(capsys, "evaluate", str(tmp_path / "model"), "--data", str(tmp_path / "test.csv"), "--json")
+    metrics = json.loads(
+        output_of(capsys, "evaluate", str(tmp_path / "model"), "--data", str(tmp_path / "test.csv"), "--json")
     )
-    outputs = [labels[0].name for labels in made.classify([f"cat {n}" for n in range(20)])]
-    assert found["texts"] == 20
-    assert found["accuracy"] == sum(said == LABELS[n % 5] for n, said in enumerate(outputs)) / 20
-    assert sum(map(sum, found["confusion"]["counts"])) == 20
+    outputs = [result.label for result in made.classify([f"cat {n}" for n in range(20)])]
+    assert metrics["texts"] == 20
+    assert metrics["accuracy"] == sum(output == LABELS[n % 5] for n, output in enumerate(outputs)) / 20
+    assert sum(map(sum, metrics["confusion"]["counts"])) == 20
     (tmp_path / "other.csv").write_text("".join(f"{n % 5 + 1},cat {n}\n" for n in range(20)))
     given = ["--labels", ",".join(f"{n}={label}" for n, label in enumerate(LABELS, start=1))]
-    again = said(capsys, "evaluate", str(tmp_path / "model"), "--data", str(tmp_path / "other.csv"), *given, "--json")
-    assert json.loads(again) == found
+    again = output_of(
+        capsys, "evaluate", str(tmp_path / "model"), "--data", str(tmp_path / "other.csv"), *given, "--json"
+    )
+    assert json.loads(again) == metrics
 
 
-def test_a_test_file_that_is_missing_is_not_said_to_be_published(
+def test_a_missing_test_file_is_not_reported_with_the_source_url(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train = {"format": "csv", "files": ["gone.csv"]}
     made: Model = reader("classes", train=train, source_url="https://example.org/corpus")
     save_model(tmp_path / "model", made.network, made.tokenizers, made.extra)
     assert main("evaluate", str(tmp_path / "model"), "--data", "nowhere.csv") == 2
-    told = capsys.readouterr().err
-    assert "nowhere.csv does not exist" in told
-    assert "example.org" not in told
+    errors = capsys.readouterr().err
+    assert "nowhere.csv does not exist" in errors
+    assert "example.org" not in errors
 
 
-VERBS = ("fill", "classify", "tag", "answer", "embed", "similar")
+COMMANDS = ("fill", "classify", "tag", "answer", "embed", "similar")
 ODD = ["👩‍👩‍👧 🐈", "e\u0301te\u0301", "שלום عربي", "a\rb", "a\u2028b\u0085c", '"\\ </s> [SEP]', "\u200bcat\u0301"]
 
 
-def asked(verb: str, models: dict[str, str], folder: Path) -> tuple[str, ...]:
-    """A verb with all that it needs but texts."""
+def arguments_of(command: str, models: dict[str, str], folder: Path) -> tuple[str, ...]:
+    """A command with all arguments except the texts."""
     (folder / "lines.txt").write_text("The cat\n", encoding="utf-8")
-    more = {"answer": ("--context", "The cat"), "similar": (str(folder / "lines.txt"),)}.get(verb, ())
-    return (verb, models["embed" if verb == "similar" else verb], *more)
+    more = {"answer": ("--context", "The cat"), "similar": (str(folder / "lines.txt"),)}.get(command, ())
+    return (command, models["embed" if command == "similar" else command], *more)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_odd_texts_give_an_object_a_line(
-    verb: str, models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", COMMANDS)
+def test_unusual_texts_give_one_object_per_line(
+    command: str, models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    texts = [f"{text} <mask>" for text in ODD] if verb == "fill" else ODD
-    out = said(capsys, *asked(verb, models, tmp_path), "--json", stdin="".join(f"{text}\n" for text in texts))
-    found = [json.loads(line) for line in out.removesuffix("\n").split("\n")]
-    name = {"answer": "question", "similar": "query"}.get(verb, "text")
-    assert [row[name] for row in found] == texts
+    texts = [f"{text} <mask>" for text in ODD] if command == "fill" else ODD
+    out = output_of(
+        capsys, *arguments_of(command, models, tmp_path), "--json", stdin="".join(f"{text}\n" for text in texts)
+    )
+    rows = [json.loads(line) for line in out.removesuffix("\n").split("\n")]
+    name = {"answer": "question", "similar": "query"}.get(command, "text")
+    assert [row[name] for row in rows] == texts
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_without_any_input_one_line_says_so(
-    verb: str, models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", COMMANDS)
+def test_closed_standard_input_is_one_error_line(
+    command: str, models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(*asked(verb, models, tmp_path), stdin=None) == 2
+    assert main(*arguments_of(command, models, tmp_path), stdin=None) == 2
     out, errors = capsys.readouterr()
     assert (out, errors) == (
         "",
@@ -318,19 +333,19 @@ def test_without_any_input_one_line_says_so(
     )
 
 
-@pytest.mark.parametrize(("verb", "name"), [("translate", "tiny-translator"), ("generate", "tiny-gpt")])
-def test_the_verbs_that_write_say_it_too(
-    verb: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("command", "name"), [("translate", "tiny-translator"), ("generate", "tiny-gpt")])
+def test_closed_standard_input_is_an_error_of_generating_commands_too(
+    command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(verb, str(make(tmp_path / name, name)), stdin=None) == 2
+    assert main(command, str(make(tmp_path / name, name)), stdin=None) == 2
     assert capsys.readouterr().err.startswith("clearhead: standard input is closed; send the text through a pipe")
 
 
-def test_where_nothing_can_be_written_the_object_is_json_all_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_impossible_translation_is_valid_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = load(make(tmp_path / "plain", "tiny-translator"), "cpu")
     extra = plain.extra | {"banned": [[number] for number in range(len(plain.tokenizer))]}
     save_model(tmp_path / "mute", plain.network, plain.tokenizers, extra)
-    found = json.loads(said(capsys, "translate", str(tmp_path / "mute"), "a man", "--json"), parse_constant=pytest.fail)
-    assert found["translations"] == [{"text": "", "score": None, "alignment": None}]
+    result = json.loads(
+        output_of(capsys, "translate", str(tmp_path / "mute"), "a man", "--json"), parse_constant=pytest.fail
+    )
+    assert result["translations"] == [{"text": "", "score": None, "alignment": None}]

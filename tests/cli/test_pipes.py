@@ -51,7 +51,7 @@ def test_one_line_out_per_line_in(models: Path) -> None:
     code, output, errors = clearhead("translate", models / "tr", "--beam", "2", stdin="\n".join(LINES))
     assert (code, errors) == (0, "")
     lines = output.split("\n")
-    assert lines == [*load(models / "tr", "cpu").translate(LINES, beam=2), ""]
+    assert lines == [*(each.text for each in load(models / "tr", "cpu").translate(LINES, beam=2)), ""]
     assert lines[1] == lines[4] == ""
     assert all(lines[number] for number in (0, 2, 3))
 
@@ -65,10 +65,10 @@ def test_prompts_from_a_pipe_equal_single_prompts(models: Path, samples: int) ->
     model = load(models / "gpt", "cpu")
     expected = []
     for number, line in enumerate(LINES):
-        [texts] = model.generate(
+        best = model.generate(
             line, seed=5 + number, stop=["e"], max_new_tokens=20, temperature=0.8, top_p=0.95, samples=samples
         )
-        expected += [{"prompt": line, "text": text.text, "finished": text.finished} for text in texts]
+        expected += [{"prompt": line, "text": text.text, "finished": text.finished} for text in best.candidates]
     assert [json.loads(line) for line in output.splitlines()] == expected
     if samples == 1:
         plain = clearhead(*arguments, stdin="\n".join(LINES))[1].split("\n")
@@ -105,7 +105,7 @@ def test_ctrl_c_is_not_lost_while_torch_is_imported(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_complete_lines(models: Path) -> None:
-    expected = [line.encode() + b"\n" for line in load(models / "tr", "cpu").translate(LINES, beam=1)]
+    expected = [each.text.encode() + b"\n" for each in load(models / "tr", "cpu").translate(LINES, beam=1)]
     child = start("translate", models / "tr", "--beam", "1")
     sender = feed(child, 100_000)
     assert child.stdout is not None

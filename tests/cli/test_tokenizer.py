@@ -1,4 +1,4 @@
-"""`clearhead tokenizer train|encode|decode|stats`, as a user at a pipe sees them."""
+"""`clearhead tokenizer train|encode|decode|stats` in a subprocess."""
 
 import json
 import subprocess
@@ -22,13 +22,13 @@ def run(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     (folder / "text.txt").write_text(TEXT, encoding="utf-8")
-    code, _, errors = run("train", str(folder / "text.txt"), "--out", str(folder / "bytes"), "--size", "300")
+    code, _, errors = run("train", str(folder / "text.txt"), "--out", str(folder / "bytes"), "--vocab-size", "300")
     assert code == 0, errors
     assert "300 tokens in" in errors
     return folder
 
 
-def test_what_was_encoded_is_decoded(trained: Path) -> None:
+def test_encode_and_decode_round_trip(trained: Path) -> None:
     lines = "the dog, übermäßig\n\n坐 🐈 <pad>\n"
     code, ids, _ = run("encode", str(trained / "bytes"), stdin=lines.encode())
     assert code == 0
@@ -37,43 +37,43 @@ def test_what_was_encoded_is_decoded(trained: Path) -> None:
 
 
 def test_stats_compare_tokenizers(trained: Path) -> None:
-    run("train", str(trained / "text.txt"), "--out", str(trained / "words"), "--kind", "word", "--size", "12")
+    run("train", str(trained / "text.txt"), "--out", str(trained / "words"), "--kind", "word", "--vocab-size", "12")
     arguments = ("stats", str(trained / "bytes"), str(trained / "words"), "--file", str(trained / "text.txt"))
     rows = json.loads(run(*arguments, "--json")[1])
     assert [row["words"] for row in rows] == [390, 390]
     assert rows[0]["unknown_rate"] == 0
-    assert rows[0]["round_trip"] == 1
+    assert rows[0]["round_trip_rate"] == 1
     assert rows[1]["unknown_rate"] > 0
-    assert "tokens by their number of characters" in run(*arguments)[1]
+    assert "token lengths in characters" in run(*arguments)[1]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "stdin", "says"),
+    ("arguments", "stdin", "message"),
     [
         (["encode", "nowhere"], b"", "nowhere/tokenizer.json does not exist"),
         (["encode", "HERE/bytes"], b"ok\n\xff\n", "standard input, line 2: not valid UTF-8"),
         (["decode", "HERE/bytes"], b"1\n2 x\n", "standard input, line 2: expected ids"),
-        (["decode", "HERE/bytes"], b"1\n2 99999\n", "standard input, line 2: 99999 is no token"),
+        (["decode", "HERE/bytes"], b"1\n2 99999\n", "standard input, line 2: id 99999 is not in the vocabulary"),
         (["train", "nofile", "--out", "HERE/new"], b"", "nofile does not exist"),
         (["train", "HERE/text.txt", "--out", "HERE/new", "--kind", "bytebpe"], b"", "did you mean byte-bpe?"),
         (["train", "HERE/text.txt", "--out", "HERE/new", "--roles", "pad,bos"], b"", "'bos' is not allowed"),
-        (["train", "HERE/text.txt", "--out", "HERE/new", "--size", "20"], b"", "size: 20 is too small"),
+        (["train", "HERE/text.txt", "--out", "HERE/new", "--vocab-size", "20"], b"", "vocab_size: 20 is too small"),
         (["train", "-", "--out", "HERE/new"], b"", "no text to train"),
         (["train", "HERE", "--out", "HERE/new"], b"", "is a folder"),
         (["stats", "HERE/bytes", "--file", "/dev/null"], b"", "no text to measure"),
     ],
 )
-def test_wrong_input_is_one_line_and_writes_nothing(
-    trained: Path, arguments: list[str], stdin: bytes, says: str
+def test_an_error_is_one_line_and_writes_nothing(
+    trained: Path, arguments: list[str], stdin: bytes, message: str
 ) -> None:
-    code, _, errors = run(*(word.replace("HERE", str(trained)) for word in arguments), stdin=stdin)
+    code, _, errors = run(*(argument.replace("HERE", str(trained)) for argument in arguments), stdin=stdin)
     assert code == 2
-    assert says in errors
+    assert message in errors
     assert errors.count("\n") == 1
     assert not (trained / "new").exists()
 
 
-def test_damaged_gzip_is_named(trained: Path) -> None:
+def test_damaged_gzip_is_reported(trained: Path) -> None:
     import gzip
 
     damaged = trained / "cut.txt.gz"
@@ -83,22 +83,22 @@ def test_damaged_gzip_is_named(trained: Path) -> None:
     assert "the gzip data is cut off or damaged" in errors
 
 
-def test_stats_draw_a_picture(trained: Path) -> None:
-    picture = trained / "compared.svg"
-    arguments = ("stats", str(trained / "bytes"), "--file", str(trained / "text.txt"), "--picture")
-    assert run(*arguments, str(picture))[0] == 0
-    root = ElementTree.parse(picture).getroot()
-    shown = "".join(root.itertext())
-    assert "tokens per word" in shown
-    assert str(trained / "bytes")[-40:] in shown
+def test_stats_plot_an_svg(trained: Path) -> None:
+    plot = trained / "compared.svg"
+    arguments = ("stats", str(trained / "bytes"), "--file", str(trained / "text.txt"), "--plot")
+    assert run(*arguments, str(plot))[0] == 0
+    root = ElementTree.parse(plot).getroot()
+    text = "".join(root.itertext())
+    assert "tokens per word" in text
+    assert str(trained / "bytes")[-40:] in text
     code, _, errors = run(*arguments, str(trained / "compared.png"))
     assert (code, "compared.svg" in errors) == (2, True)
 
 
-def test_a_vocabulary_that_the_text_does_not_support_is_refused(trained: Path) -> None:
+def test_a_vocabulary_larger_than_the_text_supports_is_refused(trained: Path) -> None:
     out = trained / "too-large"
-    code, _, errors = run("train", str(trained / "text.txt"), "--out", str(out), "--size", "5000")
+    code, _, errors = run("train", str(trained / "text.txt"), "--out", str(out), "--vocab-size", "5000")
     assert code == 2
     assert "supports only" in errors
     assert not out.exists()
-    assert run("train", str(trained / "text.txt"), "--out", str(out))[0] == 0  # unless no size was asked for
+    assert run("train", str(trained / "text.txt"), "--out", str(out))[0] == 0  # without --vocab-size

@@ -1,4 +1,4 @@
-"""`clearhead train` and `clearhead recipes` as a user at a pipe sees them."""
+"""`clearhead train` and `clearhead recipes` in a subprocess."""
 
 import json
 import os
@@ -17,28 +17,28 @@ from tests.train.tiny import recipe
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with a cache and the recipe `mine.yaml`."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with the recipe `mine.yaml`."""
     folder = tmp_path_factory.mktemp("cli")
     (folder / "mine.yaml").write_text(dump_recipe(recipe("translator", steps=6, validate_every=3, log_every=2)))
     return folder
 
 
-def start(place: Path, *arguments: str) -> "subprocess.Popen[str]":
-    environment = os.environ | {"CLEARHEAD_CACHE": str(place / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
+def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    environment = os.environ | {"CLEARHEAD_CACHE": str(folder / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "clearhead", *arguments]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=place, env=environment, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
-def clearhead(place: Path, *arguments: str) -> tuple[int, str, str]:
-    child = start(place, *arguments)
+def clearhead(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    child = start(folder, *arguments)
     output, errors = child.communicate(timeout=60)
     return child.returncode, output, errors
 
 
-def test_a_run_tells_how_it_goes_in_plain_lines(place: Path) -> None:
-    code, output, errors = clearhead(place, "train", "mine.yaml", "train.seed=3", "--out", "first", "--device", "cpu")
+def test_a_run_prints_plain_lines(folder: Path) -> None:
+    code, output, errors = clearhead(folder, "train", "mine.yaml", "train.seed=3", "--out", "first", "--device", "cpu")
     assert (code, output) == (0, ""), errors
     lines = errors.splitlines()
     steps = [line for line in lines if line.startswith("step ") and "validation" not in line]
@@ -49,26 +49,26 @@ def test_a_run_tells_how_it_goes_in_plain_lines(place: Path) -> None:
         "step 6 validation",
     ]
     assert lines[-1].startswith("done: 6 steps; best loss ")
-    assert lines[-1].endswith("first/report.html shows how it went")
+    assert lines[-1].endswith("report: first/report.html")
     assert "\x1b" not in errors, "no colors or bars in a pipe"
-    made = yaml.safe_load((place / "first" / "recipe.yaml").read_text())
-    assert made["train"]["seed"] == 3
-    assert newest_state(place / "first")[0].step == 6  # type: ignore[union-attr]
+    saved = yaml.safe_load((folder / "first" / "recipe.yaml").read_text())
+    assert saved["train"]["seed"] == 3
+    assert newest_state(folder / "first")[0].step == 6  # type: ignore[union-attr]
 
-    code, _, errors = clearhead(place, "train", "mine.yaml", "train.seed=3", "--out", "first")
+    code, _, errors = clearhead(folder, "train", "mine.yaml", "train.seed=3", "--out", "first")
     assert code == 2
     assert errors == "clearhead: first exists already; go on with --resume, or choose another --out\n"
 
-    code, _, errors = clearhead(place, "train", "mine.yaml", "--seed=3", "train.steps=8", "--out", "first", "--resume")
+    code, _, errors = clearhead(folder, "train", "mine.yaml", "--seed=3", "train.steps=8", "--out", "first", "--resume")
     assert code == 0, errors
     assert errors.splitlines()[0] == "going on from step 6 of 8"
-    assert [line["step"] for line in read_log(place / "first" / "log.jsonl") if line["kind"] == "step"] == [2, 4, 6, 8]
+    assert [line["step"] for line in read_log(folder / "first" / "log.jsonl") if line["kind"] == "step"] == [2, 4, 6, 8]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_ends_well(number: signal.Signals, place: Path) -> None:
-    out = place / f"stopped-{number.name}"
-    child = start(place, "train", "mine.yaml", "train.steps=100000", "--out", out.name)
+def test_a_signal_saves_a_checkpoint_and_exits_with_0(number: signal.Signals, folder: Path) -> None:
+    out = folder / f"stopped-{number.name}"
+    child = start(folder, "train", "mine.yaml", "train.steps=100000", "--out", out.name)
     assert child.stderr is not None
     while not child.stderr.readline().startswith("step 4/"):
         assert child.poll() is None
@@ -78,25 +78,26 @@ def test_a_signal_saves_and_ends_well(number: signal.Signals, place: Path) -> No
     state, refused = newest_state(out)
     assert state is not None
     assert refused == []
-    said = f"stopped at step {state.step:,} of 100,000; clearhead train … --out {out.name} --resume goes on"
-    assert errors.splitlines()[-1] == said
+    command = f"clearhead train … --out {out.name} --resume"
+    assert errors.splitlines()[-1] == f"stopped at step {state.step:,} of 100,000; continue with: {command}"
     assert (out / "last" / "model.safetensors").exists()
 
 
-def test_a_rehearsal_prints_a_recipe_that_can_be_used(place: Path) -> None:
-    before = sorted(place.iterdir())
-    code, output, errors = clearhead(place, "train", "mine.yaml", "train.lr=0.5", "--dry-run")
+def test_a_dry_run_prints_the_resolved_recipe(folder: Path) -> None:
+    before = sorted(folder.iterdir())
+    code, output, errors = clearhead(folder, "train", "mine.yaml", "train.lr=0.5", "--dtype", "float32", "--dry-run")
     assert code == 0, errors
-    assert [path for path in sorted(place.iterdir()) if path not in before] in ([], [place / "cache"])
+    assert [path for path in sorted(folder.iterdir()) if path not in before] in ([], [folder / "cache"])
     loaded = yaml.safe_load(output)
-    assert loaded["train"]["rate"] == 0.5
+    assert loaded["train"]["lr"] == 0.5
+    assert loaded["train"]["precision"] == "fp32"
     assert loaded["train"]["beta1"] == 0.9, "every default is written out"
     assert "# parameters " in output
 
 
-def test_recipes_are_listed_with_what_they_are(place: Path) -> None:
-    code, output, _ = clearhead(place, "recipes", "--json")
+def test_recipes_are_listed_with_descriptions(folder: Path) -> None:
+    code, output, _ = clearhead(folder, "recipes", "--json")
     assert code == 0
-    found = json.loads(output)
-    assert [entry["name"] for entry in found] == recipe_names()
-    assert all(entry["about"] and entry["task"] for entry in found)
+    rows = json.loads(output)
+    assert [row["name"] for row in rows] == recipe_names()
+    assert all(row["description"] and row["task"] for row in rows)

@@ -1,4 +1,4 @@
-"""`clearhead word2vec train|neighbors|analogy|score|export`, as a user at a pipe sees them."""
+"""`clearhead word2vec train|neighbours|analogy|evaluate|export`."""
 
 import gzip
 import io
@@ -16,7 +16,7 @@ TEXT = "The king rules the land. The queen rules the land! A dog eats meat. A ca
 
 
 def run(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
-    """What `clearhead word2vec …` returns and prints, in this process: importing torch anew each time takes longer."""
+    """Run `clearhead word2vec …` in this process; return exit code, stdout and stderr."""
     out, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["clearhead", "word2vec", *arguments])
@@ -42,48 +42,49 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ("--dim", "8", "--window", "3", "--epochs", "10", "--sample", "1", "--workers", "1", "--json")
     code, out, errors = run("train", str(folder / "text.txt.gz"), "--out", str(folder / "vectors"), *options)
     assert code == 0, errors
-    assert "1,080 words, 11 different ones of 5 or more" in errors
+    assert "1,080 words, vocabulary 11 (count >= 5)" in errors
     assert "100%" in errors
-    assert "words a second" in errors
+    assert "words/s" in errors
     result = json.loads(out)
-    assert (result["vocabulary"], result["words"], result["dim"], result["learning_rate"]) == (11, 1080, 8, 0.035)
+    assert (result["vocab_size"], result["words"], result["dim"], result["lr"]) == (11, 1080, 8, 0.035)
     return folder
 
 
 def test_neighbors_and_analogies(trained: Path) -> None:
     vectors = str(trained / "vectors")
-    code, out, _ = run("neighbors", vectors, "king", "dog", "--count", "3")
+    code, out, _ = run("neighbours", vectors, "king", "dog", "--top-k", "3")
     assert code == 0
     assert [line for line in out.splitlines() if line.endswith(":")] == ["king:", "dog:"]
     assert out.count("\n") == 8
-    found = json.loads(run("neighbors", vectors, "king", "--json")[1])["king"]
-    assert len(found) == 10
-    assert [row["cosine"] for row in found] == sorted((row["cosine"] for row in found), reverse=True)
+    rows = json.loads(run("neighbours", vectors, "king", "--json")[1])["king"]
+    assert len(rows) == 10
+    assert [row["cosine"] for row in rows] == sorted((row["cosine"] for row in rows), reverse=True)
+    assert run("neighbors", vectors, "king") == run("neighbours", vectors, "king")
     answers = json.loads(run("analogy", vectors, "dog", "meat", "cat", "--json")[1])
     assert len(answers) == 5
     assert not {"dog", "meat", "cat"} & {row["word"] for row in answers}
-    assert run("analogy", vectors, "dog", "meat", "cat", "--count", "1")[1].split()[1] == answers[0]["word"]
+    assert run("analogy", vectors, "dog", "meat", "cat", "--top-k", "1")[1].split()[1] == answers[0]["word"]
 
 
-def test_scores(trained: Path) -> None:
-    arguments = ("score", str(trained / "vectors"), "--pairs", str(trained / "pairs.tsv"))
+def test_evaluate(trained: Path) -> None:
+    arguments = ("evaluate", str(trained / "vectors"), "--pairs", str(trained / "pairs.tsv"))
     code, out, _ = run(*arguments, "--analogies", str(trained / "questions.txt"))
     assert code == 0
-    assert "on 2 pairs (1 left out)" in out
+    assert "on 2 pairs (1 with unknown words)" in out
     assert "animals" in out
     data = json.loads(run(*arguments, "--analogies", str(trained / "questions.txt"), "--json")[1])
     assert abs(data["pairs"][0]["spearman"]) == pytest.approx(1)
     assert [row["name"] for row in data["analogies"]] == ["animals", "all"]
 
 
-def test_exported_text_answers_as_the_folder_does(trained: Path) -> None:
+def test_the_exported_text_file_equals_the_folder(trained: Path) -> None:
     text = str(trained / "vectors.txt")
     assert run("export", str(trained / "vectors"), text)[0] == 0
     assert (trained / "vectors.txt").read_text(encoding="utf-8").startswith("11 8\nthe ")
-    assert run("neighbors", text, "king") == run("neighbors", str(trained / "vectors"), "king")
+    assert run("neighbours", text, "king") == run("neighbours", str(trained / "vectors"), "king")
 
 
-def test_one_worker_repeats_exactly_and_cbow_differs(trained: Path) -> None:
+def test_one_worker_is_reproducible_and_cbow_differs(trained: Path) -> None:
     for name, *more in (("one",), ("two",), ("three", "--cbow")):
         code, _, errors = run(
             "train", "-", "--out", str(trained / name), "--dim", "4", "--workers", "1", *more, stdin=TEXT.encode()
@@ -94,59 +95,59 @@ def test_one_worker_repeats_exactly_and_cbow_differs(trained: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["train", "nofile", "--out", "HERE/new"], "nofile does not exist"),
         (["train", "HERE", "--out", "HERE/new"], "is a folder"),
-        (["train", "HERE/empty.txt", "--out", "HERE/new"], "there are no words to learn from"),
+        (["train", "HERE/empty.txt", "--out", "HERE/new"], "no words to train on"),
         (["train", "HERE/text.txt.gz", "--out", "HERE/new", "--min-count", "9999"], "no word occurs 9999 times"),
         (["train", "HERE/text.txt.gz", "--out", "HERE/new", "--dim", "0"], "dim: 0 is too small"),
-        (["train", "HERE/text.txt.gz", "--out", "HERE/new", "--device", "gpu"], "--device: 'gpu' is not there"),
+        (["train", "HERE/text.txt.gz", "--out", "HERE/new", "--device", "gpu"], "--device: 'gpu' is not available"),
         (["train", "-", "-", "--out", "HERE/new/deep"], "standard input can be read once"),
-        (["neighbors", "HERE/nowhere", "king"], "nowhere does not exist"),
-        (["neighbors", "HERE/vectors", "quene"], "'quene' is not among the 11 words; near it: queen"),
-        (["neighbors", "HERE/pairs.tsv", "king"], "line 1: expected the number of words"),
-        (["analogy", "HERE/vectors", "king", "queen", "zebra"], "'zebra' is not among"),
+        (["neighbours", "HERE/nowhere", "king"], "nowhere does not exist"),
+        (["neighbours", "HERE/vectors", "quene"], "'quene' is not in the vocabulary of 11 words; did you mean queen?"),
+        (["neighbours", "HERE/pairs.tsv", "king"], "line 1: expected the number of words"),
+        (["analogy", "HERE/vectors", "king", "queen", "zebra"], "'zebra' is not in the vocabulary"),
         (["analogy", "HERE/vectors", "king", "queen"], "Missing argument"),
-        (["score", "HERE/vectors"], "nothing to score with"),
-        (["score", "HERE/vectors", "--pairs", "HERE/questions.txt"], "line 1: expected two words and a score"),
-        (["score", "HERE/vectors", "--analogies", "HERE/pairs.tsv"], "line 1: expected four words"),
+        (["evaluate", "HERE/vectors"], "--pairs, --analogies: missing"),
+        (["evaluate", "HERE/vectors", "--pairs", "HERE/questions.txt"], "line 1: expected two words and a score"),
+        (["evaluate", "HERE/vectors", "--analogies", "HERE/pairs.tsv"], "line 1: expected four words"),
     ],
 )
-def test_wrong_input_is_one_line_and_writes_nothing(trained: Path, arguments: list[str], says: str) -> None:
-    code, _, errors = run(*(word.replace("HERE", str(trained)) for word in arguments))
+def test_an_error_is_one_line_and_writes_nothing(trained: Path, arguments: list[str], message: str) -> None:
+    code, _, errors = run(*(argument.replace("HERE", str(trained)) for argument in arguments))
     assert code == 2
-    assert says in errors
+    assert message in errors
     assert errors.count("\n") == 1
     assert not (trained / "new").exists()
 
 
-def test_a_diverged_training_is_refused_and_leaves_nothing(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_diverged_training_writes_nothing(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Training, "_update", lambda self, *_: self.inputs.fill_(float("nan")))
     code, _, errors = run("train", str(trained / "text.txt.gz"), "--out", str(trained / "new" / "deep"))
     assert code == 2
-    assert "the training diverged (a vector is not finite); lower --learning-rate" in errors
+    assert "training diverged: a vector is not finite; lower --lr" in errors
     assert not (trained / "new").exists()
 
 
 @pytest.mark.parametrize("out", ["empty.txt", "empty.txt/deep"])
-def test_a_folder_that_cannot_be_made_is_found_out_before_training(
+def test_an_unwritable_folder_is_reported_before_training(
     trained: Path, out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Training, "__iter__", lambda self: pytest.fail("trained all the same"))
+    monkeypatch.setattr(Training, "__iter__", lambda self: pytest.fail("trained before the check"))
     code, _, errors = run("train", str(trained / "text.txt.gz"), "--out", str(trained / out))
     assert code == 2
-    assert f"{out} cannot be written (" in errors
+    assert f"{out} (" in errors
     assert errors.count("\n") == 1
 
 
 def test_help_has_an_example() -> None:
-    for verb in ("train", "neighbors", "analogy", "score", "export"):
-        assert f"Example: clearhead word2vec {verb}" in run(verb, "--help")[1]
+    for command in ("train", "neighbours", "analogy", "evaluate", "export"):
+        assert f"Example: clearhead word2vec {command}" in run(command, "--help")[1]
 
 
-def test_the_installed_command_ends_with_code_2(trained: Path) -> None:
-    command = [sys.executable, "-m", "clearhead", "word2vec", "neighbors", str(trained / "vectors"), "quene"]
+def test_the_installed_command_exits_with_2(trained: Path) -> None:
+    command = [sys.executable, "-m", "clearhead", "word2vec", "neighbours", str(trained / "vectors"), "quene"]
     done = subprocess.run(command, capture_output=True)
     assert done.returncode == 2
-    assert done.stderr.decode() == "clearhead: 'quene' is not among the 11 words; near it: queen\n"
+    assert done.stderr.decode() == "clearhead: 'quene' is not in the vocabulary of 11 words; did you mean queen?\n"

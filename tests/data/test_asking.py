@@ -1,4 +1,4 @@
-"""What is asked about texts of the embedded grammar: one sentence answers it, or none, however alike they are."""
+"""Questions about texts of the embedded grammar are answered by exactly one sentence, or by none."""
 
 import re
 from collections import Counter
@@ -21,14 +21,14 @@ SAMPLE = [FULL.example("train", index) for index in range(3000)]
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("sentences", [1, 4])
-def test_what_is_asked_of_a_text_stands_in_it_once_or_nothing_of_it_does(language: str, sentences: int) -> None:
-    made = Corpus(format="embedded", languages=(language,), count=600, sentences=sentences)  # type: ignore[arg-type]
+def test_a_question_is_answered_once_or_not_at_all(language: str, sentences: int) -> None:
+    corpus = Corpus(format="embedded", languages=(language,), count=600, sentences=sentences)  # type: ignore[arg-type]
     ends = {"en": r"(?<=[.?]) ", "de": r"(?<=[.?])(?<!\d\.) ", "zh": r"(?<=[。？])(?=.)"}[language]  # am 6. Mai
     examples = {each.text(language): each for each in SAMPLE[:600]}
     answers = {text: {q.text: q.answer for q in each.questions(language)} for text, each in examples.items()}
     sizes, gaps, without, confused = Counter[int](), Counter[str](), 0, 0
-    found = [record.values for record in records(made, ANSWERS)]
-    for context, question, answer, start in found:
+    rows = [record.values for record in records(corpus, ANSWERS)]
+    for context, question, answer, start in rows:
         assert context[start : start + len(answer)] == answer
         parts = re.split(ends, context)
         own = [answers[part][question] for part in parts if question in answers[part]]
@@ -39,8 +39,8 @@ def test_what_is_asked_of_a_text_stands_in_it_once_or_nothing_of_it_does(languag
         verbs = Counter(examples[part].clause.verb.key for part in parts)
         confused += len(parts) > 1 and max(verbs.values()) > 1
     assert set(sizes) == set(range(1, sentences + 1))
-    assert 0.15 < without / len(found) < 0.4
-    assert sentences == 1 or confused > 0.2 * len(found), "the verb alone does not give the sentence away"
+    assert 0.15 < without / len(rows) < 0.4
+    assert sentences == 1 or confused > 0.2 * len(rows), "the verb alone does not identify the sentence"
     assert language != "en" or {"Who", "What", "Where", "When"} == set(gaps)
 
 
@@ -53,7 +53,7 @@ def test_questions_come_with_and_without_time_and_place() -> None:
     assert not any(answer.startswith(("day ", "week ", "every ", "often")) for answer in whens)
 
 
-def test_what_might_answer_a_question_is_told_by_verb_partners_and_what_is_asked_for() -> None:
+def test_may_answer_compares_verb_arguments_and_the_requested_part() -> None:
     plain = [each for each in SAMPLE if each.questions("en") and each.clause.verb.frame == "acts"]
     plain = [each for each in plain if each.clause.time and each.clause.tense == "past"]
     one = next(each for each in plain if isinstance(each.clause.subject.head, Name) and not each.clause.subject.second)
@@ -78,12 +78,12 @@ def test_what_might_answer_a_question_is_told_by_verb_partners_and_what_is_asked
         assert may_answer(when.clause, other) == answers_when
 
 
-def test_no_question_is_asked_that_two_sentences_might_answer() -> None:
-    heap = SAMPLE[:800]
-    by_text = {each.text("en"): each for each in heap}
-    for _, text, questions in ask(heap, "en", 4, Random("0")):
+def test_no_question_has_two_answers() -> None:
+    examples = SAMPLE[:800]
+    by_text = {each.text("en"): each for each in examples}
+    for _, text, questions in ask(examples, "en", 4, Random("0")):
         parts = [by_text[part] for part in re.split(r"(?<=[.?]) ", text)]
         for question in questions:
-            fit = [any(may_answer(question.clause, said) for said in clauses(part.clause)) for part in parts]
+            fit = [any(may_answer(question.clause, statement) for statement in clauses(part.clause)) for part in parts]
             assert sum(fit) == bool(question.answer)
             assert not question.answer or question.answer in parts[fit.index(True)].text("en")

@@ -1,4 +1,4 @@
-"""The embedded corpus: the same for everyone, a function in every direction, aligned exactly, split by combinations."""
+"""The embedded corpus: deterministic, unambiguous in every direction, exactly aligned, split by word pairs."""
 
 from collections import Counter
 from itertools import permutations
@@ -18,7 +18,7 @@ LEVELS = {level: Grammar(level) for level in (1, 2, 3)}
 SAMPLE = [FULL.example("train", index, seed=5) for index in range(3000)]
 
 
-def listed(words: str) -> set[str]:
+def split_words(words: str) -> set[str]:
     return set(words.split())
 
 
@@ -40,15 +40,17 @@ def test_an_example_is_a_function_of_its_arguments(index: int, split: str, seed:
     assert one.alignment("en", "zh") == two.alignment("en", "zh")
 
 
-def test_seed_index_and_split_give_other_sentences() -> None:
+def test_seed_index_and_split_change_the_sentence() -> None:
     texts = {FULL.example(split, 7, seed).text("en") for split in ("train", "valid", "test") for seed in range(5)}
     assert len(texts) >= 14
 
 
-def test_sentences_stay_what_they_are() -> None:
-    """A change of these breaks every model trained on the corpus: it must be meant."""
-    found = [tuple(LEVELS[level].example("test", 0).text(language) for language in LANGUAGES) for level in (1, 2, 3)]
-    assert found == GOLDEN
+def test_golden_sentences() -> None:
+    """A change of these sentences changes the corpus of every trained model."""
+    sentences = [
+        tuple(LEVELS[level].example("test", 0).text(language) for language in LANGUAGES) for level in (1, 2, 3)
+    ]
+    assert sentences == GOLDEN
 
 
 @pytest.mark.parametrize(("level", "count"), [(1, 20_000), (2, 20_000), (3, 100_000)])
@@ -64,38 +66,38 @@ def test_equal_sources_have_equal_targets_in_every_direction(level: int, count: 
         assert len(seen) / 3 > 0.95 * count
 
 
-def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="levels 1, 2 and 3"):
+def test_invalid_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="use 1, 2 or 3"):
         Grammar(4)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="train, valid or test"):
+    with pytest.raises(ValueError, match="use train, valid or test"):
         FULL.example("dev", 0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("level", "low", "high"), [(1, 100, 140), (2, 250, 350), (3, 400, 600)])
-def test_each_level_has_its_number_of_lemmas(level: int, low: int, high: int) -> None:
+def test_lemma_counts_by_level(level: int, low: int, high: int) -> None:
     for language in LANGUAGES:
         assert low <= len(LEVELS[level].lemmas(language)) <= high
         assert LEVELS[1].lemmas(language) <= LEVELS[level].lemmas(language)
 
 
 def _keys(example: Example) -> set[tuple[str, str]]:
-    """The entries of the lexicon that a sentence says, as (table, key)."""
-    found = set()
+    """The lexicon entries of a sentence, as (table, key)."""
+    keys = set()
     for clause in clauses(example.clause):
-        found.add(("verbs", clause.verb.key))
+        keys.add(("verbs", clause.verb.key))
         if clause.quality:
-            found.add(("adjectives", clause.quality.adjective.key))
+            keys.add(("adjectives", clause.quality.adjective.key))
         if clause.spot:
-            found.add(("places" if isinstance(clause.spot.place, Place) else "nouns", clause.spot.place.key))
+            keys.add(("places" if isinstance(clause.spot.place, Place) else "nouns", clause.spot.place.key))
         for phrase in phrases(clause):
             if isinstance(phrase.head, (Noun, Name)):
-                found.add(("nouns" if isinstance(phrase.head, Noun) else "names", phrase.head.key))
+                keys.add(("nouns" if isinstance(phrase.head, Noun) else "names", phrase.head.key))
             if phrase.adjective:
-                found.add(("adjectives", phrase.adjective.key))
+                keys.add(("adjectives", phrase.adjective.key))
         for adverbial in (clause.time, clause.manner):
             if adverbial:
-                found.add(("adverbs", " ".join(word for word, _ in adverbial.en)))
-    return found
+                keys.add(("adverbs", " ".join(word for word, _ in adverbial.en)))
+    return keys
 
 
 @pytest.mark.parametrize(("level", "count"), [(1, 5000), (2, 15_000), (3, 40_000)])
@@ -109,7 +111,7 @@ def test_every_word_of_a_level_occurs_in_train(level: int, count: int) -> None:
     assert not missing
 
 
-def test_no_train_sentence_has_a_combination_that_is_held_out() -> None:
+def test_no_train_sentence_has_a_held_out_pair() -> None:
     for seed in (0, 1):
         for index in range(3000):
             train = set(map(home, pairs(FULL.example("train", index, seed).clause)))
@@ -117,14 +119,14 @@ def test_no_train_sentence_has_a_combination_that_is_held_out() -> None:
 
 
 @pytest.mark.parametrize("level", [1, 3])
-def test_valid_and_test_sentences_have_combinations_that_train_never_shows(level: int) -> None:
+def test_valid_and_test_sentences_have_pairs_that_never_occur_in_train(level: int) -> None:
     shown = {p for index in range(8000) for p in pairs(LEVELS[level].example("train", index).clause)}
     held: dict[str, set[tuple[str, str]]] = {"valid": set(), "test": set()}
-    for split, found in held.items():
+    for split, seen in held.items():
         for index in range(600):
             new = {p for p in pairs(LEVELS[level].example(split, index).clause) if home(p) != "train"}
             assert new
-            found |= new
+            seen |= new
     assert not held["valid"] & held["test"]
     assert not shown & (held["valid"] | held["test"])
     assert len(held["valid"]) > 40
@@ -142,16 +144,16 @@ def test_no_sentence_is_in_two_splits() -> None:
 def test_alignment_is_sorted_in_range_and_symmetric(index: int) -> None:
     example = FULL.example("train", index)
     for source, target in permutations(LANGUAGES, 2):
-        found = example.alignment(source, target)
-        assert list(found) == sorted(set(found))
-        assert sorted((j, i) for i, j in found) == list(example.alignment(target, source))
-        assert all(i < len(example.words(source)) and j < len(example.words(target)) for i, j in found)
+        pairs = example.alignment(source, target)
+        assert list(pairs) == sorted(set(pairs))
+        assert sorted((j, i) for i, j in pairs) == list(example.alignment(target, source))
+        assert all(i < len(example.words(source)) and j < len(example.words(target)) for i, j in pairs)
 
 
-# What a language says and another leaves out; everything else has a counterpart.
+# Words without a counterpart in another language.
 ALONE = {
-    "en": listed("the a an to that at is it for on in are did does do be am of was were"),
-    "de": listed(", um dass ist dem der den die das es in lang am nach ins an zur zum auf bist sein bin sind"),
+    "en": split_words("the a an to that at is it for on in are did does do be am of was were"),
+    "de": split_words(", um dass ist dem der den die das es in lang am nach ins an zur zum auf bist sein bin sind"),
     "zh": {"吗", "，"},
 }
 
@@ -165,7 +167,7 @@ def test_every_content_word_is_aligned() -> None:
 
 
 def test_heads_and_verbs_are_aligned_with_their_translations() -> None:
-    """Nouns and names are found by the lexicon's own words, not by part numbers, wherever they occur once."""
+    """Nouns and names are located by their lexicon forms, not by part numbers, if they occur once."""
     checked = 0
     for example in SAMPLE:
         words = {language: Counter(example.words(language)) for language in LANGUAGES}
@@ -186,8 +188,8 @@ def _aligned(example: Example, source: str, target: str) -> set[tuple[str, str]]
     return {(left[i], right[j]) for i, j in example.alignment(source, target)}  # type: ignore[arg-type]
 
 
-def test_all_pieces_of_a_verb_are_aligned() -> None:
-    """Separable prefixes, auxiliaries, particles and 了 belong to the verb they are part of."""
+def test_all_parts_of_a_verb_are_aligned() -> None:
+    """Separable prefixes, auxiliaries, particles and 了 align with their verb."""
     separable = [e for e in SAMPLE if e.clause.verb.prefix and e.clause.tense == "progressive"]
     assert len(separable) > 30
     for example in separable:
@@ -209,7 +211,7 @@ def test_no_two_nodes_share_part_numbers() -> None:
         assert len(starts) == len(set(starts))
 
 
-def test_labels_follow_the_sentence() -> None:
+def test_labels_match_the_sentence() -> None:
     for example in SAMPLE:
         words = example.words("de")
         if example.tense == "future":
@@ -226,16 +228,16 @@ def test_labels_follow_the_sentence() -> None:
         assert min(counts.values()) > 0.05 * len(SAMPLE)
 
 
-def test_entities_are_what_they_are_called() -> None:
+def test_entities_match_their_type() -> None:
     names = {language: {getattr(n, language) for n in load(3).names} for language in LANGUAGES}
     lands = {language: {getattr(p, language) for p in load(3).places if not p.gender} for language in LANGUAGES}
     kinds: Counter[str] = Counter()
     for example in SAMPLE:
         for language in LANGUAGES:
             words = example.words(language)
-            found = example.entities(language)
-            assert list(found) == sorted(found)
-            for start, end, kind in found:
+            spans = example.entities(language)
+            assert list(spans) == sorted(spans)
+            for start, end, kind in spans:
                 span = words[start:end]
                 kinds[kind] += 1
                 assert kind != "PERSON" or (len(span) == 1 and span[0] in names[language])
@@ -243,12 +245,12 @@ def test_entities_are_what_they_are_called() -> None:
                 assert kind != "NUMBER" or len(span) == 1
                 assert kind not in ("TIME", "MONEY") or any(piece[0].isdigit() for piece in span)
                 assert kind != "DATE" or 1 <= len(span) <= 2
-            people = sum(kind == "PERSON" for _, _, kind in found)
+            people = sum(kind == "PERSON" for _, _, kind in spans)
             assert people == sum(word in names[language] for word in words)
     assert set(kinds) == {"PERSON", "PLACE", "NUMBER", "TIME", "MONEY", "DATE"}
 
 
-def test_answers_stand_where_they_are_said_to_stand() -> None:
+def test_answers_start_at_their_offset() -> None:
     count = 0
     for example in SAMPLE:
         for language in LANGUAGES:
@@ -262,7 +264,7 @@ def test_answers_stand_where_they_are_said_to_stand() -> None:
     assert count > 2000
 
 
-def test_texts_are_spaced_and_marked_as_print_is() -> None:
+def test_spacing_and_punctuation() -> None:
     for example in SAMPLE:
         for language in LANGUAGES:
             text = example.text(language)
@@ -287,8 +289,8 @@ GOLDEN: list[tuple[str, str, str]] = [
 ]
 
 
-def test_each_of_two_subjects_counts_for_the_split() -> None:
-    """Anna and Paul sleep: both pairs, Anna and sleep, Paul and sleep, are held out or not."""
+def test_each_of_two_coordinated_subjects_counts_for_the_split() -> None:
+    """In "Anna and Paul sleep", both pairs, (Anna, sleep) and (Paul, sleep), decide the split."""
     grammar = Grammar(level=3)
     seen = 0
     for index in range(4000):

@@ -1,4 +1,4 @@
-"""German by the book: agreement and cases, conjugation, and the place of the verb and of its prefix."""
+"""German grammar: agreement, cases, conjugation, and the position of the verb and its prefix."""
 
 import re
 from collections.abc import Iterator
@@ -8,18 +8,18 @@ import pytest
 from clearhead.data.grammar import Grammar
 from clearhead.data.grammar import german_forms as forms
 from clearhead.data.grammar.entries import Noun, Verb, load
-from clearhead.data.grammar.example import clauses, phrases, realise
+from clearhead.data.grammar.example import clauses, phrases, realize
 from clearhead.data.grammar.nodes import MODAL, STEP, TENSE, VERB, Clause, NounPhrase
 
 SAMPLE = [Grammar().example("train", index, seed=9) for index in range(4000)]
 VERBS = {verb.key: verb for verb in load(3).verbs}
 
 
-def listed(words: str) -> set[str]:
+def split_words(words: str) -> set[str]:
     return set(words.split())
 
 
-# Article and adjective, written out as a school grammar prints them: case → m, f, n, plural.
+# Articles and adjectives as in a school grammar: case → m, f, n, plural.
 SCHOOL = {
     "the": {
         "nom": ("der -e", "die -e", "das -e", "die -en"),
@@ -65,7 +65,7 @@ SCHOOL = {
 
 
 def _cases(clause: Clause) -> Iterator[tuple[NounPhrase, str]]:
-    """The full noun phrases of a clause with the case that a grammar book would give them."""
+    """The full noun phrases of a clause with their cases."""
     said = list(phrases(clause))
     dative = clause.verb.key in ("help", "thank", "trust")
     for phrase, case in (
@@ -137,21 +137,21 @@ def _noun(noun: Noun, case: str, plural: bool) -> str:
     }.items(),
 )
 def test_german_verbs_are_conjugated(key: str, expected: str) -> None:
-    found = [forms.present(VERBS[key], who) for who in ("ich", "du", "er", "wir")]
+    conjugated = [forms.present(VERBS[key], who) for who in ("ich", "du", "er", "wir")]
     *present, imperative = expected.split() if len(expected.split()) == 5 else [*expected.split(), ""]
-    assert found == present
+    assert conjugated == present
     assert not imperative or forms.imperative(VERBS[key]) == imperative
 
 
-AUXILIARIES = listed("habe hast hat haben bin bist ist sind war warst waren werde wirst wird werden")
-MODALS = listed(
+AUXILIARIES = split_words("habe hast hat haben bin bist ist sind war warst waren werde wirst wird werden")
+MODALS = split_words(
     "kann kannst können muss musst müssen will willst wollen sollte solltest sollten darf darfst "
     "dürfen konnte konntest konnten musste musstest mussten wollte wolltest wollten"
 )
 
 
 def _is_finite(word: str, verb: Verb, clause: Clause) -> bool:
-    """Whether a word is a finite form of what the clause needs, by lists that are not the realiser's."""
+    """Whether a word is a finite form that the clause needs, by lists independent of the realizer."""
     word = word.lower()
     if clause.modal:
         return word in MODALS
@@ -164,13 +164,13 @@ def _is_finite(word: str, verb: Verb, clause: Clause) -> bool:
     return word in {base, verb.de_third, stem + "e", stem[:-2] + "le", verb.de_third[:-1] + "st", verb.de_third}
 
 
-def test_german_main_clauses_have_the_verb_in_second_place() -> None:
+def test_german_main_clauses_are_verb_second() -> None:
     fronted = 0
     for example in SAMPLE:
         c = example.clause
         if c.mood != "statement" or c.link in ("if", "when"):
             continue
-        words = realise(c, "de")
+        words = realize(c, "de")
         first = next(i for i, word in enumerate(words) if {c.at + VERB, c.at + TENSE, c.at + MODAL} & set(word.parts))
         assert _is_finite(words[first].text, c.verb, c), example.text("de")
         before = {(part - 1) // STEP for word in words[:first] for part in word.parts}
@@ -182,7 +182,7 @@ def test_german_main_clauses_have_the_verb_in_second_place() -> None:
 
 
 def _field(c: Clause) -> set[int]:
-    """The nodes one of which, with all that belongs to it, may stand in front of the verb."""
+    """The nodes that can precede the verb, one at a time with its dependents."""
     if c.fronted and c.time:
         return {(c.time.at - 1) // STEP}
     if c.verb.frame == "exists" and c.spot:
@@ -197,7 +197,7 @@ def _field(c: Clause) -> set[int]:
     return {(at - 1) // STEP for at in nodes}
 
 
-def test_german_questions_and_clauses_behind_another_begin_with_the_verb() -> None:
+def test_german_questions_and_clauses_after_a_fronted_clause_are_verb_first() -> None:
     seen = 0
     for example in SAMPLE:
         c, words = example.clause, example.words("de")

@@ -1,4 +1,4 @@
-"""Sentences written by hand, and the rules of English and Chinese: do-support, agreement, measure words, aspect."""
+"""Hand-written sentences, and rules of English and Chinese: do-support, agreement, measure words, aspect."""
 
 from itertools import pairwise
 
@@ -19,11 +19,11 @@ ADJECTIVES = {adjective.en: adjective for adjective in WORDS.adjectives}
 PLACES = {place.key: place for place in WORDS.places}
 
 
-def listed(words: str) -> set[str]:
+def split_words(words: str) -> set[str]:
     return set(words.split())
 
 
-def _say(verb: str, subject: NounPhrase, **more: object) -> list[str]:
+def _realize_words(verb: str, subject: NounPhrase, **more: object) -> list[str]:
     clause = Clause(100, subject, VERBS[verb], **more)  # type: ignore[arg-type]
     return [Example(clause).text(language) for language in ("en", "de", "zh")]
 
@@ -82,20 +82,20 @@ EXPECTED = [
 
 
 @pytest.mark.parametrize(("plan", "expected"), EXPECTED, ids=[text for _, text in EXPECTED])
-def test_sentences_written_by_hand(plan: tuple[str, NounPhrase, dict[str, object]], expected: str) -> None:
+def test_hand_written_sentences(plan: tuple[str, NounPhrase, dict[str, object]], expected: str) -> None:
     verb, subject, more = plan
-    assert " ".join(_say(verb, subject, **more)) == expected
+    assert " ".join(_realize_words(verb, subject, **more)) == expected
 
 
-def test_a_verb_and_its_particle_in_every_language_align_with_each_other() -> None:
+def test_verbs_and_their_particles_are_aligned_across_languages() -> None:
     past = Example(Clause(100, GIRL, VERBS["open"], "past", object=DOOR, negated=True))
     left, right = past.words("en"), past.words("de")
-    found = {(left[i], right[j]) for i, j in past.alignment("en", "de")}
+    pairs = {(left[i], right[j]) for i, j in past.alignment("en", "de")}
     nouns = {("The", "Das"), ("girl", "Mädchen"), ("the", "die"), ("door", "Tür"), (".", ".")}
-    assert found == nouns | {("did", "hat"), ("not", "nicht"), ("open", "aufgemacht")}
+    assert pairs == nouns | {("did", "hat"), ("not", "nicht"), ("open", "aufgemacht")}
     chinese = past.words("zh")
-    found = {(left[i], chinese[j]) for i, j in past.alignment("en", "zh")}
-    assert {("did", "没有"), ("not", "没有"), ("open", "打开"), ("the", "那"), ("the", "扇")} <= found
+    pairs = {(left[i], chinese[j]) for i, j in past.alignment("en", "zh")}
+    assert {("did", "没有"), ("not", "没有"), ("open", "打开"), ("the", "那"), ("the", "扇")} <= pairs
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_english_subjects_and_verbs_agree() -> None:
 
 
 def test_english_negations_and_questions_have_an_auxiliary() -> None:
-    auxiliaries = listed("do does did am is are was were will can could should may cannot")
+    auxiliaries = split_words("do does did am is are was were will can could should may cannot")
     for example in SAMPLE:
         c, words = example.clause, [word.lower() for word in example.words("en")]
         if c.mood == "question" and not c.gap:
@@ -195,7 +195,7 @@ def test_chinese_numerals_and_determiners_take_the_measure_word_of_the_noun() ->
     assert len(seen) > 25
 
 
-def test_chinese_aspect_and_negation_show_the_tense() -> None:
+def test_chinese_aspect_and_negation_mark_the_tense() -> None:
     for example in SAMPLE:
         c, words = example.clause, example.words("zh")
         if c.inner or c.subject.relative or c.mood == "request" or c.modal or (c.object and c.object.relative):
@@ -210,12 +210,12 @@ def test_chinese_aspect_and_negation_show_the_tense() -> None:
         assert "在在" not in example.text("zh")
 
 
-def test_chinese_measure_words_stand_in_the_lexicon_for_every_noun() -> None:
+def test_every_noun_has_a_chinese_measure_word() -> None:
     assert all(noun.measure for noun in WORDS.nouns)
 
 
-def test_a_word_of_one_language_is_one_word_of_the_others() -> None:
-    """Two meanings of a word are told apart by what stands beside it: only these few share a word."""
+def test_translations_are_one_to_one() -> None:
+    """Only these few words have two translations, told apart by context."""
     shared = {"en": {"old", "think", "know"}, "de": {"alt", "lernen"}, "zh": {"看"}}
     for table in (WORDS.nouns, WORDS.adjectives, WORDS.names, WORDS.places):
         for language in ("en", "de", "zh"):
@@ -226,8 +226,8 @@ def test_a_word_of_one_language_is_one_word_of_the_others() -> None:
         assert {word for word in words if words.count(word) > 1} <= shared[language]
 
 
-def test_no_chinese_adjective_and_noun_read_as_another_noun() -> None:
-    """短 and 信 would be 短信: a short letter or a message, nobody could tell."""
+def test_no_chinese_adjective_and_noun_spell_another_noun() -> None:
+    """短 + 信 would be ambiguous: 短信 is a short letter or a text message."""
     nouns = {noun.zh for noun in WORDS.nouns}
     together = {adjective.zh.replace(" ", "") + noun.zh for adjective in WORDS.adjectives for noun in WORDS.nouns}
     assert not together & nouns

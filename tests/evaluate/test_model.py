@@ -12,7 +12,7 @@ from clearhead.errors import UserError
 from clearhead.evaluate import spearman
 from clearhead.evaluate.model import evaluate
 from clearhead.model import build
-from clearhead.predict import Model
+from clearhead.predict import Model, Translation
 from clearhead.text import ROLES, train
 from tests.predict.readers import LABELS, reader
 
@@ -33,7 +33,8 @@ def test_a_translator_is_evaluated_on_held_out_data(tmp_path: Path, monkeypatch:
         "tiny-translator", tmp_path, task="translation", train=corpus, held_out=0.2, lowercase=True, normalize="nfc"
     )
     translated: list[str] = []
-    monkeypatch.setattr(Model, "translate", lambda self, texts, **_: translated.extend(texts) or list(texts))
+    echo = lambda self, texts, **_: translated.extend(texts) or [Translation(text) for text in texts]  # noqa: E731
+    monkeypatch.setattr(Model, "translate", echo)
     log: list[str] = []
     result = evaluate(model, say=log.append)
     config = DataConfig.build(model.extra["data"])

@@ -1,4 +1,4 @@
-"""Small models that read, with any head and any tokenizer, for the tests of what they say."""
+"""Small encoders and decoders with any head and any tokenizer."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from clearhead.text import Kind
 from tests.data.helpers import tokenizer
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
-TASKS = {"words": "masked-language-model", "classes": "classification", "tags": "tagging", "span": "answering"}
+TASKS = {"lm": "masked-language-model", "classes": "classification", "tags": "tagging", "span": "answering"}
 SMALL = ("dim=16", "heads=2", "ff_dim=32", "max_positions=48")
 
 
 def reader(
     output: str = "", kind: Kind = "byte-bpe", family: str = "tiny-encoder", seed: int = 0, **data: Any
 ) -> Model:
-    """A model with random weights, spread so that its answers differ."""
+    """A model with random weights, large enough that its answers differ."""
     torch.manual_seed(seed)
     tokens = tokenizer(kind)
     layers = "encoder_layers=2" if family == "tiny-encoder" else "decoder_layers=2"

@@ -1,4 +1,4 @@
-"""A conversation: what was said is seen, what no longer fits is forgotten and told, a broken answer is kept."""
+"""Conversations: history in the prompt, oldest turns dropped, broken answers kept, messages in and out."""
 
 from typing import Any
 
@@ -16,64 +16,82 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 class Fixed:
-    """A form of its own, as a checkpoint's template will be."""
+    """A form like a checkpoint's template."""
 
     stops = ("e",)
 
     def prompt(self, system: str, turns: Any) -> str:
-        return f"{system}|" + "|".join(f"{said}>{answer}" for said, answer in turns)
+        return f"{system}|" + "|".join(f"{user}>{assistant}" for user, assistant in turns)
 
 
-def test_a_transcript_is_a_line_for_each_that_speaks() -> None:
+def test_a_transcript_has_one_line_per_speaker() -> None:
     form, turns = Transcript(), [Turn("hello", "hi"), Turn("how are you?")]
     assert form.prompt("", turns) == "You: hello\nModel: hi\nYou: how are you?\nModel:"
     assert form.prompt("Two talk.", turns[1:]) == "Two talk.\n\nYou: how are you?\nModel:"
     assert form.stops == ("\nYou:", "\nModel:")
 
 
-def test_an_answer_is_what_the_model_writes_behind_the_transcript(model: Model) -> None:
-    talk = Chat(model, seed=3, system="a man", temperature=1.0, max_new_tokens=12)
+def test_an_answer_is_the_generated_text_after_the_transcript(model: Model) -> None:
+    chat = Chat(model, seed=3, system="a man", temperature=1.0, max_new_tokens=12)
     prompts = []
     for said in ("hello", "the dog"):
-        turns = [*talk.turns, Turn(said)]
+        turns = [*chat.turns, Turn(said)]
         prompts.append(Transcript().prompt("a man", turns))
-        forgotten, pieces = talk.say(said)
+        dropped, pieces = chat.say(said)
         seed = 3 + len(prompts)
-        [[text]] = model.generate(prompts[-1], seed=seed, stop=Transcript().stops, temperature=1.0, max_new_tokens=12)
-        assert "".join(pieces) == text.text.lstrip()
-        assert forgotten == 0
-        assert talk.turns == [*turns[:-1], Turn(said, text.text.strip())]
+        result = model.generate(prompts[-1], seed=seed, stop=Transcript().stops, temperature=1.0, max_new_tokens=12)
+        assert "".join(pieces) == result.text.lstrip()
+        assert dropped == 0
+        assert chat.turns == [*turns[:-1], Turn(said, result.text.strip())]
     assert prompts[1].startswith(prompts[0])
-    talk.reset()
-    assert talk.turns == []
+    chat.reset()
+    assert chat.turns == []
 
 
-def test_the_oldest_turns_make_room_and_it_is_told(model: Model) -> None:
-    talk, told = Chat(model, max_new_tokens=20), []
+def test_a_conversation_continues_from_its_messages(model: Model) -> None:
+    first = model.chat(system="a man", max_new_tokens=12)
+    answer = first.ask("hello")
+    roles = ["system", "user", "assistant"]
+    assert [message["role"] for message in first.messages] == roles
+    assert [message["content"] for message in first.messages] == ["a man", "hello", answer.strip()]
+    second = model.chat(first.messages, max_new_tokens=12)
+    assert second.messages == first.messages
+    assert second.ask("the dog") == first.ask("the dog")
+    for messages, says in (
+        ([{"role": "assistant", "content": "hi"}], r"messages.0.role: 'assistant' is out of order"),
+        ([{"role": "user", "content": "hi"}], r"messages: the last one is the user's; pass its content to ask\(\)"),
+        ([{"role": "user", "text": "hi"}], r"messages.0: not a message; write \{'role'"),
+    ):
+        with pytest.raises(UserError, match=says):
+            model.chat(messages)
+
+
+def test_the_oldest_turns_are_dropped_and_counted(model: Model) -> None:
+    chat, counts = Chat(model, max_new_tokens=20), []
     for number in range(12):
-        before = list(talk.turns)
-        forgotten, pieces = talk.say(f"a man {number}")
-        told.append(forgotten)
-        if forgotten:  # no more than needed
-            one_more = Transcript().prompt("", [before[forgotten - 1], *talk.turns])
+        before = list(chat.turns)
+        dropped, pieces = chat.say(f"a man {number}")
+        counts.append(dropped)
+        if dropped:  # no more than needed
+            one_more = Transcript().prompt("", [before[dropped - 1], *chat.turns])
             assert len(model.prompt_ids(one_more)) + 20 > 128
         "".join(pieces)
-        assert len(model.prompt_ids(Transcript().prompt("", talk.turns))) + 20 <= 128
-        assert talk.turns[-1].said == f"a man {number}"
-    assert sum(told) == 12 - len(talk.turns) > 3
-    before = list(talk.turns)
+        assert len(model.prompt_ids(Transcript().prompt("", chat.turns))) + 20 <= 128
+        assert chat.turns[-1].user == f"a man {number}"
+    assert sum(counts) == 12 - len(chat.turns) > 3
+    before = list(chat.turns)
     with pytest.raises(UserError, match=r"for the answer are more than the model's 128 positions"):
-        talk.say("x" * 120)
-    assert talk.turns == before
+        chat.say("x" * 120)
+    assert chat.turns == before
 
 
 def test_a_broken_answer_is_kept_as_far_as_it_came(model: Model) -> None:
-    talk = Chat(model, temperature=1.0, seed=1, max_new_tokens=30, form=Fixed())
-    pieces = talk.say("hello")[1]
+    chat = Chat(model, temperature=1.0, seed=1, max_new_tokens=30, form=Fixed())
+    pieces = chat.say("hello")[1]
     first = next(pieces) + next(pieces)
     pieces.close()  # type: ignore[attr-defined]
-    assert talk.turns == [Turn("hello", first.strip())]
-    _, pieces = talk.say("the dog")
+    assert chat.turns == [Turn("hello", first.strip())]
+    _, pieces = chat.say("the dog")
     answer = "".join(pieces)
     assert "e" not in answer
-    assert talk.form.prompt("", talk.turns) == f"|hello>{first.strip()}|the dog>{answer.strip()}"
+    assert chat.form.prompt("", chat.turns) == f"|hello>{first.strip()}|the dog>{answer.strip()}"

@@ -1,4 +1,4 @@
-"""Where a model is looked for: a name that can be none is said in a line that tells what to give."""
+"""Finding models by name and path: what cannot be one is a one-line error with the fix."""
 
 from pathlib import Path
 
@@ -8,13 +8,13 @@ from clearhead.errors import UserError
 from clearhead.predict import find_model
 
 
-def test_a_text_in_the_place_of_a_model_is_no_model() -> None:
+def test_a_text_given_as_a_model_name_is_refused_in_one_line() -> None:
     for name in ("A quiet, moving film. " * 30, "a/" * 3000):
         with pytest.raises(UserError, match=r"^no model '[^\n]{1,90}: neither a folder nor a name[^\n]*$"):
             find_model(name)
 
 
-def test_a_folder_that_is_closed_to_us_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exists = Path.exists
 
     def closed(path: Path) -> bool:
@@ -27,7 +27,7 @@ def test_a_folder_that_is_closed_to_us_is_said_to_be(tmp_path: Path, monkeypatch
         find_model(tmp_path / "model")
 
 
-def test_a_run_folder_stands_for_its_best_model_else_its_last(tmp_path: Path) -> None:
+def test_a_run_folder_gives_its_best_model_else_its_last(tmp_path: Path) -> None:
     for part in ("last", "best"):
         (tmp_path / part).mkdir()
         (tmp_path / part / "config.json").write_text("{}")
@@ -39,7 +39,7 @@ def test_a_run_folder_stands_for_its_best_model_else_its_last(tmp_path: Path) ->
         find_model(tmp_path / "empty")
 
 
-def test_a_run_that_a_recipe_of_ours_makes_is_said_to_be_made_by_it(
+def test_a_missing_run_of_a_known_recipe_names_the_command_that_trains_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Imported models write what their own library writes, and the same by single calls, streams and the engine."""
+"""Imported models generate what their own library does, alike by single calls, streams and the engine."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +22,9 @@ PAD = WORDS - 1
 TEXTS = ["w7 w8 w9", "", "w5", "  ", "w11 w12 w13 w14 w15 w16 w17 w18", "w20 w21 w22 w23 w24", "w5 w5"]
 
 
-def written_by(model: Model, texts: list[str], **options: Any) -> list[str]:
-    """What jobs of one engine come to, a few at a time."""
-    engine = engine_for(model, rows=3)
+def engine_texts(model: Model, texts: list[str], **options: Any) -> list[str]:
+    """The texts of jobs of one engine, three rows at a time."""
+    engine = engine_for(model, max_batch_size=3)
     jobs = [submit(model, engine, text, **options) for text in texts]
     while engine.busy:
         engine.step()
@@ -32,7 +32,7 @@ def written_by(model: Model, texts: list[str], **options: Any) -> list[str]:
 
 
 def imported(folder: Path, name: str, settings: dict[str, Any]) -> tuple[Any, Model]:
-    """A random model of theirs that knows the words w0 w1 …, and ours from its folder, both in float64."""
+    """A random model of transformers with the vocabulary w0 w1 …, and ours imported from its folder, both in fp64."""
     torch.manual_seed(3)
     theirs = peer(name).double()
     vocabulary = {"</s>": 0, **{f"▁w{number}": number for number in range(1, PAD)}, "<pad>": PAD}
@@ -41,18 +41,18 @@ def imported(folder: Path, name: str, settings: dict[str, Any]) -> tuple[Any, Mo
     words.add_special_tokens(["</s>", "<pad>"])
     for key, value in settings.items():
         setattr(theirs.generation_config, key, value)
-    if name.startswith("marian"):  # it would write pads, did nothing keep it from that, and comes to an end at times
+    if name.startswith("marian"):  # without a ban it would generate pads; it ends at times
         theirs.final_logits_bias[0, PAD] += 4
         theirs.final_logits_bias[0, 0] += 2
     theirs.save_pretrained(folder / "theirs")
     words.save(str(folder / "theirs" / "tokenizer.json"))
     import_model(folder / "theirs", folder / "ours")
-    return theirs, load(folder / "ours", "cpu", "float64")
+    return theirs, load(folder / "ours", "cpu", "fp64")
 
 
 @pytest.fixture(scope="module")
 def marian(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Model]:
-    """A source ends with </s>, a target begins with the pad, which is never written, nor is w9 behind w8."""
+    """A source ends with </s>; a target begins with the pad, which is never generated, nor is w9 after w8."""
     settings = {"bad_words_ids": [[PAD], [8, 9]]}
     return imported(tmp_path_factory.mktemp("marian"), "marian", settings)
 
@@ -63,11 +63,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Model]:
     return imported(tmp_path_factory.mktemp("llama"), "llama2", {"eos_token_id": [0, 40, 41, 42, 43]})
 
 
-def test_marian_is_translated_as_in_its_own_library(marian: tuple[Any, Model]) -> None:
+def test_marian_translates_as_in_transformers(marian: tuple[Any, Model]) -> None:
     theirs, model = marian
     assert model.extra["begin"] == [PAD]
     assert model.extra["banned"] == [[PAD], [8, 9]]
-    found = model.translate(TEXTS, max_new_tokens=30, no_repeat_ngram=2)
+    found = [result.text for result in model.translate(TEXTS, max_new_tokens=30, no_repeat_ngram_size=2)]
     for text, ours in zip(TEXTS, found, strict=True):
         if not text.strip():
             assert ours == ""
@@ -82,32 +82,34 @@ def test_marian_is_translated_as_in_its_own_library(marian: tuple[Any, Model]) -
 
 
 @pytest.mark.parametrize(
-    "options", [{"no_repeat_ngram": 2}, {"max_new_tokens": 9}, {"temperature": 1.0, "banned": ((7,),)}]
+    "options", [{"no_repeat_ngram_size": 2}, {"max_new_tokens": 9}, {"temperature": 1.0, "banned_ids": ((7,),)}]
 )
-def test_marian_writes_the_same_through_the_engine(marian: tuple[Any, Model], options: dict[str, Any]) -> None:
+def test_marian_translates_alike_through_the_engine(marian: tuple[Any, Model], options: dict[str, Any]) -> None:
     model = marian[1]
-    found = [text for _, text in generate_batch_texts(model, TEXTS, **options)]
-    assert found == [row[0] for row in model.translations(TEXTS, **options)]
+    found = [result for _, result in generate_batch_texts(model, TEXTS, **options)]
+    assert found == model.translate(TEXTS, **options)
     if "temperature" not in options:
-        assert written_by(model, TEXTS, **options) == [text.text for text in found]
-        assert found == [model.translations(text, **options)[0][0] for text in TEXTS], "by itself, or among others"
+        assert engine_texts(model, TEXTS, **options) == [result.text for result in found]
+        assert found == [model.translate(text, **options) for text in TEXTS], "alone or in a batch"
 
 
-def test_what_a_model_never_writes_stays_banned_beside_what_a_user_bans(marian: tuple[Any, Model]) -> None:
+def test_the_banned_tokens_of_a_model_stay_banned_with_those_of_the_user(marian: tuple[Any, Model]) -> None:
     model = marian[1]
-    open_to_all = Model(model.network, model.tokenizers, {**model.extra, "banned": []})
+    unbanned = Model(model.network, model.tokenizers, {**model.extra, "banned": []})
     text, other = TEXTS[0], [[7]]
-    [[output]] = open_to_all.translations(text, max_new_tokens=9, scores=True, banned=other)
-    [[ours]] = model.translations(text, max_new_tokens=9, scores=True, banned=other)
-    assert ours.score < output.score, "without a ban it would write pads"
-    assert ours == model.translations(text, max_new_tokens=9, scores=True, banned=[*other, [PAD], [8, 9]])[0][0]
+    output = unbanned.translate(text, max_new_tokens=9, logprobs=True, banned_ids=other)
+    ours = model.translate(text, max_new_tokens=9, logprobs=True, banned_ids=other)
+    assert ours.score is not None
+    assert output.score is not None
+    assert ours.score < output.score, "without a ban it would generate pads"
+    assert ours == model.translate(text, max_new_tokens=9, logprobs=True, banned_ids=[*other, [PAD], [8, 9]])
 
 
-def test_any_of_several_ends_ends_a_text(llama: tuple[Any, Model]) -> None:
+def test_any_of_several_eos_tokens_ends_a_text(llama: tuple[Any, Model]) -> None:
     theirs, model = llama
     assert model.extra["ends"] == [0, 40, 41, 42, 43]
     texts = [f"w{number} w{2 * number} w30" for number in range(1, 30)]
-    single = [row[0] for row in model.generate(texts, max_new_tokens=25)]
+    single = model.generate(texts, max_new_tokens=25)
     assert any(text.finished for text in single)
     assert any(not text.finished for text in single)
     for text, ours in zip(texts, single, strict=True):
@@ -116,44 +118,44 @@ def test_any_of_several_ends_ends_a_text(llama: tuple[Any, Model]) -> None:
         ended = wanted[-1] in model.extra["ends"]
         assert (ours.text, ours.finished) == (model.tokenizer.decode(wanted[:-1] if ended else wanted), ended)
     assert [text for _, text in generate_batch_texts(model, texts, max_new_tokens=25)] == single
-    assert written_by(model, texts, max_new_tokens=25) == [text.text for text in single]
+    assert engine_texts(model, texts, max_new_tokens=25) == [text.text for text in single]
     assert ["".join(model.stream(text, max_new_tokens=25)) for text in texts] == [text.text for text in single]
 
 
-def test_what_a_decoder_never_writes_is_banned_everywhere(llama: tuple[Any, Model]) -> None:
+def test_the_banned_tokens_of_a_decoder_are_banned_everywhere(llama: tuple[Any, Model]) -> None:
     plain = llama[1]
     prompts = ["w1", "w2 w3", "w4"]
-    first = [plain.tokenizer.encode(row[0].text)[0] for row in plain.generate(prompts, max_new_tokens=8)]
+    first = [plain.tokenizer.encode(result.text)[0] for result in plain.generate(prompts, max_new_tokens=8)]
     model = Model(plain.network, plain.tokenizers, plain.extra | {"banned": [[number] for number in first]}, "m")
-    single = [row[0].text for row in model.generate(prompts, max_new_tokens=8)]
+    single = [result.text for result in model.generate(prompts, max_new_tokens=8)]
     assert all(not set(model.tokenizer.encode(text)) & set(first) for text in single)
-    assert written_by(model, prompts, max_new_tokens=8) == single
+    assert engine_texts(model, prompts, max_new_tokens=8) == single
     assert ["".join(model.stream(prompt, max_new_tokens=8)) for prompt in prompts] == single
 
 
-def test_a_model_of_ctranslate2_writes_the_same_through_the_engine(tmp_path: Path) -> None:
+def test_a_ctranslate2_model_translates_alike_through_the_engine(tmp_path: Path) -> None:
     import_model(corpus("weights/aren_transliteration"), tmp_path / "ours")
-    model = load(tmp_path / "ours", "cpu", "float64")
+    model = load(tmp_path / "ours", "cpu", "fp64")
     assert model.extra["source_end"] is False
     texts = ["آتزمون", "", "آتشيسون", "م", "محمد" * 5, "قلم"]
-    single = model.translate(texts)
+    single = [result.text for result in model.translate(texts)]
     assert single[0] == "atzmon"
-    assert written_by(model, texts) == single
+    assert engine_texts(model, texts) == single
     assert [text.text for _, text in generate_batch_texts(model, texts)] == single
 
 
-def test_stories_of_llama2c_are_the_same_through_the_engine(tmp_path: Path) -> None:
+def test_a_llama2c_model_generates_alike_through_the_engine(tmp_path: Path) -> None:
     import_model(corpus("weights/stories260K/stories260K.bin"), tmp_path / "ours")
-    model = load(tmp_path / "ours", "cpu", "float64")
+    model = load(tmp_path / "ours", "cpu", "fp64")
     assert len(model.extra["ends"]) == 2
     texts = ["Once upon a time", "Tim", "", "The dog\u2014née 🐈"]
-    single = [row[0] for row in model.generate(texts, max_new_tokens=30)]
+    single = model.generate(texts, max_new_tokens=30)
     assert [text for _, text in generate_batch_texts(model, texts, max_new_tokens=30)] == single
-    assert written_by(model, texts, max_new_tokens=30) == [text.text for text in single]
+    assert engine_texts(model, texts, max_new_tokens=30) == [text.text for text in single]
 
 
 @pytest.mark.parametrize(
-    ("extra", "says"),
+    ("extra", "message"),
     [
         ({"begin": "x"}, "begin"),
         ({"begin": [99_999]}, "begin: token 99999 is outside the vocabulary"),
@@ -164,9 +166,9 @@ def test_stories_of_llama2c_are_the_same_through_the_engine(tmp_path: Path) -> N
         ({"source_end": "no"}, "source_end: 'no' is neither true nor false"),
     ],
 )
-def test_a_config_that_says_nonsense_is_named(extra: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_invalid_special_tokens_in_config_json_are_named(extra: dict[str, Any], message: str, tmp_path: Path) -> None:
     for family, verb in (("tiny-translator", Model.translate), ("tiny-gpt", Model.generate)):
         plain = load(make(tmp_path / family, family), "cpu")
         for act in (lambda model, verb=verb: verb(model, "a man"), engine_for):
-            with pytest.raises(UserError, match=f"^config.json: {says}[^\n]*$"):
+            with pytest.raises(UserError, match=f"^config.json: {message}[^\n]*$"):
                 act(replace(plain, extra=plain.extra | extra))

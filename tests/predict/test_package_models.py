@@ -1,4 +1,4 @@
-"""The models that come with the package: they answer, and bytes do not cost quality."""
+"""The packaged models: they give sensible results, and int8 costs little quality."""
 
 import pytest
 
@@ -16,23 +16,25 @@ from tests.corpora import corpus
     ],
 )
 def test_translators_translate(name: str, text: str, expected: str) -> None:
-    assert load(name, device="cpu").translate([text]) == [expected]
-    assert load(name, device="cpu", dtype="int8").translate([text]) == [expected]
+    assert load(name, device="cpu").translate(text).text == expected
+    assert load(name, device="cpu", dtype="int8").translate(text).text == expected
 
 
-def test_the_novelist_goes_on_in_whole_words() -> None:
-    [[found]] = load("novels-gpt", device="cpu").generate(["It was a dark evening in October when"], max_new_tokens=30)
-    assert len(found.text.split()) >= 15
-    assert "�" not in found.text
+def test_the_language_model_generates_whole_words() -> None:
+    result = load("novels-gpt", device="cpu").generate("It was a dark evening in October when", max_new_tokens=30)
+    assert len(result.text.split()) >= 15
+    assert "�" not in result.text
 
 
-def test_masked_words_are_words_that_fit() -> None:
-    [[gap]] = load("novels-bert", device="cpu").fill(["She looked out of the [MASK] at the garden."], top=5)
-    assert "window" in [word.text for word in gap.words]
+def test_masks_are_filled_with_tokens_that_fit() -> None:
+    filled = load("novels-bert", device="cpu").fill("She looked out of the [MASK] at the garden.", top=5)
+    [mask] = filled.masks
+    assert "window" in [token.text for token in mask.tokens]
+    assert str(filled) == f"She looked out of the {mask.tokens[0].text} at the garden."
 
 
 @pytest.mark.parametrize("name", ["zh-en"])
-def test_integer_products_cost_little(name: str) -> None:
+def test_int8_costs_little_bleu(name: str) -> None:
     corpus("tatoeba_en_zh")
-    scores = [evaluate(load(name, device="cpu", dtype=dtype), beam=1)["bleu"] for dtype in ("float32", "int8")]
+    scores = [evaluate(load(name, device="cpu", dtype=dtype), beam=1)["bleu"] for dtype in ("fp32", "int8")]
     assert abs(scores[0] - scores[1]) <= 0.3

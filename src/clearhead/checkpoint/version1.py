@@ -21,7 +21,7 @@ DATA = {
     "cache": "cache_dir",
 }
 CORPUS = {"shortest": "min_length", "longest": "max_length"}
-EXTRA = {"longest": "max_length", "ends": "eos_ids"}
+EXTRA = {"longest": "max_length", "ends": "eos_ids", "banned": "banned_ids"}
 TENSOR_PREFIXES = {
     "heads.words.scores.": "heads.lm_head.proj.",
     "heads.words.": "heads.lm_head.",

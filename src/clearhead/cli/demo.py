@@ -72,7 +72,7 @@ def _train(console: "Console", steps: int, seed: int, out: Path) -> None:
     corpus = Corpus(format="embedded", languages=("en", "de"), level=1, split="test", count=4, seed=seed)
     pairs = [record.values for record in raw_records(corpus, TRANSLATION)]
     console.print("\nHeld-out sentences, whose word combinations are not in the training data:\n")
-    outputs = model.translate([source for source, _ in pairs], beam=1)
+    outputs = [output.text for output in model.translate([source for source, _ in pairs], beam=1)]
     for (source, reference), output in zip(pairs, outputs, strict=True):
         difference = "" if output == reference else f"   (reference: {reference})"
         console.print(f"  {source}\n  → [bold]{output}[/bold]{difference}")
@@ -85,7 +85,7 @@ def show_alignment(console: "Console", model: "Model", text: str) -> None:
 
     source, target = model.tokenizers[0], model.tokenizers[-1]
     source_ids = [*source.encode(text), source.id("end")]
-    target_ids = [*target.encode(model.translate(text, beam=1)[0]), target.id("end")]
+    target_ids = [*target.encode(model.translate(text, beam=1).text), target.id("end")]
     weights = alignment_weights(model.network, source_ids, [target.id("begin")], target_ids)  # type: ignore[arg-type]
     shades = SHADES if encodable(SHADES, console.encoding) else ASCII_SHADES
     columns = [*(source.decode([token]) for token in source_ids[:-1]), "end"]
@@ -107,9 +107,9 @@ def _translate(console: "Console") -> None:
     if names:
         console.print("\n[bold]2 · Real sentences[/bold], translated by the packaged models\n")
     for name in names:
-        for text, output in zip(SENTENCES[name], load(name).translate(SENTENCES[name]), strict=True):
-            if encodable(text + output, console.encoding):
-                console.print(f"  {name}   {text}  →  [bold]{output}[/bold]")
+        for text, result in zip(SENTENCES[name], load(name).translate(SENTENCES[name]), strict=True):
+            if encodable(text + result.text, console.encoding):
+                console.print(f"  {name}   {text}  →  [bold]{result.text}[/bold]")
 
 
 def _generate(console: "Console", seed: int) -> None:

@@ -13,11 +13,7 @@ from clearhead.cli.text_input import map_texts
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
-    from clearhead.predict import Model
-    from clearhead.predict.answer import Answer
-    from clearhead.predict.classify import Label
-    from clearhead.predict.embed import Match
-    from clearhead.predict.tag import Span, Tagged, Word
+    from clearhead.predict import Answer, Classification, Match, Model, Span, TaggedWord, Tagging
 
 Texts = Annotated[
     list[str] | None, typer.Argument(metavar="[TEXT]...", help="Default: lines of --file or standard input.")
@@ -43,13 +39,12 @@ def fill(
     Example: clearhead fill runs/mini-bert "Anna [MASK] the letter yesterday."
     """
     loaded = _load(model, device, dtype)
-    for text, masks in map_texts(texts, file, lambda chunk: loaded.fill(chunk, top_k)):
+    for text, filled in map_texts(texts, file, lambda chunk: loaded.fill(chunk, top_k)):
         if as_json:
-            rows = [{"start": m.start, "end": m.end, "tokens": [token._asdict() for token in m.words]} for m in masks]
-            _print_json({"text": text, "masks": rows})
+            _print_json({"text": text, "masks": [mask.to_dict() for mask in filled.masks]})
             continue
-        for mask in masks:
-            typer.echo("\t".join(f"{_printable(token.text)} {token.score:.3f}" for token in mask.words))
+        for mask in filled.masks:
+            typer.echo("\t".join(f"{_printable(token.text)} {token.score:.3f}" for token in mask.tokens))
 
 
 def classify(
@@ -73,7 +68,7 @@ def classify(
     pairs = text_pair is not None or (loaded.data is not None and loaded.data.text_pairs)
     regression = loaded.extra.get("task") == "regression"
 
-    def predict(chunk: list[str]) -> "Sequence[float | list[Label]]":
+    def predict(chunk: list[str]) -> "Sequence[float | Classification]":
         firsts, seconds = chunk, None
         if pairs:
             firsts, seconds = _split_columns(chunk, text_pair, "the two texts", "--text-pair")
@@ -85,10 +80,9 @@ def classify(
         if isinstance(result, float):
             _print_json({"text": text, "value": result}) if as_json else typer.echo(f"{result:.4f}")
         elif as_json:
-            scores = {label.name: label.score for label in result}
-            _print_json({"text": text, "label": result[0].name, "scores": scores})
+            _print_json({"text": text, "label": result.label, "scores": result.scores})
         else:
-            labels = result if all_labels else result[:1]
+            labels = result.labels if all_labels else result.labels[:1]
             typer.echo("\t".join(f"{label.name}\t{label.score:.4f}" for label in labels))
 
 
@@ -108,7 +102,7 @@ def tag(
     """
     loaded = _load(model, device, dtype)
 
-    def predict(chunk: list[str]) -> list["Tagged"]:
+    def predict(chunk: list[str]) -> list["Tagging"]:
         return loaded.tag(chunk, spaced=pretokenized, truncate=truncate)
 
     for _, tagged in map_texts(texts, file, predict):
@@ -122,11 +116,11 @@ def tag(
             typer.echo("".join(f"{word.text}\t{word.tag}\n" for word in tagged.words))
 
 
-def _span_dict(span: "Answer | Span | Word") -> dict[str, Any]:
+def _span_dict(span: "Answer | Span | TaggedWord") -> dict[str, Any]:
     return {"text": span.text, "start": span.start, "end": span.end, "score": span.score}
 
 
-def _print_colored(tagged: "Tagged", labels: Sequence[str]) -> None:
+def _print_colored(tagged: "Tagging", labels: Sequence[str]) -> None:
     """Print the text with its spans in one color per entity type, each followed by its label."""
     from rich.console import Console
     from rich.text import Text
@@ -173,16 +167,16 @@ def answer(
         raise UserError("--context: missing; give the context of the questions, or --context-file")
     loaded = _load(model, device, dtype)
 
-    def predict(chunk: list[str]) -> list[tuple[str, list["Answer"]]]:
+    def predict(chunk: list[str]) -> list[tuple[str, "Answer"]]:
         batch, contexts = _split_columns(chunk, shared, "question and context", "--context")
         answers = loaded.answer(batch, contexts, top=top_k, require_answer=require_answer, truncate=truncate)
         return list(zip(batch, answers, strict=True))
 
-    for _, (question, answers) in map_texts(questions, file, predict):
+    for _, (question, best) in map_texts(questions, file, predict):
         if as_json:
-            _print_json({"question": question, "answers": [_span_dict(each) for each in answers]})
+            _print_json({"question": question, "answers": [_span_dict(each) for each in best.candidates]})
             continue
-        for each in answers:
+        for each in best.candidates:
             typer.echo(f"{' '.join(each.text.split()) or NO_ANSWER}\t{each.score:.4f}\t{each.start}-{each.end}")
 
 
@@ -255,10 +249,10 @@ def similar(
     matrix = np.stack(vectors)
 
     def search(chunk: list[str]) -> list[list["Match"]]:
-        return nearest(loaded.embed(chunk, truncate=truncate), matrix, top_k)
+        return nearest(loaded.embed(chunk, truncate=truncate), matrix, texts, top_k)
 
     for query, matches in map_texts(queries, file, search):
-        rows = [{"line": match.position + 1, "text": texts[match.position], "score": match.score} for match in matches]
+        rows = [{"line": match.index + 1, "text": match.text, "score": match.score} for match in matches]
         if as_json:
             _print_json({"query": query, "matches": rows})
             continue

@@ -13,7 +13,7 @@ from clearhead.cli.text_input import poll_lines
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
-    from clearhead.predict.model import GenerationResult, Model
+    from clearhead.predict import GenerationResult, Model
 
 DEFAULT_TEMPERATURE, DEFAULT_TOP_P = 0.8, 0.95  # when sampling
 
@@ -85,7 +85,7 @@ def generate(
             sys.stdout.flush()
         typer.echo()
     else:
-        for number, result in enumerate(loaded.generate(prompt, **options)[0], start=1):
+        for number, result in enumerate(loaded.generate(prompt, **options).candidates, start=1):
             if as_json:
                 typer.echo(_to_json(prompt, result))
             else:

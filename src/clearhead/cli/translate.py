@@ -11,7 +11,7 @@ from clearhead.cli.text_input import map_texts
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
-    from clearhead.predict.model import GenerationResult
+    from clearhead.predict import Translation
 
 
 def translate(
@@ -40,8 +40,8 @@ def translate(
         raise UserError(f"--n-best: {n_best} is more than --beam {beam}; raise --beam")
     loaded = load(model, device, dtype)
 
-    def process(chunk: list[str]) -> list[list["GenerationResult"]]:
-        return loaded.translations(
+    def process(chunk: list[str]) -> list["Translation"]:
+        return loaded.translate(
             chunk,
             None if prefix is None else [prefix] * len(chunk),
             beam=beam,
@@ -52,12 +52,12 @@ def translate(
             workers=workers,
         )
 
-    for source, results in map_texts(texts, None, process):
+    for source, best in map_texts(texts, None, process):
         if as_json:
-            rows = [{"text": r.text, "score": _finite(r.score), "alignment": r.alignment} for r in results]
+            rows = [{"text": r.text, "score": _finite(r.score), "alignment": r.alignment} for r in best.candidates]
             typer.echo(json.dumps({"source": source, "translations": rows}, ensure_ascii=False))
             continue
-        for result in results:
+        for result in best.candidates:
             typer.echo("\t".join(_columns(result, logprobs, align)))
 
 
@@ -66,7 +66,7 @@ def _finite(score: float | None) -> float | None:
     return None if score is None or not math.isfinite(score) else score
 
 
-def _columns(result: "GenerationResult", logprobs: bool, align: bool) -> list[str]:
+def _columns(result: "Translation", logprobs: bool, align: bool) -> list[str]:
     """The columns of an output line: text, score, alignment."""
     from clearhead.inference import format_alignment
 

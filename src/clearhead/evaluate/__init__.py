@@ -1,5 +1,9 @@
 """Evaluation metrics: BLEU, chrF, accuracy, F1, correlations, SQuAD scores."""
 
+import sys
+from types import ModuleType
+from typing import Any
+
 from clearhead.evaluate.bleu import CorpusScore, bleu, chrf, tokenized_bleu
 from clearhead.evaluate.classification_metrics import (
     F1,
@@ -35,3 +39,15 @@ __all__ = [
     "squad_scores",
     "tokenized_bleu",
 ]
+
+
+class _Package(ModuleType):
+    """Importing any module of this package binds it as `clearhead.evaluate`, so the package itself is the function."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        from clearhead.evaluate.api import evaluate
+
+        return evaluate(*args, **options)
+
+
+sys.modules[__name__].__class__ = _Package

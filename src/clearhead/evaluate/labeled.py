@@ -90,7 +90,7 @@ def _score_classification(model: Model, data: DataConfig, examples: Sequence[Rec
     names = label_names(model, model.config.labels)
     references = [names[label_number(record, record.values[-1], tuple(names))] for record in examples]
     texts, seconds = _texts(data, examples)
-    predictions = [labels[0].name for labels in model.classify(texts, seconds, truncate=True)]
+    predictions = [result.label for result in model.classify(texts, seconds, truncate=True)]
     binary = len(names) == 2
     f1 = binary_f1(predictions, references, names[1]) if binary else macro_f1(predictions, references)
     metrics = {
@@ -173,7 +173,7 @@ def _score_answering(model: Model, data: DataConfig, examples: Sequence[Record])
         check_answer(record._replace(values=record.values[:4]))
     contexts, questions = ([record.values[side] for record in examples] for side in (0, 1))
     references = [record.values[4] if record.values[2] else [] for record in examples]
-    predictions = [answers[0].text for answers in model.answer(questions, contexts, truncate=True)]
+    predictions = [answer.text for answer in model.answer(questions, contexts, truncate=True)]
     metrics: dict[str, Any] = squad_scores(predictions, references)._asdict()
     for name, answerable in (("answerable", True), ("unanswerable", False)):
         part = [(p, r) for p, r in zip(predictions, references, strict=True) if bool(r) == answerable]

@@ -128,7 +128,7 @@ def _evaluate_translation(
     tokenize = _moses_tokenizer(moses) if moses else None
     sources, references = pairs(data, corpora)
     say(f"translating {len(sources):,} texts with beam {beam} …")
-    outputs = model.translate(sources, beam=beam)
+    outputs = [output.text for output in model.translate(sources, beam=beam)]
     corpora = corpora or data.train
     chinese = any(corpus.format == "embedded" and corpus.languages[-1] == "zh" for corpus in corpora)
     scores = [

@@ -92,9 +92,8 @@ def _generate(
         batch_seeds = [seeds[index] for index in batch]
         with torch.inference_mode():
             if config.beam > 1:
-                return BeamSearch(
-                    *prefill(network, batch_prompts, batch_sources, config), batch_prompts, config, eos_ids
-                ).run()
+                runner, logits = prefill(network, batch_prompts, batch_sources, config)
+                return BeamSearch(runner, logits, batch_prompts, config, eos_ids).run()
             outputs = prepare_batch(
                 network, batch_prompts, batch_sources, config, eos_ids, batch_seeds, stop_strings, draft
             ).run()

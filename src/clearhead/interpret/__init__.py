@@ -1,5 +1,6 @@
-"""What happened inside: attention weights and per-head updates."""
+"""What happens inside a network: attention, Q/K/V, per-head updates, logit lens."""
 
 from clearhead.interpret.attention import AttentionTrace, capture_attention
+from clearhead.interpret.inspect import Inspection, LogitLens, Tokens, inspect_network
 
-__all__ = ["AttentionTrace", "capture_attention"]
+__all__ = ["AttentionTrace", "Inspection", "LogitLens", "Tokens", "capture_attention", "inspect_network"]

@@ -1,6 +1,6 @@
-"""What attention did: the weights of every head, and what each head added to the residual stream.
+"""Attention weights, Q/K/V and per-head updates of the residual stream.
 
-B rows · T queries · S keys · H heads · E head width · D width
+B batch · T queries · S keys · H heads · G key-value heads · E head dim · D model dim
 """
 
 from __future__ import annotations
@@ -20,46 +20,48 @@ from clearhead.ops.linear.quantized import QuantizedLinear
 
 @dataclass(frozen=True)
 class AttentionTrace:
-    """One attention layer at work.
+    """One attention layer in one forward pass.
 
-    The notes' "value-up" view: the output matrix, cut into one piece a head, carries each head's find back to the width
-    of the model. Joining the heads and multiplying by the whole matrix is the same as adding up the pieces, so
-    updates.sum(1) + bias is the layer's output, which is what goes into the residual stream.
+    `updates` is what each head adds to the residual stream: its output times its slice of the output projection. Summed
+    over heads, plus `bias`, they are the layer's output.
     """
 
     weights: Tensor  # (B, H, T, S)
+    q: Tensor  # (B, H, T, E), after rotary positions
+    k: Tensor  # (B, G, S, E), after rotary positions
+    v: Tensor  # (B, G, S, E)
     updates: Tensor  # (B, H, T, D)
-    bias: Tensor | None  # (D,), which belongs to no head
+    bias: Tensor | None  # (D,), of the output projection
     output: Tensor  # (B, T, D)
 
 
 @contextmanager
 def capture_attention(network: nn.Module) -> Iterator[dict[str, AttentionTrace]]:
-    """Every attention layer that runs inside the `with` leaves a Look under its name; the last pass counts.
+    """Capture every attention layer that runs inside the `with`, by module name; the last pass counts.
 
-        with watch(network) as looks:
+        with capture_attention(network) as traces:
             network(ids)
-        looks["decoder.layers.0.attention"].weights
+        traces["decoder.layers.0.attention"].weights
 
-    Weights are those before attention dropout. The pass itself is not changed; it costs memory for all pairs.
+    Weights are those before attention dropout. The pass itself does not change; memory grows with T × S.
     """
-    looks: dict[str, AttentionTrace] = {}
+    traces: dict[str, AttentionTrace] = {}
     handles = [
-        module.register_forward_hook(_remember(name, looks), with_kwargs=True)
+        module.register_forward_hook(_capture(name, traces), with_kwargs=True)
         for name, module in network.named_modules()
         if isinstance(module, Attention)
     ]
     try:
-        yield looks
+        yield traces
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _remember(name: str, looks: dict[str, AttentionTrace]) -> Any:
+def _capture(name: str, traces: dict[str, AttentionTrace]) -> Any:
     @torch.no_grad()
     def hook(layer: Attention, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        looks[name] = trace_attention(layer, output, *args, **kwargs)
+        traces[name] = trace_attention(layer, output, *args, **kwargs)
 
     return hook
 
@@ -73,7 +75,7 @@ def trace_attention(
     rotation: Any = None,
     cache: Any = None,
 ) -> AttentionTrace:
-    """The layer's work on the same input once more, by the written-out formula."""
+    """Recompute the layer on the same input with the reference attention."""
     q = layer.project_q(x, rotation)
     if not layer.is_cross and cache is not None:  # the pass has just written this step's keys
         k, v = cache.read()
@@ -81,12 +83,12 @@ def trace_attention(
         k, v = cache.source
     else:
         k, v = layer.project_kv(encoder_output if layer.is_cross else x, rotation)
-    found, weights = attention_with_weights(q, k, v, replace(mask, pattern=layer.pattern))
-    return AttentionTrace(weights, per_head_updates(layer, found), layer.output.bias, output)
+    heads, weights = attention_with_weights(q, k, v, replace(mask, pattern=layer.pattern))
+    return AttentionTrace(weights, q, k, v, per_head_updates(layer, heads), layer.output.bias, output)
 
 
-def per_head_updates(layer: Attention, found: Tensor) -> Tensor:
+def per_head_updates(layer: Attention, heads: Tensor) -> Tensor:
     """What each head adds to the residual stream: (B, H, T, E) to (B, H, T, D)."""
     matrix = layer.output.dequantize() if isinstance(layer.output, QuantizedLinear) else layer.output.weight  # (D, H·E)
-    pieces = matrix.to(found.dtype).unflatten(1, (layer.heads, -1))  # (D, H, E): the value-up matrix of each head
-    return torch.einsum("bhte,dhe->bhtd", found, pieces)
+    slices = matrix.to(heads.dtype).unflatten(1, (layer.heads, -1))  # (D, H, E): the output projection of each head
+    return torch.einsum("bhte,dhe->bhtd", heads, slices)

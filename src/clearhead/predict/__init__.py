@@ -1,8 +1,44 @@
-"""A loaded model and texts to answers: what `clearhead.load` returns."""
+"""A loaded model and texts to typed results: what `clearhead.load` returns."""
 
-from clearhead.predict.batch_generate import engine_for, generate_batch_texts, submit
+from clearhead.predict.batch_generate import ModelEngine, engine_for, generate_batch_texts, submit
 from clearhead.predict.chat import Chat
 from clearhead.predict.find import find_model
-from clearhead.predict.model import Model, load
+from clearhead.predict.load import load
+from clearhead.predict.model import Model
+from clearhead.predict.results import (
+    Answer,
+    Classification,
+    GenerationResult,
+    Label,
+    Mask,
+    MaskFill,
+    MaskToken,
+    Match,
+    Span,
+    TaggedWord,
+    Tagging,
+    Translation,
+)
 
-__all__ = ["Chat", "Model", "engine_for", "find_model", "generate_batch_texts", "load", "submit"]
+__all__ = [
+    "Answer",
+    "Chat",
+    "Classification",
+    "GenerationResult",
+    "Label",
+    "Mask",
+    "MaskFill",
+    "MaskToken",
+    "Match",
+    "Model",
+    "ModelEngine",
+    "Span",
+    "TaggedWord",
+    "Tagging",
+    "Translation",
+    "engine_for",
+    "find_model",
+    "generate_batch_texts",
+    "load",
+    "submit",
+]

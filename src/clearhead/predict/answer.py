@@ -1,35 +1,26 @@
-"""Answers to questions, as places in a context of any length."""
+"""Extractive question answering over contexts of any length.   N tokens of a context · L tokens of an answer"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.data.labeled_tasks import frame, is_empty, windows
+from clearhead.errors import UserError
 from clearhead.model import Documents
 from clearhead.predict.encode_batch import InvalidText, Row, check_text, clean, head, limit, read
+from clearhead.predict.results import Answer, ranked
 
 if TYPE_CHECKING:
     from clearhead.predict.model import Model
 
-LONGEST = 30  # tokens of an answer
-Token = tuple[int, int, int]
-
-
-class Answer(NamedTuple):
-    """A part of the context, `first` to before `behind`, or nothing (0 to 0) where it holds no answer.
-
-    The score is the share of all the answers that were possible, none being one of them.
-    """
-
-    text: str
-    start: int
-    end: int
-    score: float
+MAX_ANSWER_TOKENS = 30
+STRIDE = 128  # tokens that neighboring windows share, for a model without data settings
+Token = tuple[int, int, int]  # id, first character, end
 
 
 def answer(
@@ -37,98 +28,93 @@ def answer(
     questions: Sequence[str],
     contexts: Sequence[str],
     top: int = 1,
-    must: bool = False,
-    cut: bool = False,
-) -> list[list[Answer]]:
-    """The `top` answers to each question in its context, none overlapping another; with `must`, never none.
+    require_answer: bool = False,
+    truncate: bool = False,
+) -> list[Answer]:
+    """The best answer to each question, holding the `top` that do not overlap; with `require_answer`, never none.
 
-    A context may have any length; a question that takes more than half of what the model reads may be `cut`.
+    A context may have any length; a question longer than half of what the model reads must be shortened or truncated.
     """
     if len(questions) != len(contexts):
-        raise ValueError(f"{len(questions)} questions, but {len(contexts)} contexts")
-    span = head(model, "span", "answer", "answering")
-    asked = model.tokenizer.encode_batch(clean(model, questions))
+        raise UserError(f"answer: {len(questions)} questions, but {len(contexts)} contexts; give one for each")
+    span_head = head(model, "span", "answer", "answering")
+    question_ids = model.tokenizer.encode_batch(clean(model, questions))
     for number, context in enumerate(contexts):
         check_text(number, context, "the context: ")
-    different = list(dict.fromkeys(contexts))  # many questions may share a long one
-    tokens_of = dict(zip(different, model.tokenizer.offsets_batch(different), strict=True))
-    given = [tokens_of[context] for context in contexts]
+    unique = list(dict.fromkeys(contexts))  # many questions may share a long one
+    tokens_of = dict(zip(unique, model.tokenizer.offsets_batch(unique), strict=True))
+    context_tokens = [tokens_of[context] for context in contexts]
     rows: list[Row] = []
     starts: list[list[int]] = []
-    for number, (question, tokens) in enumerate(zip(asked, given, strict=True)):
+    for number, (question, tokens) in enumerate(zip(question_ids, context_tokens, strict=True)):
         for name, text, ids in (("question", questions[number], question), ("context", contexts[number], tokens)):
             if is_empty(text, ids):
                 raise InvalidText(number, f"the {name} is empty; give some text")
         half = limit(model) // 2
-        if len(question) > half and not cut:
+        if len(question) > half and not truncate:
             problem = f"the question has {len(question):,} tokens, but half of what the model reads is {half:,}"
             raise InvalidText(number, f"{problem}; shorten it, or let it be cut")
-        starts.append(_cut(model, question[:half], tokens, rows))
+        starts.append(_add_windows(model, question[:half], tokens, rows))
 
-    def each(hidden: Tensor, documents: Documents, chosen: list[int]) -> list[Tensor]:
-        return list(span(hidden[0]).float().cpu().split(documents.lengths.tolist()))  # (T, 2) each
+    def each(hidden: Tensor, documents: Documents, numbers: list[int]) -> list[Tensor]:
+        return list(span_head(hidden[0]).float().cpu().split(documents.lengths.tolist()))  # (T, 2) each
 
-    scores = iter(read(model, rows, each))
-    inside = iter(rows)
-    found = []
-    for context, tokens, begins in zip(contexts, given, starts, strict=True):
-        odds = _odds(tokens, [(begin, next(inside).boundary, next(scores)) for begin in begins])
-        found.append(_best(context, tokens, odds, top, must))
-    return found
+    logits = iter(read(model, rows, each))
+    row = iter(rows)
+    results = []
+    for context, tokens, begins in zip(contexts, context_tokens, starts, strict=True):
+        log_odds = _log_odds(tokens, [(begin, next(row).boundary, next(logits)) for begin in begins])
+        results.append(ranked(_best(context, tokens, log_odds, top, require_answer)))
+    return results
 
 
-def _cut(model: Model, question: list[int], tokens: list[Token], rows: list[Row]) -> list[int]:
-    """Adds the windows of one context to `rows`; returns the token that each begins with."""
+def _add_windows(model: Model, question: list[int], tokens: list[Token], rows: list[Row]) -> list[int]:
+    """Append the windows of one context to `rows`; return the first token of each."""
     opens, closes = frame(model.tokenizer)
-    num_draft_tokens = [*opens, *question, *closes]
-    room = limit(model) - len(num_draft_tokens) - len(closes)
-    shared = 128 if model.data is None else model.data.stride
-    begins = windows(len(tokens), room, min(shared, room // 2))
-    rows += [
-        Row(
-            [*num_draft_tokens, *(token for token, _, _ in tokens[begin : begin + room]), *closes],
-            len(num_draft_tokens),
-        )
-        for begin in begins
-    ]
+    prefix = [*opens, *question, *closes]
+    room = limit(model) - len(prefix) - len(closes)
+    stride = STRIDE if model.data is None else model.data.stride
+    begins = windows(len(tokens), room, min(stride, room // 2))
+    for begin in begins:
+        ids = [token for token, _, _ in tokens[begin : begin + room]]
+        rows.append(Row([*prefix, *ids, *closes], len(prefix)))
     return begins
 
 
-def _odds(tokens: list[Token], scored: list[tuple[int, int, Tensor]]) -> Tensor:
-    """How the answer of l + 1 tokens from token n on compares with no answer: (N, LONGEST), logarithms of odds.
+def _log_odds(tokens: list[Token], window_logits: list[tuple[int, int, Tensor]]) -> Tensor:
+    """Log odds (N, L) against no answer of the span of l + 1 tokens from token n.
 
-    Each window says how it compares with the window's first token, which stands for no answer there; of several
-    windows, the one that is surest of it counts.
+    Each window compares with its own first token, which stands for no answer; a span in several windows takes the
+    highest odds.
     """
-    found = torch.full((len(tokens), LONGEST), -torch.inf)
-    real = torch.tensor([behind > first for _, first, behind in tokens])
-    for begin, boundary, scores in scored:
-        size = min(len(scores) - boundary, len(tokens) - begin)
-        here = scores[boundary : boundary + size].masked_fill(~real[begin : begin + size, None], -torch.inf)
-        ends = F.pad(here[:, 1], (0, LONGEST - 1), value=-torch.inf).unfold(0, LONGEST, 1)  # (T, LONGEST)
-        margin = here[:, :1] + ends - scores[0].sum()
-        found[begin : begin + size] = found[begin : begin + size].maximum(margin)
-    return found
+    log_odds = torch.full((len(tokens), MAX_ANSWER_TOKENS), -torch.inf)
+    nonempty = torch.tensor([end > start for _, start, end in tokens])
+    for begin, boundary, logits in window_logits:
+        size = min(len(logits) - boundary, len(tokens) - begin)
+        window = logits[boundary : boundary + size].masked_fill(~nonempty[begin : begin + size, None], -torch.inf)
+        ends = F.pad(window[:, 1], (0, MAX_ANSWER_TOKENS - 1), value=-torch.inf).unfold(0, MAX_ANSWER_TOKENS, 1)
+        margin = window[:, :1] + ends - logits[0].sum()  # (T, L)
+        log_odds[begin : begin + size] = log_odds[begin : begin + size].maximum(margin)
+    return log_odds
 
 
-def _best(context: str, tokens: list[Token], odds: Tensor, top: int, must: bool) -> list[Answer]:
-    none = torch.tensor([-torch.inf if must else 0.0])
-    shares = torch.cat([none, odds.flatten()]).softmax(0)
-    order = shares.argsort(descending=True, stable=True)
-    found: list[Answer] = []
+def _best(context: str, tokens: list[Token], log_odds: Tensor, top: int, require_answer: bool) -> list[Answer]:
+    none = torch.tensor([-torch.inf if require_answer else 0.0])
+    probs = torch.cat([none, log_odds.flatten()]).softmax(0)
+    results: list[Answer] = []
     taken = bytearray(len(context))  # 1 for a character that is part of an answer
-    for place in order.tolist():
-        score = float(shares[place])
-        if len(found) == top or not score > 0:
+    for index in probs.argsort(descending=True, stable=True).tolist():
+        score = float(probs[index])
+        if len(results) == top or not score > 0:
             break
-        if not place:
-            found.append(Answer("", 0, 0, score))
+        if not index:
+            results.append(Answer("", 0, 0, score))
             continue
-        begin, more = divmod(place - 1, LONGEST)
-        first, behind = tokens[begin][1], tokens[begin + more][2]
-        text = context[first:behind]
-        first, behind = first + len(text) - len(text.lstrip()), first + len(text.rstrip())
-        if first < behind and not any(taken[first:behind]):
-            taken[first:behind] = b"\1" * (behind - first)
-            found.append(Answer(context[first:behind], first, behind, score))
-    return found or [Answer("", 0, 0, 0.0)]
+        begin, extra = divmod(index - 1, MAX_ANSWER_TOKENS)
+        start, end = tokens[begin][1], tokens[begin + extra][2]
+        text = context[start:end]
+        start, end = start + len(text) - len(text.lstrip()), start + len(text.rstrip())
+        if start < end and not any(taken[start:end]):
+            taken[start:end] = b"\1" * (end - start)
+            results.append(Answer(context[start:end], start, end, score))
+    return results or [Answer("", 0, 0, 0.0)]

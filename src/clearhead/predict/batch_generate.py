@@ -1,30 +1,41 @@
-"""A loaded model behind the batching engine: texts in, texts out, however many there are and whenever they come."""
+"""A model behind the batching engine: streams of prompts, and requests from any thread."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self, Unpack
 
 from clearhead.config.generation import EngineConfig
-from clearhead.inference import Engine, GenerationOutput, Job, StopStrings, in_order
+from clearhead.inference import Engine, EngineThread, GenerationOutput, Job, StopStrings, in_order
 from clearhead.inference.sampling import sample_seeds
 from clearhead.model import Decoder, EncoderDecoder
-from clearhead.predict.model import GenerationResult, Model
+from clearhead.predict.generation import stop_strings, to_result
+from clearhead.predict.model import Model
+from clearhead.predict.options import EngineOptions, GenerationOptions
 from clearhead.predict.requests import requests
+from clearhead.predict.results import GenerationResult
 
-ROOM = 1 << 16  # tokens that the cache may hold, where that is enough for a text that fills the model's context
+CACHE_TOKENS = 1 << 16  # default size of the cache, or twice the model's context where that is more
 
 
-def engine_for(model: Model, **limits: Any) -> Engine:
-    """An engine for a translator or a decoder; limits are those of EngineConfig, like rows=64."""
+def engine_for(model: Model, **limits: Unpack[EngineOptions]) -> Engine:
+    """An engine for a translator or a decoder; limits are those of EngineConfig, like max_batch_size=64."""
     family = EncoderDecoder if isinstance(model.network, EncoderDecoder) else Decoder
-    network = model._as(family, "generate")
-    config = EngineConfig.build({"cache_tokens": max(ROOM, 2 * model.config.max_positions)} | limits)
+    network = model.inference_as(family, "generate")
+    config = EngineConfig.build({"cache_tokens": max(CACHE_TOKENS, 2 * model.config.max_positions), **limits})
     return Engine(network, end=model.special_tokens.eos_ids, tokenizer=model.tokenizers[-1], config=config)
 
 
-def submit(model: Model, engine: Engine, text: str, *, seed: int = 0, stop: Sequence[str] = (), **options: Any) -> Job:
-    """Queue a prompt to go on from or, for a translator, a text to translate; options are those of GenerationConfig."""
+def submit(
+    model: Model,
+    engine: Engine | EngineThread,
+    text: str,
+    *,
+    seed: int = 0,
+    stop: Sequence[str] = (),
+    **options: Unpack[GenerationOptions],
+) -> Job:
+    """Queue a prompt to continue or, for a translator, a text to translate; options are those of GenerationConfig."""
     [(prompt, source, config)] = requests(model, [text], options)
     if source == []:  # an empty text stays empty
         job = Job(prompt, source, config, seed, 1)
@@ -42,13 +53,13 @@ def generate_batch_texts(
     samples: int = 1,
     **options: Any,
 ) -> Iterator[tuple[str, GenerationResult]]:
-    """Each prompt with what the model writes after it, `samples` times, in order: the texts that `generate` gives.
+    """Yield each prompt with its generated text, `samples` times, in order: the texts of `generate`.
 
-    Prompts are read as there is room for them and many are written at once: a stream of any length takes little memory.
-    None among them says that no other is waiting now.
+    Prompts are read as the batch has room for them, so that a stream of any length takes little memory. None among
+    them means that no other is ready now.
     """
-    engine, asked = engine_for(model), dict[Job, str]()
-    stops = StopStrings(stop, model.tokenizers[-1]) if stop else None
+    engine, prompt_of = engine_for(model), dict[Job, str]()
+    stops = stop_strings(model, stop)
 
     def jobs() -> Iterator[Job | None]:
         number = 0
@@ -56,12 +67,67 @@ def generate_batch_texts(
             if prompt is None:
                 yield None
                 continue
-            for own in sample_seeds([seed + number], samples):
-                job = submit(model, engine, prompt, seed=own, stop=stop, **options)
-                asked[job] = prompt
+            for sample_seed in sample_seeds([seed + number], samples):
+                job = submit(model, engine, prompt, seed=sample_seed, stop=stop, **options)
+                prompt_of[job] = prompt
                 yield job
             number += 1
 
     for job in in_order(engine, jobs()):
         assert job.output is not None
-        yield asked.pop(job), model._text(job.output, stops=stops)
+        yield prompt_of.pop(job), to_result(model, job.output, stops=stops)
+
+
+class ModelEngine:
+    """The batching engine of a model on a thread of its own; any thread may submit texts.
+
+    with model.engine(max_batch_size=64) as engine:
+        requests = [engine.submit(prompt, max_new_tokens=50) for prompt in prompts]
+        for piece in requests[0]:
+            print(piece, end="")
+        texts = [request.result().text for request in requests]
+    """
+
+    def __init__(self, model: Model, **limits: Unpack[EngineOptions]):
+        self.model = model
+        self.worker = EngineThread(engine_for(model, **limits))
+
+    def submit(
+        self, text: str, *, seed: int = 0, stop: Sequence[str] = (), **options: Unpack[GenerationOptions]
+    ) -> Request:
+        """Queue a prompt to continue or, for a translator, a text to translate; QueueFull where too many wait."""
+        stops = stop_strings(self.model, stop)
+        return Request(self, submit(self.model, self.worker, text, seed=seed, stop=stop, **options), stops)
+
+    def close(self) -> None:
+        """Cancel what is running and end the thread."""
+        self.worker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Request:
+    """A submitted text: iterate over it for pieces as they are generated, or wait for its `result`."""
+
+    def __init__(self, engine: ModelEngine, job: Job, stops: StopStrings | None):
+        self.engine, self.job, self.stops = engine, job, stops
+
+    def __iter__(self) -> Iterator[str]:
+        """The text in pieces; leaving the loop early cancels the request."""
+        return self.engine.worker.stream(self.job)
+
+    def result(self) -> GenerationResult:
+        """Wait for the text; a cancelled request has what was generated so far, unfinished."""
+        output = self.engine.worker.result(self.job)
+        if output is None:
+            output = GenerationOutput(list(self.job.ids), finished=False)
+        result: GenerationResult = to_result(self.engine.model, output, stops=self.stops)
+        return result
+
+    def cancel(self) -> None:
+        """Stop generating and free the row."""
+        self.engine.worker.cancel(self.job)

@@ -1,32 +1,34 @@
-"""A conversation with any decoder: what was said stands before the answer, as far as the context reaches."""
+"""A conversation with a decoder, as far as its context reaches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from clearhead.errors import UserError
 from clearhead.model import Decoder
 from clearhead.predict.model import Model
-from clearhead.predict.requests import settings
+from clearhead.predict.requests import generation_config
 from clearhead.predict.template import Template, Turn
+
+ROLES = ("user", "assistant")
 
 
 class Form(Protocol):
-    """How a conversation is written down for the model."""
+    """How a conversation is written as a prompt."""
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """What ends an answer beside the model's own end token."""
+        """Stop strings of an answer, besides the model's end token."""
 
     def prompt(self, system: str, turns: Sequence[Turn]) -> str | list[int]:
-        """The text, or the ids, that the answer to the last turn follows."""
+        """The text, or the ids, before the answer to the last turn."""
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """The form for a model that was never taught one: the transcript of a talk, which any decoder can go on with."""
+    """The form for a model without a chat template: a transcript, which any decoder can continue."""
 
     person: str = "You"
     model: str = "Model"
@@ -37,64 +39,111 @@ class Transcript:
         return f"\n{self.person}:", f"\n{self.model}:"
 
     def prompt(self, system: str, turns: Sequence[Turn]) -> str:
-        """One line for each that speaks; the last one waits for its text."""
-        lines = [f"{self.person}: {said}\n{self.model}: {answer}\n" for said, answer in turns[:-1]]
-        return (f"{system}\n\n" if system else "") + "".join(lines) + f"{self.person}: {turns[-1].said}\n{self.model}:"
+        """One line per speaker; the last one is open."""
+        lines = [f"{self.person}: {user}\n{self.model}: {assistant}\n" for user, assistant in turns[:-1]]
+        return (f"{system}\n\n" if system else "") + "".join(lines) + f"{self.person}: {turns[-1].user}\n{self.model}:"
 
 
 def form_of(model: Model) -> Form:
-    """The form that a model was taught: its chat template, else a transcript."""
+    """The chat template of a model, else a transcript."""
     template = model.extra.get("chat_template")
     if not isinstance(template, str):
         return Transcript()
-    return Template(template, model.tokenizer, model.extra.get("begin", ()), model.extra.get("ends", ()))
+    tokens = model.special_tokens
+    begin = tokens.begin if "begin" in model.extra else ()
+    return Template(template, model.tokenizer, begin, tokens.eos_ids if "ends" in model.extra else ())
 
 
 class Chat:
-    """A conversation: `say` answers in pieces and remembers, `reset` forgets; options are those of GenerationConfig."""
+    """A conversation with its history; options are those of GenerationConfig.
 
-    def __init__(self, model: Model, *, system: str = "", seed: int = 0, form: Form | None = None, **options: Any):
-        model._as(Decoder, "chat")
-        room = model.config.max_positions
-        self.model, self.system, self.seed, self.form = model, system, seed, form or form_of(model)
-        self.options = {"max_new_tokens": max(1, min(200, room // 2))} | options
-        self.new: int = settings(model, self.options).max_new_tokens
-        self.turns: list[Turn] = []
-        self.count = 0  # of all that was ever said: each answer draws by a seed of its own
+    chat = model.chat(system="Be brief.", temperature=0.8)
+    print(chat.ask("Hello!"))
+
+    Or continue one: `model.chat([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}])`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        messages: Sequence[Mapping[str, str]] = (),
+        *,
+        system: str = "",
+        seed: int = 0,
+        form: Form | None = None,
+        **options: Any,
+    ):
+        model.inference_as(Decoder, "chat")
+        self.model, self.seed, self.form = model, seed, form or form_of(model)
+        self.options = {"max_new_tokens": max(1, min(200, model.config.max_positions // 2))} | options
+        self.max_new_tokens: int = generation_config(model, self.options).max_new_tokens
+        self.system, self.turns = read_messages(messages, system)
+        self.count = len(self.turns)  # of all turns so far: each answer draws from a seed of its own
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation as {"role", "content"} messages."""
+        said = [(role, text) for turn in self.turns for role, text in zip(ROLES, turn, strict=True)]
+        system = [("system", self.system)] if self.system else []
+        return [{"role": role, "content": text} for role, text in (*system, *said)]
 
     def reset(self) -> None:
-        """Forget what was said."""
+        """Forget the turns."""
         self.turns = []
 
-    def say(self, text: str) -> tuple[int, Iterator[str]]:
-        """How many of the oldest turns had to be forgotten to make room, and the answer in pieces.
+    def ask(self, text: str) -> str:
+        """Return the answer."""
+        return "".join(self.say(text)[1])
 
-        An answer that is broken off is remembered as far as it came.
+    def say(self, text: str) -> tuple[int, Iterator[str]]:
+        """Return how many of the oldest turns were dropped to make room, and the answer in pieces.
+
+        An answer that is broken off is kept as far as it came.
         """
-        turns, room = [*self.turns, Turn(text)], self.model.config.max_positions - self.new
+        turns, room = [*self.turns, Turn(text)], self.model.config.max_positions - self.max_new_tokens
         while len(prompt := self._prompt(turns)) > room and len(turns) > 1:
             del turns[0]
         if len(prompt) > room:
             raise UserError(
-                f"{len(prompt)} tokens with the system text and {self.new} for the answer are more than the "
+                f"{len(prompt)} tokens with the system text and {self.max_new_tokens} for the answer are more than the "
                 f"model's {self.model.config.max_positions} positions; say it in fewer words, or lower max_new_tokens"
             )
-        forgotten = len(self.turns) + 1 - len(turns)
+        dropped = len(self.turns) + 1 - len(turns)
         self.turns, self.count = turns, self.count + 1
-        return forgotten, self._answer(turns, prompt)
+        return dropped, self._answer(turns, prompt)
 
     def _prompt(self, turns: Sequence[Turn]) -> list[int]:
-        found = self.form.prompt(self.system, turns)
-        return self.model.prompt_ids(found) if isinstance(found, str) else found
+        prompt = self.form.prompt(self.system, turns)
+        return self.model.prompt_ids(prompt) if isinstance(prompt, str) else prompt
 
     def _answer(self, turns: list[Turn], prompt: list[int]) -> Iterator[str]:
         answer = ""
         pieces = self.model.stream(prompt, seed=self.seed + self.count, stop=self.form.stops, **self.options)
         try:
             for piece in pieces:
-                shown = piece if answer else piece.lstrip()  # the space between the name and the answer
+                shown = piece if answer else piece.lstrip()  # the space between the speaker's name and the answer
                 answer += shown
                 if shown:
                     yield shown
         finally:
-            turns[-1] = Turn(turns[-1].said, answer.strip())
+            turns[-1] = Turn(turns[-1].user, answer.strip())
+
+
+def read_messages(messages: Sequence[Mapping[str, str]], system: str = "") -> tuple[str, list[Turn]]:
+    """The system text and the turns of {"role", "content"} messages: user and assistant in turn, the assistant last."""
+    said: list[str] = []
+    for number, message in enumerate(messages):
+        role = message.get("role") if isinstance(message, Mapping) else None
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, str):
+            raise UserError(f"messages.{number}: not a message; write {{'role': 'user', 'content': '…'}}")
+        if role == "system" and number == 0 and not system:
+            system = content
+        elif role == ROLES[len(said) % 2]:
+            said.append(content)
+        else:
+            expected = "system first, then user and assistant in turn"
+            raise UserError(f"messages.{number}.role: {role!r:.40} is out of order; write {expected}")
+    if len(said) % 2:
+        raise UserError("messages: the last one is the user's; pass its content to ask() or say()")
+    return system, [Turn(*pair) for pair in zip(said[::2], said[1::2], strict=True)]

@@ -1,4 +1,7 @@
-"""Texts through a network that reads: framed, sorted by length, packed without padding, back in the order they came."""
+"""Texts through an encoder (or a decoder with a head): framed, sorted by length, packed, results in input order.
+
+N tokens of a packed batch · D model dim
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ from clearhead.model import Decoder, Documents, Encoder, EncoderDecoder
 if TYPE_CHECKING:
     from clearhead.predict.model import Model
 
-TOKENS = {"cpu": 2048}  # of a batch: enough to keep the device busy, few enough to stay in a CPU's caches
+TOKENS = {"cpu": 2048}  # per batch: enough to keep the device busy, few enough to stay in a CPU's caches
 TOKENS_ELSEWHERE = 1 << 16
-LONG_TOKEN = 100  # characters: a longer word is unknown to WordPiece
+LONG_TOKEN = 100  # characters; WordPiece maps a longer word to one unknown token
 A = TypeVar("A")
 Read = Callable[[Tensor, Documents, list[int]], Sequence[A]]
 
 
 class InvalidText(UserError):
-    """A text that cannot be read: which one, and why."""
+    """A text that cannot be used: its index and the problem."""
 
     def __init__(self, number: int, problem: str):
         super().__init__(f"text {number + 1}: {problem}")
@@ -34,14 +37,14 @@ class InvalidText(UserError):
 
 
 class Row(NamedTuple):
-    """The ids of a framed text, and where the second text begins, if there is one."""
+    """The ids of a framed text, and where the second text of a pair begins."""
 
     ids: list[int]
     boundary: int
 
 
 def check_text(number: int, text: str, what: str = "") -> None:
-    """Refuse what is no text: another type, or half a character."""
+    """Refuse other types, and strings with half of a surrogate pair."""
     if not isinstance(text, str):
         raise InvalidText(number, f"{what}{type(text).__name__}, not a string; give some text")
     try:
@@ -52,73 +55,76 @@ def check_text(number: int, text: str, what: str = "") -> None:
 
 
 def clean(model: Model, texts: Sequence[str]) -> list[str]:
-    """Texts as the training data was made, which is all that the model knows."""
+    """Normalize texts as the training data was."""
     for number, text in enumerate(texts):
         check_text(number, text)
     return list(texts) if model.data is None else [cleaned(text, model.data) for text in texts]
 
 
 def limit(model: Model) -> int:
-    """Tokens that a text may have with its frame: as many as in training, else as the model has positions."""
-    most = model.config.max_positions
-    return min(most, model.extra.get("max_length", most) if model.data is None else model.data.max_length)
+    """Maximum tokens of a framed text: data.max_length of training, else the model's positions."""
+    positions = model.config.max_positions
+    return min(positions, model.extra.get("max_length", positions) if model.data is None else model.data.max_length)
 
 
-def rows(model: Model, texts: Sequence[str], seconds: Sequence[str] | None = None, *, cut: bool = False) -> list[Row]:
-    """Texts, or pairs of them, as rows; one that is too long is an error, unless it may be `cut`."""
+def rows(
+    model: Model, texts: Sequence[str], text_pairs: Sequence[str] | None = None, *, truncate: bool = False
+) -> list[Row]:
+    """Texts, or pairs of texts, as framed ids; one that is too long is an error unless `truncate`."""
     sides = [model.tokenizer.encode_batch(clean(model, texts))]
-    if seconds is not None:
-        if len(seconds) != len(texts):
-            raise ValueError(f"{len(texts)} texts, but {len(seconds)} second texts")
-        sides.append(model.tokenizer.encode_batch(clean(model, seconds)))
-    found = []
+    if text_pairs is not None:
+        if len(text_pairs) != len(texts):
+            raise UserError(f"{len(texts)} texts, but {len(text_pairs)} second texts; give one for each")
+        sides.append(model.tokenizer.encode_batch(clean(model, text_pairs)))
+    framed = []
     for number, parts in enumerate(zip(*sides, strict=True)):
-        written = (texts[number], *(() if seconds is None else (seconds[number],)))
-        if any(map(is_empty, written, parts)):
+        strings = (texts[number], *(() if text_pairs is None else (text_pairs[number],)))
+        if any(map(is_empty, strings, parts)):
             raise InvalidText(number, "empty; give some text")
-        check_length(model, number, sum(map(len, parts)), sum(map(len, written)), len(parts), cut)
-        found.append(Row(*enclose(model.tokenizer, limit(model), *parts)))
-    return found
+        check_length(model, number, sum(map(len, parts)), sum(map(len, strings)), len(parts), truncate)
+        framed.append(Row(*enclose(model.tokenizer, limit(model), *parts)))
+    return framed
 
 
 def check_length(
-    model: Model, number: int, tokens: int, characters: int, parts: int = 1, cut: bool | None = False
+    model: Model, number: int, tokens: int, characters: int, parts: int = 1, truncate: bool | None = False
 ) -> None:
-    """Refuse a text with more tokens than the model reads at once, unless it is cut; None where it cannot be.
+    """Refuse a text that is longer than the model reads, unless it may be truncated; None where that is no option.
 
-    One with few tokens for very many characters has words too long for its tokenizer, which reads nothing of them.
+    Few tokens for very many characters mean words too long for the tokenizer, which become one unknown token each.
     """
     opens, closes = frame(model.tokenizer)
     room = limit(model) - len(opens) - parts * len(closes)
-    fix = "shorten it" + ("" if cut is None else ", or let it be cut")
-    if tokens > room and not cut:
+    fix = "shorten it" + ("" if truncate is None else ", or let it be cut")
+    if tokens > room and not truncate:
         raise InvalidText(number, f"{tokens:,} tokens, but the model reads {room:,}; {fix}")
-    if characters > room * LONG_TOKEN and not cut:
+    if characters > room * LONG_TOKEN and not truncate:
         raise InvalidText(number, f"{characters:,} characters, but the model reads {room:,} tokens; {fix}")
 
 
 def read(model: Model, rows: Sequence[Row], each: Read[A]) -> list[A]:
-    """What `each(hidden (1, N, D), documents, rows of the batch)` finds for every row, in order."""
+    """Apply `each(hidden (1, N, D), documents, row numbers)` to packed batches; one result per row, in order."""
     if not rows:
         return []
     lengths = np.array([len(row.ids) for row in rows])
-    order = np.argsort(-lengths, kind="stable")  # the longest first: what memory does not hold shows at once
-    most = TOKENS.get(model.device.type, TOKENS_ELSEWHERE)
-    batch = np.cumsum(lengths[order]) // most
-    found: list[A | None] = [None] * len(rows)
+    order = np.argsort(-lengths, kind="stable")  # longest first: running out of memory shows at once
+    batch_tokens = TOKENS.get(model.device.type, TOKENS_ELSEWHERE)
+    batches = np.cumsum(lengths[order]) // batch_tokens
+    results: list[A | None] = [None] * len(rows)
     with torch.inference_mode():
-        for number in np.unique(batch):
-            chosen = order[batch == number].tolist()
-            for place, answer in zip(chosen, each(*_hidden(model, [rows[n] for n in chosen]), chosen), strict=True):
-                found[place] = answer
-    return cast(list[A], found)
+        for batch in np.unique(batches):
+            numbers = order[batches == batch].tolist()
+            outputs = each(*_hidden(model, [rows[n] for n in numbers]), numbers)
+            for number, output in zip(numbers, outputs, strict=True):
+                results[number] = output
+    return cast(list[A], results)
 
 
 def _hidden(model: Model, rows: Sequence[Row]) -> tuple[Tensor, Documents]:
-    """Rows one after the other as hidden states (1, N, D)."""
+    """Packed rows as hidden states (1, N, D)."""
     documents = Documents.of([len(row.ids) for row in rows], model.device)
-    joined = np.fromiter(chain.from_iterable(row.ids for row in rows), np.int64)  # a list takes torch six times as long
-    ids = torch.from_numpy(joined)[None].to(model.device)
+    packed = np.fromiter(chain.from_iterable(row.ids for row in rows), np.int64)  # six times faster than from a list
+    ids = torch.from_numpy(packed)[None].to(model.device)
     network = model.inference_network
     if isinstance(network, Decoder):
         return network.decode(ids, documents=documents), documents
@@ -131,20 +137,19 @@ def _hidden(model: Model, rows: Sequence[Row]) -> tuple[Tensor, Documents]:
 
 
 def head(model: Model, name: str, act: str, task: str) -> nn.Module:
-    """A head of the network; a model without it is an error that says what it was made for."""
+    """Return a head of the inference network; a model without it is an error that names what it was trained for."""
     if isinstance(model.network, EncoderDecoder):
-        model._as(Encoder, act)
-    found = getattr(model.network.heads, name)
-    if found is None:
-        made = model.extra.get("task") or ("vectors of texts" if "pooling" in model.extra else "something else")
+        model.inference_as(Encoder, act)
+    if getattr(model.network.heads, name) is None:
+        trained = model.extra.get("task") or ("sentence vectors" if "pooling" in model.extra else "something else")
         raise UserError(
-            f"{act}: {model.name or 'this model'} was made for {made}, not for {task}; fine-tune it with a recipe of "
+            f"{act}: {model.label} was made for {trained}, not for {task}; fine-tune it with a recipe of "
             f"data.task={task} and model.init_from={model.name or 'its folder'}"
         )
     return cast(nn.Module, getattr(model.inference_network.heads, name))
 
 
 def label_names(model: Model, count: int) -> list[str]:
-    """The labels in the order of a head's scores; a folder that does not name them numbers them."""
+    """Label names in the order of the head's logits; numbers where config.json has no names."""
     named = model.extra.get("labels") or []
     return [str(name) for name in named] if len(named) == count else [str(number) for number in range(count)]

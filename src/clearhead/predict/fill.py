@@ -1,10 +1,10 @@
-"""The words that fit where a text has masks."""
+"""Tokens for the masks of a text (masked language models)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from clearhead.data.labeled_tasks import frame
 from clearhead.model import Documents, Encoder
 from clearhead.predict.encode_batch import InvalidText, Row, check_length, check_text, clean, head, read
+from clearhead.predict.results import Mask, MaskFill, MaskToken
 from clearhead.text import Tokenizer
 from clearhead.text.roles import SPELLINGS
 
@@ -21,55 +22,45 @@ if TYPE_CHECKING:
 MASK = re.compile("|".join(map(re.escape, SPELLINGS["mask"])))
 
 
-class Word(NamedTuple):
-    """A word that fits, and how probable it is."""
+def fill(model: Model, texts: Sequence[str], top: int = 5) -> list[MaskFill]:
+    """The `top` tokens for every mask of every text."""
+    model.inference_as(Encoder, "fill")
+    lm_head = head(model, "lm_head", "fill", "masked-language-model")
+    mask_id, roles = model.tokenizer.id("mask"), set(model.tokenizer.roles.values())
+    rows = masked_rows(model, texts)
+    vocab = sorted(set(model.tokenizer.vocabulary.values()) - roles)  # special tokens are never proposed
 
-    text: str
-    score: float
+    def each(hidden: Tensor, documents: Documents, numbers: list[int]) -> list[list[tuple[MaskToken, ...]]]:
+        ids = torch.tensor([token for number in numbers for token in rows[number].ids], device=hidden.device)
+        positions = (ids == mask_id).nonzero().squeeze(1)
+        probs = lm_head(hidden[0, positions]).float().softmax(-1)
+        values, best = probs[:, vocab].topk(min(top, len(vocab)))
+        results: list[list[tuple[MaskToken, ...]]] = [[] for _ in numbers]
+        row_of_mask = documents.index[positions].tolist()
+        for row, columns, scores in zip(row_of_mask, best.tolist(), values.tolist(), strict=True):
+            tokens = [_shown(model.tokenizer, vocab[column]) for column in columns]
+            results[row].append(tuple(MaskToken(*pair) for pair in zip(tokens, scores, strict=True)))
+        return results
 
-
-class MaskFill(NamedTuple):
-    """A mask: its first character in the text, the one behind its last, and the words that fit, best first."""
-
-    start: int
-    end: int
-    words: list[Word]
-
-
-def fill(model: Model, texts: Sequence[str], top: int = 5) -> list[list[MaskFill]]:
-    """For every mask of every text, its `top` words."""
-    model._as(Encoder, "fill")
-    words = head(model, "lm", "fill", "masked-language-model")
-    mask, roles = model.tokenizer.id("mask"), set(model.tokenizer.roles.values())
-    rows = _rows(model, texts, mask)
-    known = sorted(set(model.tokenizer.vocabulary.values()) - roles)  # nobody asks for [SEP]
-
-    def each(hidden: Tensor, documents: Documents, chosen: list[int]) -> list[list[list[Word]]]:
-        ids = torch.tensor([token for number in chosen for token in rows[number].ids], device=hidden.device)
-        places = (ids == mask).nonzero().squeeze(1)
-        scores = words(hidden[0, places]).float().softmax(-1)
-        values, best = scores[:, known].topk(min(top, len(known)))
-        found: list[list[list[Word]]] = [[] for _ in chosen]
-        for row, ours, theirs in zip(documents.index[places].tolist(), best.tolist(), values.tolist(), strict=True):
-            shown = [_shown(model.tokenizer, known[place]) for place in ours]
-            found[row].append([Word(text, score) for text, score in zip(shown, theirs, strict=True)])
-        return found
-
-    found = read(model, rows, each)
-    return [
-        [MaskFill(*place.span(), words) for place, words in zip(MASK.finditer(text), several, strict=True)]
-        for text, several in zip(texts, found, strict=True)
-    ]
+    results = []
+    for text, filled in zip(texts, read(model, rows, each), strict=True):
+        spans = [match.span() for match in MASK.finditer(text)]
+        masks = tuple(Mask(*span, tokens) for span, tokens in zip(spans, filled, strict=True))
+        for mask in reversed(masks):
+            best = mask.tokens[0].text if mask.tokens else text[mask.start : mask.end]
+            text = text[: mask.start] + best + text[mask.end :]
+        results.append(MaskFill(text, masks))
+    return results
 
 
-def _shown(tokenizer: Tokenizer, number: int) -> str:
-    return tokenizer.decode([number]).strip() or tokenizer.token(number)
+def _shown(tokenizer: Tokenizer, token: int) -> str:
+    return tokenizer.decode([token]).strip() or tokenizer.token(token)
 
 
-def _rows(model: Model, texts: Sequence[str], mask: int) -> list[Row]:
-    """Texts tokenized between their masks, so that nothing else in them is taken for a special token."""
-    tokenizer, alone = model.tokenizer, model.tokenizer.vocabulary.get("▁")
-    brings_space = any(token.startswith(("Ġ", "▁")) for token in tokenizer.vocabulary)  # the missing word, its own
+def masked_rows(model: Model, texts: Sequence[str]) -> list[Row]:
+    """Tokenize texts between their masks, so that nothing else in them is read as a special token."""
+    tokenizer, mask_id, bare_space = model.tokenizer, model.tokenizer.id("mask"), model.tokenizer.vocabulary.get("▁")
+    token_has_space = any(token.startswith(("Ġ", "▁")) for token in tokenizer.vocabulary)
     opens, closes = frame(tokenizer)
     rows = []
     for number, text in enumerate(texts):
@@ -78,14 +69,14 @@ def _rows(model: Model, texts: Sequence[str], mask: int) -> list[Row]:
         if not text.strip():
             raise InvalidText(number, "empty; give some text")
         if len(pieces) == 1:
-            raise InvalidText(number, f"no mask in it; write {tokenizer.token(mask)} where the word is missing")
-        if brings_space:
+            raise InvalidText(number, f"no mask in it; write {tokenizer.token(mask_id)} where the word is missing")
+        if token_has_space:
             pieces[:-1] = [piece.removesuffix(" ") for piece in pieces[:-1]]
         first, *others = tokenizer.encode_batch(clean(model, pieces))
         ids = [*opens, *first]
         for piece, inner in zip(pieces[1:], others, strict=True):
-            begun = inner[:1] == [alone] and not piece.startswith(" ")  # a space that only the tokenizer put there
-            ids += [mask, *inner[begun:]]
-        check_length(model, number, len(ids) - len(opens), len(text), cut=None)
+            added_space = inner[:1] == [bare_space] and not piece.startswith(" ")  # put there by the tokenizer
+            ids += [mask_id, *inner[added_space:]]
+        check_length(model, number, len(ids) - len(opens), len(text), truncate=None)
         rows.append(Row([*ids, *closes], len(ids) + len(closes)))
     return rows

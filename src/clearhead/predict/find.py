@@ -1,4 +1,4 @@
-"""Where a model is: a model folder, a run folder, or a name."""
+"""Find the folder of a model: by path, run folder or name."""
 
 import errno
 from importlib import resources
@@ -11,11 +11,11 @@ from clearhead.errors import UserError
 
 EMBEDDED = resources.files("clearhead") / "models"
 RUNS = Path("runs")
-PARTS = ("best", "last")  # of a run folder
+PARTS = ("best", "last")  # model folders of a run
 
 
 def packaged_models() -> dict[str, Path]:
-    """The models that come with the package, by name."""
+    """The models of the package, by name."""
     if not EMBEDDED.is_dir():
         return {}
     with resources.as_file(EMBEDDED) as folder:
@@ -23,17 +23,17 @@ def packaged_models() -> dict[str, Path]:
 
 
 def local_models() -> dict[str, Path]:
-    """The models of the runs in ./runs: the best of each, else the last, by the path that stands for it."""
-    found = {}
+    """The best (else the last) model of each run in ./runs, by the run's path."""
+    models = {}
     for run in sorted(RUNS.iterdir()) if RUNS.is_dir() else ():
         folder = next((run / part for part in PARTS if (run / part / "config.json").exists()), None)
         if folder is not None:
-            found[run.as_posix()] = folder
-    return found
+            models[run.as_posix()] = folder
+    return models
 
 
 def find_model(name: str | Path) -> Path:
-    """The model folder that a name, a model folder or a run folder (its best, else its last) stands for."""
+    """Return the model folder of a name, a model folder, or a run folder (its best, else its last)."""
     path, known = Path(name), packaged_models() | pulled_models()
     try:
         for folder in (path, *(path / part for part in PARTS)):
@@ -46,7 +46,7 @@ def find_model(name: str | Path) -> Path:
         if path.is_file():
             raise UserError(f"{path} is a file; give a model folder, a run folder, or a name from `clearhead models`")
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:  # a text in the place of a name is no model like any other
+        if error.errno != errno.ENAMETOOLONG:  # a text given as a name is an unknown model
             raise UserError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from None
     if str(name) in PACKAGES or str(name).startswith("hf:"):
         raise UserError(f"{name} is not here yet; fetch it with: clearhead pull {name}")

@@ -1,69 +1,317 @@
-"""One loaded model: raw text in, raw text out."""
+"""A loaded model: texts in, typed results out. One text gives one result, a list of texts a list of results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
 
 import torch
 from torch import Tensor
 
-from clearhead.checkpoint import load_model
 from clearhead.config import ModelConfig
 from clearhead.config.data import DataConfig
-from clearhead.config.generation import GenerationConfig
 from clearhead.config.model import supported_commands
 from clearhead.errors import UserError
-from clearhead.inference import (
-    INT4,
-    GenerationOutput,
-    StopStrings,
-    alignment_links,
-    enable_cuda_graphs,
-    generate,
-    optimize_for_inference,
-    stream_text,
-    translate,
-)
-from clearhead.model import Decoder, EncoderDecoder, Network
-from clearhead.ops.device import choose_device
-from clearhead.predict.answer import Answer, answer
-from clearhead.predict.classify import Label, classify, regress
-from clearhead.predict.embed import Match, Vectors, embed, nearest
-from clearhead.predict.fill import MaskFill, fill
-from clearhead.predict.find import find_model
-from clearhead.predict.requests import SpecialTokens, check_sizes, opened, requests, settings, special_tokens_of
-from clearhead.predict.tag import Tagged, tag
+from clearhead.inference import optimize_for_inference
+from clearhead.model import EncoderDecoder, Network
+from clearhead.predict.answer import answer
+from clearhead.predict.classify import classify, regress
+from clearhead.predict.embed import Vectors, embed, nearest
+from clearhead.predict.fill import fill
+from clearhead.predict.generation import alternative_texts, generate_texts, stream_pieces, translate_texts
+from clearhead.predict.options import EngineOptions, GenerationOptions
+from clearhead.predict.requests import SpecialTokens, opened, special_tokens_of
+from clearhead.predict.results import Answer, Classification, GenerationResult, MaskFill, Match, Tagging, Translation
+from clearhead.predict.summary import summary
+from clearhead.predict.tag import tag
 from clearhead.text import Tokenizer
 
-DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64", "int8", "int4")}
+if TYPE_CHECKING:
+    from clearhead.interpret import Inspection
+    from clearhead.predict.batch_generate import ModelEngine
+    from clearhead.predict.chat import Chat
+
+A = TypeVar("A")
+Texts = Sequence[str]
 
 
-class GenerationResult(NamedTuple):
-    """A text that was written, and what is known about it."""
-
-    text: str
-    score: float | None = None
-    alignment: list[tuple[int, int]] | None = None  # (source token, target token)
-    finished: bool = True
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Model:
-    """A network with its tokenizers, ready to use; without any it knows ids alone."""
+    """A network with its tokenizers; without a tokenizer it works on ids alone (`logits`)."""
 
-    network: Network
+    network: Network  # the reference network
     own_tokenizers: tuple[Tokenizer, ...]
-    extra: dict[str, Any] = field(default_factory=dict)  # task and labels, as config.json has them
+    extra: dict[str, Any] = field(default_factory=dict)  # what config.json holds beside the architecture
     name: str = ""
-    dtype: torch.dtype | None = None  # what it reads in, if that was asked for
+    dtype: torch.dtype | None = None  # as asked for
+
+    def __repr__(self) -> str:
+        return summary(self)
+
+    # Generation: translators and decoders
+
+    @overload
+    def translate(  # type: ignore[overload-overlap]
+        self,
+        texts: str,
+        prefix: str | None = None,
+        *,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        draft: Model | str | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Translation: ...
+    @overload
+    def translate(
+        self,
+        texts: Texts,
+        prefix: str | Texts | None = None,
+        *,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        draft: Model | str | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> list[Translation]: ...
+    def translate(
+        self,
+        texts: str | Texts,
+        prefix: str | Texts | None = None,
+        *,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        draft: Model | str | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Translation | list[Translation]:
+        """Translate; n_best=3 gives `candidates`, align=True an `alignment`, `prefix` begins every translation.
+
+        `draft` is for speculative decoding: a smaller model (or its name) or "prompt-lookup"; the text stays the same.
+        """
+
+        def run(texts: list[str]) -> list[Translation]:
+            prefixes = [prefix] * len(texts) if isinstance(prefix, str) else prefix
+            return translate_texts(self, texts, options, prefixes=prefixes, seed=seed, stop=stop, draft=draft)
+
+        return _one_or_many("translate", texts, run)
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self,
+        prompts: str,
+        *,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        draft: Model | str | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> GenerationResult: ...
+    @overload
+    def generate(
+        self,
+        prompts: Texts,
+        *,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        draft: Model | str | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> list[GenerationResult]: ...
+    def generate(
+        self,
+        prompts: str | Texts,
+        *,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        draft: Model | str | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> GenerationResult | list[GenerationResult]:
+        """Continue prompts up to the end token or one of the `stop` strings; samples=3 gives `candidates`.
+
+        Prompt n of a list draws from seed + n. `draft` is as for `translate`.
+        """
+        return _one_or_many(
+            "generate",
+            prompts,
+            lambda prompts: generate_texts(self, prompts, options, seed=seed, stop=stop, draft=draft),
+        )
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        draft: Model | str | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> Iterator[str]:
+        """Yield the text of `generate` in pieces as they are generated; a prompt of ids is used as it is."""
+        return stream_pieces(self, prompt, options, seed=seed, stop=stop, draft=draft)
+
+    def alternatives(
+        self, text: str, count: int = 5, *, prefix: str = "", seed: int = 0, **options: Unpack[GenerationOptions]
+    ) -> list[GenerationResult]:
+        """Return a text for each of the `count` most likely next tokens, most likely first.
+
+        The next token follows the prompt or, for a translator, the `prefix` of its translation.
+        """
+        return alternative_texts(self, text, count, options, prefix=prefix, seed=seed)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, str]] = (),
+        *,
+        system: str = "",
+        seed: int = 0,
+        **options: Unpack[GenerationOptions],
+    ) -> Chat:
+        """Begin a conversation, or continue one of {"role", "content"} messages; `ask` answers, `say` streams."""
+        from clearhead.predict.chat import Chat  # here: it imports this module
+
+        return Chat(self, messages, system=system, seed=seed, **options)
+
+    def engine(self, **limits: Unpack[EngineOptions]) -> ModelEngine:
+        """The batching engine on a thread of its own: `with model.engine() as engine: engine.submit(text)`."""
+        from clearhead.predict.batch_generate import ModelEngine  # here: it imports this module
+
+        return ModelEngine(self, **limits)
+
+    # Understanding: encoders, and decoders with a head
+
+    @overload
+    def fill(self, texts: str, top: int = 5) -> MaskFill: ...  # type: ignore[overload-overlap]
+    @overload
+    def fill(self, texts: Texts, top: int = 5) -> list[MaskFill]: ...
+    def fill(self, texts: str | Texts, top: int = 5) -> MaskFill | list[MaskFill]:
+        """Fill every [MASK] or <mask> of a text; `masks` holds the `top` tokens for each."""
+        return _one_or_many("fill", texts, lambda texts: fill(self, texts, top))
+
+    @overload
+    def classify(self, texts: str, text_pairs: str | None = None, *, truncate: bool = False) -> Classification: ...  # type: ignore[overload-overlap]
+    @overload
+    def classify(
+        self, texts: Texts, text_pairs: Texts | None = None, *, truncate: bool = False
+    ) -> list[Classification]: ...
+    def classify(
+        self, texts: str | Texts, text_pairs: str | Texts | None = None, *, truncate: bool = False
+    ) -> Classification | list[Classification]:
+        """Label texts, or pairs of texts; `truncate` reads the beginning of a text that is too long."""
+        pairs = None if text_pairs is None else _many("classify", text_pairs)
+        return _one_or_many("classify", texts, lambda texts: classify(self, texts, pairs, truncate))
+
+    @overload
+    def regress(self, texts: str, text_pairs: str | None = None, *, truncate: bool = False) -> float: ...  # type: ignore[overload-overlap]
+    @overload
+    def regress(self, texts: Texts, text_pairs: Texts | None = None, *, truncate: bool = False) -> list[float]: ...
+    def regress(
+        self, texts: str | Texts, text_pairs: str | Texts | None = None, *, truncate: bool = False
+    ) -> float | list[float]:
+        """Predict the value of texts, or pairs of texts, with a regression model."""
+        pairs = None if text_pairs is None else _many("regress", text_pairs)
+        return _one_or_many("regress", texts, lambda texts: regress(self, texts, pairs, truncate))
+
+    @overload
+    def tag(self, texts: str, *, spaced: bool = False, truncate: bool = False) -> Tagging: ...  # type: ignore[overload-overlap]
+    @overload
+    def tag(
+        self, texts: Sequence[str | Sequence[str]], *, spaced: bool = False, truncate: bool = False
+    ) -> list[Tagging]: ...
+    def tag(
+        self, texts: str | Sequence[str | Sequence[str]], *, spaced: bool = False, truncate: bool = False
+    ) -> Tagging | list[Tagging]:
+        """Tag the words of texts; a text as a list of words keeps them, `spaced` splits at spaces alone."""
+        return _one_or_many("tag", texts, lambda texts: tag(self, texts, spaced, truncate))
+
+    @overload
+    def answer(  # type: ignore[overload-overlap]
+        self, questions: str, contexts: str, *, top: int = 1, require_answer: bool = False, truncate: bool = False
+    ) -> Answer: ...
+    @overload
+    def answer(
+        self,
+        questions: Texts,
+        contexts: str | Texts,
+        *,
+        top: int = 1,
+        require_answer: bool = False,
+        truncate: bool = False,
+    ) -> list[Answer]: ...
+    def answer(
+        self,
+        questions: str | Texts,
+        contexts: str | Texts,
+        *,
+        top: int = 1,
+        require_answer: bool = False,
+        truncate: bool = False,
+    ) -> Answer | list[Answer]:
+        """Find the answer in a context (each question's own, or one for all); top=3 gives `candidates`."""
+
+        def run(questions: list[str]) -> list[Answer]:
+            given = [contexts] * len(questions) if isinstance(contexts, str) else _many("answer", contexts)
+            return answer(self, questions, given, top, require_answer, truncate)
+
+        return _one_or_many("answer", questions, run)
+
+    def embed(
+        self, texts: str | Texts, *, pooling: str | None = None, normalize: bool = True, truncate: bool = False
+    ) -> Vectors:
+        """Embed texts: (D,) for one text, (N, D) for a list; `pooling` is mean or cls, by default as trained."""
+        vectors = embed(self, _many("embed", texts), pooling, normalize, truncate)
+        return cast(Vectors, vectors[0]) if isinstance(texts, str) else vectors
+
+    @overload
+    def similar(self, queries: str, texts: Texts, *, top: int = 5, truncate: bool = False) -> list[Match]: ...  # type: ignore[overload-overlap]
+    @overload
+    def similar(self, queries: Texts, texts: Texts, *, top: int = 5, truncate: bool = False) -> list[list[Match]]: ...
+    def similar(
+        self, queries: str | Texts, texts: Texts, *, top: int = 5, truncate: bool = False
+    ) -> list[Match] | list[list[Match]]:
+        """Rank the `top` texts by cosine similarity with each query, best first."""
+        searched = _many("similar", texts)
+        vectors = embed(self, searched, truncate=truncate)
+        return _one_or_many(
+            "similar",
+            queries,
+            lambda queries: nearest(embed(self, queries, truncate=truncate), vectors, searched, top),
+        )
+
+    # The network itself
+
+    def logits(self, ids: Tensor, target_ids: Tensor | None = None) -> Tensor:
+        """Logits (B, T, V) of the reference network for ids (B, T); a translator needs target ids, too."""
+        with torch.inference_mode():
+            if isinstance(self.network, EncoderDecoder):
+                if target_ids is None:
+                    raise UserError("logits: a translator needs target_ids, too; give the decoder's input")
+                return self.network(ids.to(self.device), target_ids.to(self.device))
+            return self.network(ids.to(self.device))
+
+    def inspect(self, text: str, target: str | None = None, *, top: int = 5) -> Inspection:
+        """Attention, Q/K/V, per-head updates and the logit lens of one pass; see `clearhead.interpret.Inspection`.
+
+        `target` is what a translator's decoder reads (by default its own translation) or an encoder's second text.
+        """
+        from clearhead.predict.inspect import inspect_text
+
+        return inspect_text(self, text, target, top)
+
+    def save(self, folder: str | Path) -> None:
+        """Write a model folder; an older model folder is replaced."""
+        from clearhead.predict.export import save
+
+        save(self, Path(folder))
+
+    def export(self, folder: str | Path, to: str = "hf") -> None:
+        """Write the model for another library: hf, ctranslate2, onnx, gguf or gguf-q8_0."""
+        from clearhead.predict.export import export
+
+        export(self, Path(folder), to)
+
+    # Properties
 
     @cached_property
     def inference_network(self) -> Network:
-        """The network as it is fastest where nothing is trained: fused, packed, or int8 (see `optimize_for_inference`)."""
+        """The fast copy of the network: fused, packed or quantized (see `optimize_for_inference`)."""
         return optimize_for_inference(self.network, self.dtype)
 
     @property
@@ -72,190 +320,69 @@ class Model:
         return self.network.config
 
     @property
+    def label(self) -> str:
+        """The name in messages."""
+        return self.name or "this model"
+
+    @property
+    def kind(self) -> str:
+        """The family with its article, in messages."""
+        return f"{'a' if self.config.family == 'decoder' else 'an'} {self.config.family}"
+
+    @property
     def tokenizers(self) -> tuple[Tokenizer, ...]:
-        """One for all, or one for sources and one for targets."""
+        """One for all texts, or one for sources and one for targets."""
         if not self.own_tokenizers:
             raise UserError(f"{self.name or 'the model'} has no tokenizer.json; to read and write texts it needs one")
         return self.own_tokenizers
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, or that of the source."""
+        """The tokenizer (of sources)."""
         return self.tokenizers[0]
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.network.parameters()).device
 
     @cached_property
     def data(self) -> DataConfig | None:
-        """The data that the model was trained on, as far as config.json says."""
+        """The data settings of training, where config.json has them."""
         return DataConfig.build(self.extra["data"], where="config.json: data") if "data" in self.extra else None
-
-    def logits(self, ids: Tensor, target_ids: Tensor | None = None) -> Tensor:
-        """The score of every word at every position: ids (B, T) to (B, T, V); a translator needs a target, too."""
-        with torch.inference_mode():
-            if isinstance(self.network, EncoderDecoder):
-                if target_ids is None:
-                    raise ValueError("logits: a translator needs target_ids, too")
-                return self.network(ids.to(self.device), target_ids.to(self.device))
-            return self.network(ids.to(self.device))
-
-    def translate(self, texts: Sequence[str] | str, prefixes: Sequence[str] | None = None, **options: Any) -> list[str]:
-        """The best translation of each text; options are those of GenerationConfig, like beam=4."""
-        return [found[0].text for found in self.translations(texts, prefixes, **options)]
-
-    def translations(
-        self, texts: Sequence[str] | str, prefixes: Sequence[str] | None = None, **options: Any
-    ) -> list[list[GenerationResult]]:
-        """The `n_best` translations of each text, scores beside, alignments for align=True; empty texts stay empty."""
-        network = self._as(EncoderDecoder, "translate")
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        asked = requests(self, texts, options, prefixes)
-        together = dict[GenerationConfig, list[int]]()
-        for number, request in enumerate(asked):
-            if request.source:
-                together.setdefault(request.config, []).append(number)
-        answers: list[list[GenerationResult]] = [[GenerationResult("")] for _ in texts]
-        for config, numbers in together.items():
-            sources = [asked[number].source or [] for number in numbers]
-            heads = [asked[number].prompt[1:] for number in numbers]
-            begin, ends = self.special_tokens.begin[0], self.special_tokens.eos_ids
-            found = translate(network, sources, config, begin=begin, end=ends, prefixes=heads, seeds=numbers)
-            for number, head, outputs in zip(numbers, heads, found, strict=True):
-                answers[number] = [self._text(output, head) for output in outputs]
-        return answers
-
-    def _text(
-        self, output: GenerationOutput, head: Sequence[int] = (), stops: StopStrings | None = None
-    ) -> GenerationResult:
-        text = self.tokenizers[-1].decode([*head, *output.ids])
-        links = alignment_links(output.alignment) if output.alignment is not None else None
-        return GenerationResult(text if stops is None else stops.truncate(text), output.score, links, output.finished)
-
-    def generate(
-        self, prompts: Sequence[str] | str, *, seed: int = 0, stop: Sequence[str] = (), **options: Any
-    ) -> list[list[GenerationResult]]:
-        """What the model writes after each prompt, `samples` (or `n_best`) texts each; options as GenerationConfig."""
-        network = self._as(Decoder, "generate")
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        asked = requests(self, prompts, options)
-        stops = StopStrings(stop, self.tokenizer) if stop else None
-        seeds = [seed + number for number in range(len(asked))]
-        rows, config = [request.prompt for request in asked], asked[0].config if asked else settings(self, options)
-        found = generate(network, rows, config, end=self.special_tokens.eos_ids, seeds=seeds, stops=stops)
-        return [[self._text(output, stops=stops) for output in outputs] for outputs in found]
-
-    def stream(
-        self, prompt: str | Sequence[int], *, seed: int = 0, stop: Sequence[str] = (), **options: Any
-    ) -> Iterator[str]:
-        """The text after a prompt in pieces, as they are written; joined, they are what `generate` gives.
-
-        A prompt of ids is read as it is.
-        """
-        network = self._as(Decoder, "stream")
-        if isinstance(prompt, str):
-            [(row, _, config)] = requests(self, [prompt], options)
-        else:
-            row, config = list(prompt), settings(self, options)
-            check_sizes(self, "prompt", [row], config.max_new_tokens)
-        return stream_text(
-            network, row, config, self.tokenizer, end=self.special_tokens.eos_ids, seed=seed, stop=tuple(stop)
-        )
-
-    # What a model that reads says about texts; each answer stands where its text stood
-
-    def fill(self, texts: Sequence[str] | str, top: int = 5) -> list[list[MaskFill]]:
-        """The `top` words for every mask of each text."""
-        return fill(self, _several(texts), top)
-
-    def classify(
-        self, texts: Sequence[str] | str, seconds: Sequence[str] | str | None = None, *, truncate: bool = False
-    ) -> list[list[Label]]:
-        """All labels of each text (or of each pair), the best first; `cut` reads only the beginning of long texts."""
-        return classify(self, _several(texts), None if seconds is None else _several(seconds), truncate)
-
-    def regress(
-        self, texts: Sequence[str] | str, seconds: Sequence[str] | str | None = None, *, truncate: bool = False
-    ) -> list[float]:
-        """The number that a regression gives for each text (or for each pair)."""
-        return regress(self, _several(texts), None if seconds is None else _several(seconds), truncate)
-
-    def tag(
-        self, texts: Sequence[str | Sequence[str]] | str, *, spaced: bool = False, truncate: bool = False
-    ) -> list[Tagged]:
-        """Words, tags and spans of each text; a text given as a list of words keeps them, as a `spaced` one does."""
-        return tag(self, [texts] if isinstance(texts, str) else texts, spaced, truncate)
-
-    def answer(
-        self,
-        questions: Sequence[str] | str,
-        contexts: Sequence[str] | str,
-        *,
-        top: int = 1,
-        require_answer: bool = False,
-        truncate: bool = False,
-    ) -> list[list[Answer]]:
-        """The `top` answers to each question, as parts of its context (or of the one context of all)."""
-        asked = _several(questions)
-        given = [contexts] * len(asked) if isinstance(contexts, str) else contexts
-        return answer(self, asked, given, top, require_answer, truncate)
-
-    def embed(
-        self, texts: Sequence[str] | str, *, pooling: str | None = None, normalize: bool = True, truncate: bool = False
-    ) -> Vectors:
-        """A vector for each text: (N, D)."""
-        return embed(self, _several(texts), pooling, normalize, truncate)
-
-    def similar(self, queries: Sequence[str] | str, texts: Sequence[str], *, top: int = 5) -> list[list[Match]]:
-        """The `top` texts that are most like each query, by the cosine of their vectors."""
-        return nearest(self.embed(_several(queries)), self.embed(texts), top)
 
     @cached_property
     def special_tokens(self) -> SpecialTokens:
-        """What begins and ends a text, and what is never written."""
+        """The tokens that begin and end a text, and those that are never generated."""
         return special_tokens_of(self)
 
+    @cached_property
+    def draft_models(self) -> dict[str, Model]:
+        """Draft models that were loaded by name."""
+        return {}
+
     def prompt_ids(self, prompt: str) -> list[int]:
-        """The ids of a prompt as the model reads it, opened by its begin token where it has one."""
+        """The ids of a prompt, after the begin token where the model has one."""
         return opened(self, [prompt])[0]
 
-    def _as(self, family: type[Any], act: str) -> Any:
+    def inference_as(self, family: type[Any], act: str) -> Any:
+        """The inference network, if the model is of this family."""
         if not isinstance(self.network, family):
-            family_name = f"{'a' if self.config.family == 'decoder' else 'an'} {self.config.family}"
-            what = f"{self.name or 'this model'} is {family_name}"
-            raise UserError(f"{act}: {what}; it can {' and '.join(supported_commands(self.config)[:-1])}")
+            what = " and ".join(supported_commands(self.config)[:-1])
+            raise UserError(f"{act}: {self.label} is {self.kind}; it can {what}")
         return cast(Any, self.inference_network)
 
 
-def _several(texts: Sequence[str] | str) -> Sequence[str]:
-    return [texts] if isinstance(texts, str) else texts
+def _many(act: str, texts: Any) -> list[Any]:
+    """Texts as a list; one text is a list of one."""
+    if isinstance(texts, str):
+        return [texts]
+    if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+        raise UserError(f"{act}: {type(texts).__name__} is no text; give a string, or a list of strings")
+    return list(texts)
 
 
-def load(name: str | Path, device: str = "auto", dtype: str | None = None, compiled: bool = False) -> Model:
-    """The model of a name, a model folder or a run folder; dtype="int8" or "int4" reads with small weights.
-
-    With `compiled`, a decoder on a GPU spends some tens of seconds at the first text of each batch size to write faster
-    from then on; all others go on as without.
-    """
-    chosen = choose_device(device)
-    if dtype is not None and dtype not in DTYPES:
-        raise UserError(f"dtype: {dtype!r} is not allowed; use {', '.join(DTYPES)}")
-    folder = find_model(name)
-    kind = None if dtype is None else DTYPES[dtype]
-    small = kind in (torch.int8, INT4)
-    loaded = load_model(folder, chosen, None if small else kind)
-    _check_finite(loaded.network, folder)
-    enable_cuda_graphs(loaded.network, compiled)
-    network = loaded.network
-    if small and isinstance(network, Decoder) and chosen.type == "cpu":
-        network = optimize_for_inference(network, kind)  # the full weights are not kept beside the small ones
-    return Model(network, loaded.tokenizers, loaded.extra, str(name), kind)
-
-
-def _check_finite(network: Network, folder: Path) -> None:
-    """Weights that are no numbers would write nonsense without a word."""
-    for name, tensor in network.state_dict().items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise UserError(f"{folder}: {name} holds NaN or infinity; take an earlier checkpoint, or train again")
+def _one_or_many(act: str, texts: Any, run: Callable[[list[Any]], list[A]]) -> Any:
+    """The result of one text, or a list of results."""
+    results = run(_many(act, texts))
+    return results[0] if isinstance(texts, str) else results

@@ -1,8 +1,8 @@
-"""The process that renders a chat template: a file of its own, run by path, that knows of jinja2 and nothing else.
+"""The process that renders chat templates: a script run by path that imports jinja2 and nothing of this package.
 
-A template comes with a checkpoint, from anyone. Jinja's immutable sandbox keeps it from whatever is not its own; memory
-and time have the limits of this process, which the system holds even where Python would be busy inside one long call.
-One JSON object a line comes in and one goes out: {"template", "variables"} to {"text"}, {"refused"} or {"error"}.
+Templates come with checkpoints, from anyone. Jinja's immutable sandbox limits what a template may touch; the operating
+system limits the memory and time of this process, even inside one long call.
+One JSON object per line comes in and one goes out: {"template", "variables"} to {"text"}, {"refused"} or {"error"}.
 """
 
 import contextlib
@@ -14,13 +14,13 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-LARGEST_RANGE = 10_000
-LARGEST_TEXT = 1 << 22  # characters
+MAX_RANGE = 10_000
+MAX_TEXT = 1 << 22  # characters
 MEMORY = 1 << 29  # bytes of address space
 
 
 class Refused(Exception):
-    """The template itself says no, by raise_exception."""
+    """The template refused the conversation by raise_exception."""
 
 
 def _refuse(message: object) -> None:
@@ -28,19 +28,19 @@ def _refuse(message: object) -> None:
 
 
 def _range(*bounds: int) -> range:
-    found = range(*bounds)
-    if len(found) > LARGEST_RANGE:
-        raise OverflowError(f"a range of more than {LARGEST_RANGE} numbers")
-    return found
+    numbers = range(*bounds)
+    if len(numbers) > MAX_RANGE:
+        raise OverflowError(f"a range of more than {MAX_RANGE} numbers")
+    return numbers
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """The sandbox, with whitespace treated as the makers of templates expect it."""
+    """The sandbox, with the whitespace rules that chat templates are written for."""
     extensions = ["jinja2.ext.loopcontrols"]
-    found = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
-    found.globals |= {"raise_exception": _refuse, "range": _range}
-    found.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    return found
+    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+    sandbox.globals |= {"raise_exception": _refuse, "range": _range}
+    sandbox.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    return sandbox
 
 
 def render(template: str, variables: dict[str, Any]) -> str:
@@ -49,16 +49,16 @@ def render(template: str, variables: dict[str, Any]) -> str:
     for piece in environment().from_string(template).generate(variables):
         pieces.append(piece)
         size += len(piece)
-        if size > LARGEST_TEXT:
-            raise OverflowError(f"a text of more than {LARGEST_TEXT} characters")
+        if size > MAX_TEXT:
+            raise OverflowError(f"a text of more than {MAX_TEXT} characters")
     return "".join(pieces)
 
 
 def answer(line: str) -> dict[str, str]:
-    """What came of one line."""
-    asked = json.loads(line)
+    """The reply to one line."""
+    request = json.loads(line)
     try:
-        return {"text": render(asked["template"], asked["variables"])}
+        return {"text": render(request["template"], request["variables"])}
     except Refused as error:
         return {"refused": str(error)}
     except MemoryError:
@@ -76,8 +76,8 @@ def answer(line: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Answer until nobody asks any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the one who asks
+    """Answer lines until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the parent
     with contextlib.suppress(ImportError, ValueError, OSError):  # not on every system
         import resource
 

@@ -1,11 +1,11 @@
-"""What a model that writes is given: texts as ids, framed as it was made to read them, and the rules of the search.
+"""Texts to requests: ids with their special tokens, and the GenerationConfig of each.
 
-Single calls and the batching engine both take it from here, so that they write the same.
+Single calls and the batching engine both start here, so that they generate the same text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, Field
@@ -28,112 +28,113 @@ Ids = Annotated[
 
 
 class SpecialTokens(Settings):
-    """What stands around texts, as ids: config.json of an imported model says it, else the roles of tokenizers do."""
+    """Token ids around texts: from config.json of an imported model, else from the roles of its tokenizers."""
 
     begin: Ids = ()  # before a prompt or, of a translator, before the target
-    eos_ids: Ids = ()  # any of them ends what is written
-    source_end: bool = True  # whether a source has an end token
-    banned: Words = ()  # what is never written
+    eos_ids: Ids = Field(default=(), alias="ends")  # any of them ends a text
+    source_end: bool = True  # whether a source ends with an end token
+    banned_ids: Words = Field(default=(), alias="banned")  # never generated
 
 
 def special_tokens_of(model: Model) -> SpecialTokens:
-    """The marks of a model; a config.json that says something else is an error."""
-    told = {name: model.extra[name] for name in SpecialTokens.model_fields if model.extra.get(name) is not None}
-    found, roles, words = (
-        SpecialTokens.build(told, where="config.json"),
-        model.tokenizers[-1].roles,
-        model.config.target_vocab,
-    )
-    for name, ids in (("begin", found.begin), ("ends", found.eos_ids), *(("banned", word) for word in found.banned)):
-        for token in (token for token in ids if token >= words):
-            raise UserError(f"config.json: {name}: token {token} is outside the vocabulary of {words} tokens; mend it")
-    begin, ends = found.begin, found.eos_ids or ((roles["end"],) if "end" in roles else ())
+    """The special tokens of a model; an invalid config.json is an error."""
+    given = {
+        key: model.extra[key]
+        for name, field in SpecialTokens.model_fields.items()
+        if model.extra.get(key := field.alias or name) is not None
+    }
+    tokens, roles = SpecialTokens.build(given, where="config.json"), model.tokenizers[-1].roles
+    vocab = model.config.target_vocab
+    groups = (("begin", tokens.begin), ("ends", tokens.eos_ids), *(("banned", ids) for ids in tokens.banned_ids))
+    for name, ids in groups:
+        for token in (token for token in ids if token >= vocab):
+            raise UserError(f"config.json: {name}: token {token} is outside the vocabulary of {vocab} tokens; mend it")
+    begin, eos_ids = tokens.begin, tokens.eos_ids or ((roles["end"],) if "end" in roles else ())
     if isinstance(model.network, EncoderDecoder):
         begin = begin[:1] or (model.tokenizers[-1].id("begin"),)
-        ends = ends or (model.tokenizers[-1].id("end"),)
-    elif "begin" not in told:
+        eos_ids = eos_ids or (model.tokenizers[-1].id("end"),)
+    elif "begin" not in given:
         begin = (roles["begin"],) if "begin" in roles else (roles["end"],) if "end" in roles else ()
-    return found.model_copy(update={"begin": begin, "ends": ends})
+    return tokens.model_copy(update={"begin": begin, "eos_ids": eos_ids})
 
 
 class Request(NamedTuple):
-    """One text to write: what it opens with, what it translates, and how it is searched for."""
+    """One text to generate."""
 
-    prompt: list[int]
-    source: list[int] | None  # of a translator; nothing is written about an empty one
+    prompt: list[int]  # of a translator, the begin token and the prefix
+    source: list[int] | None  # of a translator; nothing is generated for an empty one
     config: GenerationConfig
 
 
 def requests(
-    model: Model, texts: Sequence[str], options: dict[str, Any], prefixes: Sequence[str] | None = None
+    model: Model, texts: Sequence[str], options: Mapping[str, Any], prefixes: Sequence[str] | None = None
 ) -> list[Request]:
-    """One for each text: a prompt to go on from or, for a translator, a source; options are those of GenerationConfig."""
+    """Return a request for each text: a prompt or, for a translator, a source; options as GenerationConfig."""
     if not isinstance(model.network, EncoderDecoder):
-        config = settings(model, options)
+        config = generation_config(model, options)
         return [Request(row, None, config) for row in prompts(model, texts, config.max_new_tokens)]
     begin, end = model.special_tokens.begin, [model.tokenizer.id("end")] if model.special_tokens.source_end else []
     encoded = model.tokenizer.encode_batch(clean(model, texts))
     sources = [[*ids, *end] if ids and text.strip() else [] for ids, text in zip(encoded, texts, strict=True)]
-    most = model.config.max_positions
+    positions = model.config.max_positions
     for number, source in enumerate(sources):
-        if len(source) > most:
-            raise InvalidText(number, f"{len(source):,} tokens, but the model has {most:,} positions; shorten it")
-    heads = [""] * len(texts) if prefixes is None else prefixes
-    if len(heads) != len(texts):
-        raise ValueError(f"{len(texts)} texts, but {len(heads)} prefixes; give one for each, or none")
-    targets = [[*begin, *ids] for ids in model.tokenizers[-1].encode_batch(clean(model, heads))]
+        if len(source) > positions:
+            raise InvalidText(number, f"{len(source):,} tokens, but the model has {positions:,} positions; shorten it")
+    starts = [""] * len(texts) if prefixes is None else prefixes
+    if len(starts) != len(texts):
+        raise ValueError(f"{len(texts)} texts, but {len(starts)} prefixes; give one for each, or none")
+    targets = [[*begin, *ids] for ids in model.tokenizers[-1].encode_batch(clean(model, starts))]
     check_sizes(model, "prefix", targets)
-    asked = GenerationConfig.build({**options, "max_new_tokens": most})
-    least = max(asked.min_new_tokens, sum(map(len, asked.forced_ids))) + 1  # with the end
-    rooms = [max(room(model, source), min(least, most - 1)) for source in sources]
-    configs = {new: settings(model, {"max_new_tokens": new, **options}) for new in {*rooms}}
-    return [Request(row, source, configs[new]) for row, source, new in zip(targets, sources, rooms, strict=True)]
+    asked = GenerationConfig.build({**options, "max_new_tokens": positions})
+    needed = max(asked.min_new_tokens, sum(map(len, asked.forced_ids))) + 1  # with the end
+    limits = [max(max_target_length(model, source), min(needed, positions - 1)) for source in sources]
+    configs = {limit: generation_config(model, {"max_new_tokens": limit, **options}) for limit in {*limits}}
+    return [Request(row, source, configs[limit]) for row, source, limit in zip(targets, sources, limits, strict=True)]
 
 
-def room(model: Model, source: Sequence[int]) -> int:
-    """Tokens that a translation may have: at least three times its source and some, within the model's positions.
+def max_target_length(model: Model, source: Sequence[int]) -> int:
+    """Maximum tokens of a translation: at least three times its source plus 20, within the model's positions.
 
-    It depends on the source alone, never on others beside it; doubling from one size to the next, it is the same for
-    many, which can then be searched for together.
+    A power of two, so that many sources share one config and can be searched together; it depends on the source alone,
+    never on its batch.
     """
     return max(1, min(1 << (3 * len(source) + 19).bit_length(), model.config.max_positions - 1))
 
 
 def opened(model: Model, texts: Sequence[str]) -> list[list[int]]:
-    """Prompts as the model reads them, opened by its begin token where it has one."""
+    """Prompts as ids, after the begin token where the model has one."""
     begin = model.special_tokens.begin
     return [[*begin, *ids] for ids in model.tokenizer.encode_batch(clean(model, texts))]
 
 
-def prompts(model: Model, texts: Sequence[str], new: int) -> list[list[int]]:
-    """The same, with room for `new` tokens behind them; a prompt without a token is an error."""
+def prompts(model: Model, texts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
+    """The same, checked to leave room for `max_new_tokens`; a prompt without a token is an error."""
     rows = opened(model, texts)
     if not all(rows):
         raise UserError("prompt: empty, and this tokenizer has no begin token; give some text")
-    check_sizes(model, "prompt", rows, new)
+    check_sizes(model, "prompt", rows, max_new_tokens)
     return rows
 
 
-def check_sizes(model: Model, what: str, rows: Sequence[Sequence[int]], new: int = 0) -> None:
-    """Each row fits into the model's positions, with `new` tokens behind it."""
-    most = model.config.max_positions
+def check_sizes(model: Model, what: str, rows: Sequence[Sequence[int]], max_new_tokens: int = 0) -> None:
+    """Refuse a row that does not fit into the model's positions with its new tokens."""
+    positions = model.config.max_positions
     for number, row in enumerate(rows):
-        if len(row) + new > most:
+        if len(row) + max_new_tokens > positions:
             name = what if len(rows) == 1 else f"{what} {number + 1}"
-            asked = f" and {new} more are asked for" if new else ""
-            less = f", or ask for at most {most - len(row)} with max_new_tokens" if len(row) < most and new else ""
+            asked = f" and {max_new_tokens} more are asked for" if max_new_tokens else ""
+            can_lower = len(row) < positions and max_new_tokens
+            less = f", or ask for at most {positions - len(row)} with max_new_tokens" if can_lower else ""
             raise UserError(
-                f"{name}: {len(row)} tokens{asked}, but the model has {most} positions; shorten the {what}{less}"
+                f"{name}: {len(row)} tokens{asked}, but the model has {positions} positions; shorten the {what}{less}"
             )
 
 
-def settings(model: Model, options: dict[str, Any]) -> GenerationConfig:
-    """How to search: the options, and what the model never writes."""
-    own = model.special_tokens.banned
-    given = GenerationConfig.build(options)
-    config = (
-        GenerationConfig.build(options | {"banned": tuple(dict.fromkeys([*own, *given.banned_ids]))}) if own else given
-    )
+def generation_config(model: Model, options: Mapping[str, Any]) -> GenerationConfig:
+    """The options as a config, with the tokens that the model never generates."""
+    config = GenerationConfig.build(options)
+    if never := model.special_tokens.banned_ids:
+        config = GenerationConfig.build({**options, "banned_ids": tuple(dict.fromkeys([*never, *config.banned_ids]))})
     if config.beam > model.config.target_vocab:
-        raise UserError(f"beam: {config.beam} is more than the {model.config.target_vocab} words there are; lower it")
+        raise UserError(f"beam: {config.beam} is more than the {model.config.target_vocab} tokens there are; lower it")
     return config

@@ -1,10 +1,10 @@
-"""A tag for every word, and the spans that tags make, at their exact places in the text."""
+"""A tag for every word, and the spans that tags form, at character positions of the text."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from clearhead.predict.encode_batch import (
     limit,
     read,
 )
+from clearhead.predict.results import Span, TaggedWord, Tagging
 from clearhead.text.entities import entities, is_entity_scheme
 from clearhead.text.word_split import words as words_of
 
@@ -28,94 +29,74 @@ if TYPE_CHECKING:
     from clearhead.predict.model import Model
 
 
-class Word(NamedTuple):
-    """A word at characters `first` to before `behind`, its tag, and how probable that is."""
+def tag(
+    model: Model, texts: Sequence[str | Sequence[str]], spaced: bool = False, truncate: bool = False
+) -> list[Tagging]:
+    """Tag texts; words are split by rule or, if `spaced`, by spaces alone.
 
-    text: str
-    start: int
-    end: int
-    tag: str
-    score: float
-
-
-class Span(NamedTuple):
-    """Words that belong together, at characters `first` to before `behind`; as probable as the least of them."""
-
-    text: str
-    start: int
-    end: int
-    label: str
-    score: float
-
-
-class Tagged(NamedTuple):
-    """A text with its words and the spans among them (tags that are no B-type and I-type: every word is one)."""
-
-    text: str
-    words: list[Word]
-    spans: list[Span]
-
-
-def tag(model: Model, texts: Sequence[str | Sequence[str]], spaced: bool = False, cut: bool = False) -> list[Tagged]:
-    """The tags of texts, whose words are found, or `spaced`: then spaces and nothing else part them.
-
-    A text that is a list of words keeps them: its text is the words with a space between.
+    A text given as a list of words keeps them: its text is the words joined by spaces.
     """
     tags = head(model, "tags", "tag", "tagging")
     names = label_names(model, model.config.labels)
     split = [_split(number, text, spaced) for number, text in enumerate(texts)]
-    told = [clean(model, [text[first:behind] for first, behind in places]) for text, places in split]
-    found: list[tuple[Row | None, list[int | None]]] = []
-    for number, (ours, tokens) in enumerate(
-        zip(told, model.tokenizer.offsets_batch(list(map(" ".join, told))), strict=True)
+    cleaned = [clean(model, [text[start:end] for start, end in spans]) for text, spans in split]
+    rows: list[tuple[Row | None, list[int | None]]] = []  # the word of which each token is the first
+    for number, (words, tokens) in enumerate(
+        zip(cleaned, model.tokenizer.offsets_batch(list(map(" ".join, cleaned))), strict=True)
     ):
-        if not ours:
+        if not words:
             raise InvalidText(number, "empty; give some text")
-        check_length(model, number, len(tokens), sum(map(len, ours)), cut=cut)
-        if not tokens:  # words that are there, but not for the tokenizer
-            found.append((None, []))
+        check_length(model, number, len(tokens), sum(map(len, words)), truncate=truncate)
+        if not tokens:  # words for which the tokenizer has no token
+            rows.append((None, []))
             continue
         opens, closes = frame(model.tokenizer)
         kept = tokens[: limit(model) - len(opens) - len(closes)]
-        row = Row(*enclose(model.tokenizer, limit(model), [token for token, _, _ in kept]))
-        found.append((row, [*[None] * len(opens), *first_tokens(ours, kept), *[None] * len(closes)]))
+        framed = Row(*enclose(model.tokenizer, limit(model), [token for token, _, _ in kept]))
+        rows.append((framed, [*[None] * len(opens), *first_tokens(words, kept), *[None] * len(closes)]))
 
-    def each(hidden: Tensor, documents: Documents, chosen: list[int]) -> list[tuple[list[float], list[int]]]:
+    def each(hidden: Tensor, documents: Documents, numbers: list[int]) -> list[tuple[list[float], list[int]]]:
         best = tags(hidden[0]).float().softmax(-1).max(-1)
         sizes = documents.lengths.tolist()
         pairs = zip(best.values.cpu().split(sizes), best.indices.cpu().split(sizes), strict=True)
-        return [(scores.tolist(), numbers.tolist()) for scores, numbers in pairs]
+        return [(scores.tolist(), labels.tolist()) for scores, labels in pairs]
 
-    answers = iter(read(model, [row for row, _ in found if row is not None], each))
-    outside = ("O" if "O" in names else names[0], 0.0)  # of a word behind the cut, or one without any token
-    tagged = []
-    for (text, places), (seen, firsts) in zip(split, found, strict=True):
-        scores, numbers = ([], []) if seen is None else next(answers)
-        said = {word: (names[n], s) for word, n, s in zip(firsts, numbers, scores, strict=True) if word is not None}
-        words = [Word(text[a:b], a, b, *said.get(n, outside)) for n, (a, b) in enumerate(places)]
-        tagged.append(Tagged(text, words, _spans(text, words, is_entity_scheme(names))))
-    return tagged
+    predictions = iter(read(model, [row for row, _ in rows if row is not None], each))
+    outside = ("O" if "O" in names else names[0], 0.0)  # of a truncated word, or one without a token
+    results = []
+    for (text, spans), (row, word_of_token) in zip(split, rows, strict=True):
+        scores, labels = ([], []) if row is None else next(predictions)
+        predicted = {
+            word: (names[label], score)
+            for word, label, score in zip(word_of_token, labels, scores, strict=True)
+            if word is not None
+        }
+        tagged = tuple(
+            TaggedWord(text[start:end], start, end, *predicted.get(n, outside)) for n, (start, end) in enumerate(spans)
+        )
+        results.append(Tagging(text, tagged, _spans(text, tagged, is_entity_scheme(names))))
+    return results
 
 
 def _split(number: int, text: str | Sequence[str], spaced: bool) -> tuple[str, list[tuple[int, int]]]:
-    """A text and the places of its words."""
+    """A text and the spans of its words."""
     if isinstance(text, str | bytes) or not isinstance(text, Iterable):
         check_text(number, text)
         return text, [word.span() for word in re.finditer(r"\S+", text)] if spaced else words_of(text)
-    places, first = [], 0
+    spans, start = [], 0
     for word in text:
         check_text(number, word, "a word: ")
-        places.append((first, first + len(word)))
-        first += len(word) + 1
-    return " ".join(text), places
+        spans.append((start, start + len(word)))
+        start += len(word) + 1
+    return " ".join(text), spans
 
 
-def _spans(text: str, words: list[Word], typed: bool) -> list[Span]:
-    if not typed:
-        return [Span(word.text, word.start, word.end, word.tag, word.score) for word in words]
-    found = []
+def _spans(text: str, words: Sequence[TaggedWord], has_entities: bool) -> tuple[Span, ...]:
+    if not has_entities:
+        return tuple(Span(word.text, word.start, word.end, word.tag, word.score) for word in words)
+    spans = []
     for label, first, last in entities([word.tag for word in words]):
-        begin, behind = words[first].start, words[last].end
+        start, end = words[first].start, words[last].end
         score = min(word.score for word in words[first : last + 1])
-        found.append(Span(text[begin:behind], begin, behind, label, score))
-    return found
+        spans.append(Span(text[start:end], start, end, label, score))
+    return tuple(spans)

@@ -67,8 +67,8 @@ def token_strings(ids: list[int]) -> list[str]:
 
 def test_the_published_model_transliterates_names(transliterator: Path) -> None:
     model = load(transliterator, device="cpu")
-    assert model.translate(["آتزمون", "آتشيسون"]) == ["atzmon", "achison"]
-    assert model.translate(["آتزمون", "آتشيسون"], beam=1) == ["atzmon", "achison"]
+    assert [each.text for each in model.translate(["آتزمون", "آتشيسون"])] == ["atzmon", "achison"]
+    assert [each.text for each in model.translate(["آتزمون", "آتشيسون"], beam=1)] == ["atzmon", "achison"]
 
 
 def test_random_names_give_the_results_of_ctranslate2(transliterator: Path, ctranslate2: Any) -> None:
@@ -82,9 +82,9 @@ def test_random_names_give_the_results_of_ctranslate2(transliterator: Path, ctra
         (4, {"early_stopping": "full"}),
     ):  # its rule: stop when `beam` hypotheses are finished
         results = theirs.translate_batch([list(text) for text in texts], beam_size=beam, return_scores=True, **length)
-        ours = model.translations(texts, beam=beam, max_new_tokens=40, logprobs=True, **options)
-        assert [text for [(text, *_)] in ours] == ["".join(each.hypotheses[0]) for each in results]
-        np.testing.assert_allclose([each.score for [each] in ours], [each.scores[0] for each in results], atol=1e-5)
+        ours = model.translate(texts, beam=beam, max_new_tokens=40, logprobs=True, **options)
+        assert [each.text for each in ours] == ["".join(each.hypotheses[0]) for each in results]
+        np.testing.assert_allclose([each.score for each in ours], [each.scores[0] for each in results], atol=1e-5)
 
 
 def test_an_exported_import_translates_the_same(transliterator: Path, ctranslate2: Any, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_decoder_without_begin_token_is_exported(ctranslate2: Any, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("settings", "message"),
     [
         (SIZES | {"family": "encoder", "encoder_layers": 1}, "family: encoder"),
         (TRANSLATOR | {"norm": "batch"}, "norm: batch"),
@@ -156,12 +156,12 @@ def test_unsupported_settings_are_named(
 
 def test_banned_tokens_are_never_generated_after_export(ctranslate2: Any, tmp_path: Path) -> None:
     network = build(ModelConfig.build(TRANSLATORS["paper"])).eval()
-    save_model(tmp_path / "ours", network, TOKENS, {"banned": [[7]]})
+    save_model(tmp_path / "ours", network, TOKENS, {"banned_ids": [[7]]})
     export_model(load_model(tmp_path / "ours"), tmp_path / "out", "ctranslate2")
     theirs = ctranslate2.Translator(str(tmp_path / "out"), intra_threads=1)
     [results] = theirs.score_batch([token_strings([9, 10])], [token_strings([8, 7, 9])])
     assert results.log_probs[1] < -1e6
     assert min(results.log_probs[0], results.log_probs[2]) > -100
-    save_model(tmp_path / "rows", network, TOKENS, {"banned": [[7, 8]]})
-    with pytest.raises(UserError, match="banned: sequences of several tokens"):
+    save_model(tmp_path / "rows", network, TOKENS, {"banned_ids": [[7, 8]]})
+    with pytest.raises(UserError, match="banned_ids: sequences of several tokens"):
         export_model(load_model(tmp_path / "rows"), tmp_path / "none", "ctranslate2")

@@ -110,12 +110,12 @@ def quantized_blocks(array: np.ndarray, kind: Any) -> np.ndarray:
     if kind.name not in K_QUANTS:
         return quantize(array, kind)
     block, size = gguf.GGML_QUANT_SIZES[kind]
-    model = np.random.default_rng(0).integers(0, 256, (array.shape[0], array.shape[1] // block, size), dtype=np.uint8)
+    blocks = np.random.default_rng(0).integers(0, 256, (array.shape[0], array.shape[1] // block, size), dtype=np.uint8)
     scale = np.frombuffer(np.array([0.002, 0.001], np.float16).tobytes(), np.uint8)
     offset = {"Q2_K": 80, "Q3_K": 108, "Q4_K": 0, "Q5_K": 0, "Q6_K": 208}[kind.name]
     count = 4 if kind.name in ("Q2_K", "Q4_K", "Q5_K") else 2
-    model[..., offset : offset + count] = scale[:count]
-    return model.reshape(array.shape[0], -1)
+    blocks[..., offset : offset + count] = scale[:count]
+    return blocks.reshape(array.shape[0], -1)
 
 
 def read_with_transformers(path: Path, model: Any) -> Any:
@@ -180,7 +180,7 @@ def test_tokenizer_chat_template_and_special_tokens_are_imported(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    ("change", "message"),
     [
         ({"llama__expert_count": 8}, "mixture of experts"),
         ({"llama__rope__scaling__factor": 2.0}, "this type of rotary scaling"),

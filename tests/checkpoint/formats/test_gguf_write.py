@@ -81,7 +81,7 @@ def test_an_export_is_read_by_transformers_and_by_us(to: str, scaled: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("settings", "kind", "named"),
+    ("settings", "kind", "message"),
     [
         ({"preset": "tiny-gpt"}, "byte-bpe", "norm is layer in this model, but rms there"),
         ({"preset": "tiny-llama", "attention": "window", "window": 5}, "byte-bpe", "attention has a window"),
@@ -106,8 +106,8 @@ def test_a_tokenizer_that_llama_cpp_would_read_differently_is_refused(tmp_path: 
     tokens, extra = tokenizer(), {"eos_ids": []}
     save_model(tmp_path / "endless", network, tokens, extra)
     merging = tokens.engine.to_str().replace('"ignore_merges":false', '"ignore_merges":true')
-    save_model(tmp_path / "whole", network, Tokenizer(tokens.engine.from_str(merging)))
-    for name, message in (("endless", "one to three end tokens"), ("whole", "tokenizer's pre-tokenizer")):
+    save_model(tmp_path / "ignore-merges", network, Tokenizer(tokens.engine.from_str(merging)))
+    for name, message in (("endless", "one to three end tokens"), ("ignore-merges", "tokenizer's pre-tokenizer")):
         with pytest.raises(UserError, match=message):
             export_model(load_model(tmp_path / name), tmp_path / "out", "gguf")
 
@@ -137,7 +137,7 @@ def test_sentencepiece_normalizers_are_preserved(normalizer: Any, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("normalizer", "cut"),
+    ("normalizer", "pre_tokenizer"),
     [
         (None, pre_tokenizers.Metaspace(split=False)),
         (None, None),
@@ -155,7 +155,7 @@ def test_sentencepiece_tokenizers_that_llama_cpp_would_read_differently_are_refu
         export_model(load_model(tmp_path / "ours"), tmp_path / "out", "gguf")
 
 
-@pytest.mark.parametrize(("name", "begins"), [("llama-bpe", True), ("smollm", False)])
+@pytest.mark.parametrize(("name", "has_begin"), [("llama-bpe", True), ("smollm", False)])
 def test_a_missing_add_bos_token_has_the_default_of_llama_cpp(
     name: str, has_begin: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

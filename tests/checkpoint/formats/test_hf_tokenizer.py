@@ -130,5 +130,7 @@ def test_banned_sequences_survive_a_round_trip(tmp_path: Path) -> None:
     generation.write_text(json.dumps(json.loads(generation.read_text()) | {"bad_words_ids": [[3, 4], "x", [1 << 40]]}))
     import_model(tmp_path / "theirs", tmp_path / "ours")
     export_model(load_model(tmp_path / "ours"), tmp_path / "back", "hf")
-    made = transformers.MarianMTModel.from_pretrained(tmp_path / "back")
-    assert made.generation_config.bad_words_ids == [[3, 4], [96]] == read_foreign(tmp_path / "back").extra["banned"]
+    model = transformers.MarianMTModel.from_pretrained(tmp_path / "back")
+    assert (
+        model.generation_config.bad_words_ids == [[3, 4], [96]] == read_foreign(tmp_path / "back").extra["banned_ids"]
+    )

@@ -207,7 +207,7 @@ def test_every_setting_that_transformers_writes_is_known(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("settings", "message"),
     [
         ({"sinusoid": "interleaved"}, "sinusoid is interleaved in this model, but halves there"),
         ({"norm_position": "pre"}, "norm_position is pre in this model, but post there"),

@@ -44,11 +44,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 def change_config(folder: Path, settings: dict[str, Any]) -> None:
     config = folder / "config.json"
-    found = json.loads(config.read_text()) | settings
-    config.write_text(json.dumps({key: value for key, value in found.items() if value != "absent"}))
+    data = json.loads(config.read_text()) | settings
+    config.write_text(json.dumps({key: value for key, value in data.items() if value != "absent"}))
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("case", REFUSED)
 def test_unsupported_features_are_named(case: str, tmp_path: Path) -> None:
     name, settings, message = REFUSED[case]
     saved(name, tmp_path)
@@ -120,7 +120,7 @@ def test_a_bert_with_any_head_or_none_is_exported(outputs: list[str], tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("settings", "message"),
     [
         ({"tie": "none"}, "an untied output matrix"),
         ({"segments": 0}, "segments is 0 in this model, but at least 1"),
@@ -164,8 +164,8 @@ def test_a_file_without_read_permission_is_named(tmp_path: Path, monkeypatch: py
 def test_an_index_with_invalid_file_names_is_refused(value: Any, tmp_path: Path) -> None:
     saved("llama2", tmp_path, max_shard_size="60KB")
     index = tmp_path / "model.safetensors.index.json"
-    found = json.loads(index.read_text())
-    found["weight_map"] |= {"model.norm.weight": value}
-    index.write_text(json.dumps(found))
+    data = json.loads(index.read_text())
+    data["weight_map"] |= {"model.norm.weight": value}
+    index.write_text(json.dumps(data))
     with pytest.raises(UserError, match="names files that are missing"):
         read_foreign(tmp_path)

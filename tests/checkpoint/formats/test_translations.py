@@ -60,7 +60,7 @@ def sentences(run: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def ours(run: Path, sentences: list[str]) -> tuple[Model, list[str]]:
     model = load(run, device="cpu")
-    answers = model.translate(sentences, beam=4, max_new_tokens=40)
+    answers = [each.text for each in model.translate(sentences, beam=4, max_new_tokens=40)]
     assert len(set(answers)) > len(answers) // 2, "constant outputs prove nothing"
     return model, answers
 
@@ -76,9 +76,8 @@ def test_ctranslate2_gives_the_same_translations(
 ) -> None:
     ctranslate2 = pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
     model = ours[0]
-    expected = model.translate(
-        sentences, beam=4, max_new_tokens=40, early_stopping="full"
-    )  # its rule: stop when four are finished
+    options = {"early_stopping": "full"}  # its rule: stop when four hypotheses are finished
+    expected = [each.text for each in model.translate(sentences, beam=4, max_new_tokens=40, **options)]
     export_model(load_model(find_model(run)), tmp_path / "out", "ctranslate2")
     theirs = ctranslate2.Translator(str(tmp_path / "out"), intra_threads=1)
     tokens = [[model.tokenizer.token(number) for number in model.tokenizer.encode(text)] for text in sentences]

@@ -36,8 +36,8 @@ def read_foreign(source: Path) -> ImportedModel:
         if source.is_file() and source.suffix == ".bin":
             return llama2c.read(source)
     raise UserError(
-        f"{source}: unknown format; supported: a folder of Hugging Face (config.json) or CTranslate2 (model.bin), "
-        "a file of llama.cpp (GGUF) or llama2.c (.bin)"
+        f"{source} is of no known format; supported: a folder of Hugging Face (config.json) or "
+        "CTranslate2 (model.bin), a file of llama.cpp (GGUF) or llama2.c (.bin)"
     )
 
 

@@ -59,7 +59,7 @@ def _prefix(config: ModelConfig) -> str:
     return "bert." if config.outputs else ""  # models without a head have no prefix
 
 
-def ours(fields: Fields, names: Set[str]) -> ModelConfig:
+def from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
     """Read the settings; the heads follow from the tensors, as published files often differ from their class."""
     fields.require("a causal encoder", "is_decoder", False)
     fields.require("cross-attention", "add_cross_attention", False)
@@ -148,4 +148,4 @@ def renames(config: ModelConfig) -> Renames:
     )
 
 
-BERT = Adapter("BERT", ("bert",), "encoder", table, ours, to_hf, renames, (r".*embeddings\.position_ids",))
+BERT = Adapter("BERT", ("bert",), "encoder", table, from_hf, to_hf, renames, (r".*embeddings\.position_ids",))

@@ -102,9 +102,9 @@ def _position_tables(config: ModelConfig) -> dict[str, Tensor]:
 
 def _banned_bias(loaded: Loaded, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the output bias with banned tokens at a large negative value."""
-    sequences = loaded.extra.get("banned", ())
+    sequences = loaded.extra.get("banned_ids", ())
     if any(len(sequence) > 1 for sequence in sequences):
-        raise UserError("export: CTranslate2 does not support banned: sequences of several tokens")
+        raise UserError("export: CTranslate2 does not support banned_ids: sequences of several tokens")
     banned = [sequence[0] for sequence in sequences]
     if not banned:
         return {}

@@ -62,14 +62,14 @@ def _common_settings(fields: Fields, **overrides: Any) -> ModelConfig:
     return ModelConfig.build(settings | overrides, where=str(fields.where))
 
 
-def gpt1_ours(fields: Fields, names: Set[str]) -> ModelConfig:
+def gpt1_from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
     """Read the settings; its gelu is the tanh approximation."""
     activation = "gelu_tanh" if fields.data.get("afn", "gelu") == "gelu" else read_activation(fields, "afn", "gelu")
     fields.ignore("afn")
     return _common_settings(fields, norm_position="post", activation=activation)
 
 
-def gpt2_ours(fields: Fields, names: Set[str]) -> ModelConfig:
+def gpt2_from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
     """Read the settings of a pre-norm decoder with a final norm."""
     inner = {"ff_dim": fields.integer("n_inner")} if fields.has("n_inner") else {}
     fields.ignore("n_inner")
@@ -109,5 +109,5 @@ def renames(config: ModelConfig) -> Renames:
 
 
 BUFFERS = (r".*\.attn\.(masked_)?bias",)  # causal masks and their fill value
-GPT1 = Adapter("GPT", ("openai-gpt",), "decoder", lambda _: GPT1_TABLE, gpt1_ours, gpt1_to_hf, renames, BUFFERS)
-GPT2 = Adapter("GPT-2", ("gpt2",), "decoder", lambda _: GPT2_TABLE, gpt2_ours, gpt2_to_hf, renames, BUFFERS)
+GPT1 = Adapter("GPT", ("openai-gpt",), "decoder", lambda _: GPT1_TABLE, gpt1_from_hf, gpt1_to_hf, renames, BUFFERS)
+GPT2 = Adapter("GPT-2", ("gpt2",), "decoder", lambda _: GPT2_TABLE, gpt2_from_hf, gpt2_to_hf, renames, BUFFERS)

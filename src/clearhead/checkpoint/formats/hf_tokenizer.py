@@ -64,8 +64,8 @@ def special_ids(folder: Path, fields: Fields, config: ModelConfig, tokenizers: t
         Fields(generation, generation_file).require("a forced first token", "forced_bos_token_id")
         extra["begin"] = ids("decoder_start_token_id")[:1]
         banned = generation.get("bad_words_ids", fields.data.get("bad_words_ids"))
-        extra["banned"] = _valid_sequences(banned, config.target_vocab)
-        extra["banned"] += [each for pad in ids("pad_token_id") if (each := [pad]) not in extra["banned"]]
+        extra["banned_ids"] = _valid_sequences(banned, config.target_vocab)
+        extra["banned_ids"] += [each for pad in ids("pad_token_id") if (each := [pad]) not in extra["banned_ids"]]
         extra["pad"] = next(iter(ids("pad_token_id")), None)
     elif tokenizers:
         extra["begin"] = _prefix_ids(tokenizers[0], folder / SHARED_TOKENIZER[0])
@@ -136,7 +136,7 @@ def write_hf_tokenizer(loaded: Loaded, folder: Path) -> dict[str, Any]:
         return padding
     ids = padding | {"eos_token_id": end[0] if len(end) == 1 else end or None}
     ids["decoder_start_token_id" if family == "encoder-decoder" else "bos_token_id"] = begin[0] if begin else None
-    generation = ids | {"bad_words_ids": loaded.extra.get("banned")}
+    generation = ids | {"bad_words_ids": loaded.extra.get("banned_ids")}
     disk.write_json(
         folder / "generation_config.json", {name: value for name, value in generation.items() if value is not None}
     )

@@ -16,7 +16,7 @@ class ImportedModel(NamedTuple):
     """A foreign model with the additional keys of config.json.
 
     `extra` may have `begin` (ids before every text), `eos_ids`, `source_end` (False: sources have no end token),
-    `banned` (sequences of ids that are never generated), `pad`, `chat_template`, `task`, `labels`, `pooling`,
+    `banned_ids` (sequences of ids that are never generated), `pad`, `chat_template`, `task`, `labels`, `pooling`,
     `normalized`, `max_length`.
     """
 

@@ -47,7 +47,7 @@ ROPE_SCALING_NAMES = {  # ours to theirs
 MISTRAL_WINDOW = 4096  # default of its config
 
 
-def ours(fields: Fields, names: Set[str]) -> ModelConfig:
+def from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
     """Read the settings; only a Mistral has a window, and every layer has it."""
     fields.require("attention biases", "attention_bias", False)
     fields.require("feed-forward biases", "mlp_bias", False)
@@ -118,5 +118,5 @@ def renames(config: ModelConfig) -> Renames:
 
 
 LLAMA = Adapter(
-    "Llama", ("llama", "mistral"), "decoder", lambda _: TABLE, ours, to_hf, renames, (r".*rotary_emb\.inv_freq",)
+    "Llama", ("llama", "mistral"), "decoder", lambda _: TABLE, from_hf, to_hf, renames, (r".*rotary_emb\.inv_freq",)
 )

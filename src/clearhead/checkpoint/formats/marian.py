@@ -42,7 +42,7 @@ def table(config: ModelConfig) -> Table:
     return {**(SHARED_EMBEDDING if config.tie == "all" else SEPARATE_EMBEDDINGS), **TABLE}
 
 
-def ours(fields: Fields, names: Set[str]) -> ModelConfig:
+def from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
     """Read the settings; encoder and decoder must have the same dimensions, as in ours."""
     for key in ("attention_heads", "ffn_dim"):
         if fields.integer(f"encoder_{key}") != fields.integer(f"decoder_{key}"):
@@ -125,4 +125,4 @@ def check_positions(config: ModelConfig, tensors: Mapping[str, Tensor], where: o
 
 POSITIONS = r"model\.(encoder|decoder)\.embed_positions\.weight"
 POSITION_TOLERANCE = 0.01  # rounding of large angles, and of fp16
-MARIAN = Adapter("MarianMT", ("marian",), "encoder-decoder", table, ours, to_hf, renames, (POSITIONS,))
+MARIAN = Adapter("MarianMT", ("marian",), "encoder-decoder", table, from_hf, to_hf, renames, (POSITIONS,))

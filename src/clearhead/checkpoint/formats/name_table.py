@@ -25,8 +25,8 @@ MAX_SHOWN = 3  # names in an error message, before "and 17 more"
 class Layout(NamedTuple):
     """Conversions of a tensor between a foreign layout and ours."""
 
-    ours: Callable[[Tensor], Tensor]
-    theirs: Callable[[Tensor], Tensor]
+    from_foreign: Callable[[Tensor], Tensor]
+    to_foreign: Callable[[Tensor], Tensor]
 
 
 class Entry(NamedTuple):
@@ -46,13 +46,13 @@ Table = dict[str, str | Entry]
 def interleaved(heads: int) -> Layout:
     """Rotary pairs next to each other instead of half a head apart, in the rows of (H · E, …)."""
 
-    def ours(tensor: Tensor) -> Tensor:
+    def from_foreign(tensor: Tensor) -> Tensor:
         return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
-    def theirs(tensor: Tensor) -> Tensor:
+    def to_foreign(tensor: Tensor) -> Tensor:
         return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
-    return Layout(ours, theirs)
+    return Layout(from_foreign, to_foreign)
 
 
 def under(ours: str, theirs: str, table: Table, separator: str = ".") -> Table:
@@ -111,7 +111,7 @@ def to_theirs(table: Table, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         parts[entry.name][entry.part] = tensor.detach()
         layouts[entry.name] = entry.layout
     return {
-        name: layouts[name].theirs(_cat([tensors[number] for number in sorted(tensors)]))
+        name: layouts[name].to_foreign(_cat([tensors[number] for number in sorted(tensors)]))
         for name, tensors in parts.items()
     }
 
@@ -132,7 +132,7 @@ def _entry(value: str | Entry) -> Entry:
 def _split(name: str, entry: Entry, tensor: Tensor, rows: Mapping[int, int], where: object) -> Tensor:
     """Convert a foreign tensor to our layout and return our part of it."""
     try:
-        converted = entry.layout.ours(tensor)
+        converted = entry.layout.from_foreign(tensor)
     except (RuntimeError, IndexError):  # a shape that the layout does not allow
         raise UserError(f"{where}: {entry.name} has shape {tuple(tensor.shape)}, which does not fit {name}") from None
     if len(rows) == 1:

@@ -1,8 +1,8 @@
-"""The embedded corpus: a synchronous grammar that gives sentences in English, German and Chinese, aligned word by word.
+"""The embedded corpus: a synchronous grammar for English, German and Chinese sentences with word alignments.
 
-nodes.py says what a sentence means, english.py, german.py and chinese.py put it into words, phrases.py, clauses.py and
-plans.py draw meanings at random from the tables in lexicon/, split.py holds combinations out, asking.py makes texts
-with questions.
+nodes.py defines the meaning representation; english.py, german.py and chinese.py realize it in words; phrases.py,
+clauses.py and plans.py sample meanings from the tables in lexicon/; split.py holds out word combinations; asking.py
+builds reading comprehension texts with questions.
 """
 
 from clearhead.data.grammar.entries import LANGUAGES, Language

@@ -1,7 +1,7 @@
-"""Meaning to Chinese words: measure words, aspect (了, 正在, 会), 不 and 没有, and what comes before the verb.
+"""Chinese realization: measure words, aspect (了, 正在, 会), negation (不, 没有) and preverbal word order.
 
-A measure word expresses the numeral it follows, or else the determiner (那 and 只 both are "the"). The definite article
-is 那 with a measure word, 那些 in the plural and 们 behind persons; places are definite without any word.
+A measure word expresses the numeral before it, else the determiner (那 and 只 are both "the"). The definite article
+is 那 with a measure word, 那些 in the plural and the suffix 们 for persons; places need no article.
 """
 
 from typing import Literal
@@ -42,7 +42,7 @@ MODALS = {"can": "能", "must": "必须", "want": "想", "should": "应该", "ma
 
 
 def sentence(clause: Clause) -> list[Word]:
-    """The words of a main clause with its subordinate clause, without the final mark."""
+    """Realize a main clause with its subordinate clause, without the final punctuation."""
     if not clause.inner:
         return _clause(clause)
     inner, link = clause.inner, (clause.at + LINK,)
@@ -61,7 +61,7 @@ def sentence(clause: Clause) -> list[Word]:
 
 
 def noun_phrase(phrase: NounPhrase, bare: bool = False) -> list[Word]:
-    """The words of a noun phrase: 那三个红色的苹果; `bare` leaves out 一 under negation."""
+    """Realize a noun phrase: 那三个红色的苹果; `bare` omits 一 under negation."""
     at, head = phrase.at, phrase.head
     if isinstance(head, Pronoun):
         return [Word(PRONOUNS[head.key], (at,))]
@@ -108,17 +108,17 @@ def _determiner(phrase: NounPhrase, head: Noun) -> list[Word]:
 
 
 def numeral(number: int) -> str:
-    """Numbers up to twelve as characters."""
+    """Write numbers up to twelve in characters."""
     return NUMBERS[number] if number < len(NUMBERS) else str(number)
 
 
 def adverbial(node: Adverbial) -> list[Word]:
-    """The words of an adverbial."""
+    """Realize an adverbial."""
     return [Word(text, tuple(node.at + offset for offset in offsets)) for text, offsets in node.zh]
 
 
 def _inside(node: Spot) -> list[Word]:
-    """The place with its side, without 在: 公园里."""
+    """The place with its localizer, without 在: 公园里."""
     side = "上" if isinstance(node.place, Noun) else node.place.zh_at
     after = [Word(side, (node.at + PREPOSITION,))] if side else []
     return [Word(node.place.zh, (node.at + HEAD,)), *after]
@@ -133,7 +133,7 @@ def _where(clause: Clause) -> list[Word]:
 
 
 def _subject(clause: Clause) -> list[Word]:
-    """The time that opens the clause, and the subject (a place where it rains or where something is)."""
+    """The fronted time, and the subject (for weather and existence, the place)."""
     words = adverbial(clause.time) if clause.time and clause.fronted else []
     if clause.verb.frame in ("rains", "exists"):
         return words + _where(clause)
@@ -148,7 +148,7 @@ def _asked(phrase: NounPhrase) -> Word:
 
 
 def _clause(clause: Clause, bare: bool = False) -> list[Word]:
-    """Subject and predicate; `bare` leaves out 了, in front of 的 and 的时候."""
+    """Subject and predicate; `bare` omits 了 before 的 and 的时候."""
     if clause.mood == "request":
         no = [Word("不要", (clause.at + NEGATION,))] if clause.negated else []
         return [Word("请", (clause.at + PLEASE,)), *no, *_action(clause)]
@@ -159,7 +159,7 @@ def _clause(clause: Clause, bare: bool = False) -> list[Word]:
 
 
 def _predicate(clause: Clause, bare: bool = False) -> list[Word]:
-    """Everything behind the subject: time, negation, aspect or modal verb, and the action."""
+    """Everything after the subject: time, negation, aspect or modal verb, and the action."""
     at, frame = clause.at, clause.verb.frame
     words: list[Word] = []
     if clause.gap == "time" and clause.time:
@@ -197,7 +197,7 @@ def _predicate(clause: Clause, bare: bool = False) -> list[Word]:
         return [*words, Word("没有", (at + NEGATION, at + TENSE)), *_action(clause)]
     if clause.tense == "past":
         manner = clause.manner and clause.mood == "statement"
-        timed = frame == "activity" and (manner or clause.mood == "relative")  # here the adverb says it is past
+        timed = frame == "activity" and (manner or clause.mood == "relative")  # here the adverb marks the past
         done = not bare and (not timed or clause.span)
         return [*words, *_action(clause, "done" if done else "past")]
     if clause.verb.zh == "有" and no:
@@ -206,7 +206,7 @@ def _predicate(clause: Clause, bare: bool = False) -> list[Word]:
 
 
 def _action(clause: Clause, aspect: Literal["", "doing", "done", "past"] = "") -> list[Word]:
-    """Place, manner, verb and objects; "doing" puts 正在 in front, "done" 了 behind the verb, "past" has no word."""
+    """Place, manner, verb and objects; "doing" adds 正在 before, "done" 了 after the verb, "past" no word."""
     at, verb, frame = clause.at, clause.verb, clause.verb.frame
     words: list[Word] = []
     placed = clause.spot and frame not in ("goes", "lives", "located", "rains")

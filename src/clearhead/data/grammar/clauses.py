@@ -1,4 +1,4 @@
-"""Drawing simple clauses: a verb with partners, tense, polarity, mood, time and place that go together."""
+"""Sample simple clauses: a verb with arguments, tense, polarity, mood, time and place that fit together."""
 
 from collections.abc import Callable
 
@@ -14,9 +14,9 @@ PAST_MODALS: tuple[Modal, ...] = ("can", "must", "want")
 KINDS = frozenset(
     ("animal", "food", "clothing", "wearable", "vehicle", "furniture", "opening", "device", "dish", "tool", "building")
 )
-WILFUL = frozenset(("come", "leave", "get up", "come back", "set off", "win"))  # events one can decide on
+WILFUL = frozenset(("come", "leave", "get up", "come back", "set off", "win"))  # voluntary events
 
-# How often each tense is drawn for each frame: a string of initials, equally likely.
+# Tenses by frame, as a string of equally likely initials:
 # r progressive, p past, h habit, f future, m modal, d modal in the past, n negated present
 TENSES = {
     "activity": "rrrppphhfmdn",
@@ -45,7 +45,7 @@ activity, meeting, event, giving, going = map(_frame, ("activity", "meets", "eve
 
 
 def clause(d: Draw, verb: Verb, tenses: str = "", subject: NounPhrase | None = None, plain: bool = False) -> Clause:
-    """A clause around a verb; `plain` is a positive statement in the usual order, fit to stand inside another."""
+    """Sample a clause of a verb; `plain` is an affirmative statement in default order, for nesting."""
     initial = d.pick(tenses or (EASY if d.level == 1 else TENSES)[verb.frame])
     if verb.frame == "event" and initial == "m" and verb.key not in WILFUL:
         initial = "f"
@@ -67,7 +67,7 @@ def clause(d: Draw, verb: Verb, tenses: str = "", subject: NounPhrase | None = N
     made = Clause(d.at(), subject, verb, tense, negated=negated)
     if initial in "md":
         modal = d.pick(PAST_MODALS if initial == "d" else MODALS)
-        if modal == "can" and initial == "d" and not negated:  # "was able to" is another thing
+        if modal == "can" and initial == "d" and not negated:  # differs from "was able to"
             modal = "want"
         made = made._replace(modal=modal)
     if verb.object:
@@ -85,13 +85,13 @@ def clause(d: Draw, verb: Verb, tenses: str = "", subject: NounPhrase | None = N
 
 
 def _adverbials(d: Draw, c: Clause, initial: str, plain: bool) -> Clause:
-    """Time, place and manner, as far as verb and tense want them."""
+    """Add time, place and manner as the verb and tense allow."""
     verb, time, spot = c.verb, None, None
     if initial == "h":
         rare = "slow" in verb.tags and d.level > 1
         time = d.adverb("often" if d.chance(0.6) else "weekly" if rare else "daily")
     elif initial == "d" or (initial == "p" and verb.frame == "activity"):
-        time = d.time(verb, "past", dated=False)  # Chinese shows the past by the adverb alone
+        time = d.time(verb, "past", dated=False)  # in Chinese only the adverb marks the past
     elif initial in "pf" and d.chance(0.45):
         time = d.time(verb, c.tense, dated=not c.negated)
     bare = c.negated and (initial == "r" or (initial == "n" and c.object))
@@ -106,7 +106,7 @@ def _adverbials(d: Draw, c: Clause, initial: str, plain: bool) -> Clause:
 
 
 def fits(c: Clause) -> bool:
-    """Whether what is bought or sold is found in a shop."""
+    """Whether the object is sold in shops, for verbs of trading."""
     thing = c.object.head if c.object else None
     if isinstance(thing, Noun) and thing.classes & ELSEWHERE:
         return False
@@ -114,7 +114,7 @@ def fits(c: Clause) -> bool:
 
 
 def _asking(c: Clause, gap: str) -> Clause:
-    """The question for one part of the clause, or the clause itself where it has no such part."""
+    """Turn the clause into a question for `gap`, or a yes-no question if it has no such part."""
     c = c._replace(fronted=False)
     thing = c.object
     single = thing and isinstance(thing.head, Noun) and not thing.measured
@@ -131,7 +131,7 @@ def _asking(c: Clause, gap: str) -> Clause:
 
 
 def _one(c: Clause) -> Noun | Pronoun:
-    """Who is asked for is one, in the third person."""
+    """The head of a questioned subject: third person singular."""
     return c.subject.head if isinstance(c.subject.head, Noun) else SUBJECT_PRONOUNS[2]
 
 
@@ -192,7 +192,7 @@ def compared(d: Draw) -> Clause:
     while adjective.en_comparative == "." or "mood" in adjective.kind:
         adjective = d.pick(d.pools.lexicon.adjectives)
     classes = d.noun(adjective.classes).classes
-    kinds = sorted((adjective.classes & classes) - {"sized"} or classes & KINDS)  # like with like
+    kinds = sorted((adjective.classes & classes) - {"sized"} or classes & KINDS)  # compare like with like
     if not kinds:
         return quality(d)
     kind = frozenset((d.pick(kinds),))

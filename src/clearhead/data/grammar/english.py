@@ -1,4 +1,4 @@
-"""Meaning to English words: do-support, third person -s, a or an, plurals, particles, and the order of the clause."""
+"""English realization: do-support, third person -s, a or an, plurals, particles and word order."""
 
 from clearhead.data.grammar.entries import Name, Noun, Verb
 from clearhead.data.grammar.nodes import (
@@ -38,7 +38,7 @@ COPULAS = frozenset(("is", "located", "exists", "aged"))
 
 
 def sentence(clause: Clause) -> list[Word]:
-    """The words of a main clause, without the final mark."""
+    """Realize a main clause, without the final punctuation."""
     words = _linked(clause) if clause.link in ("if", "when") else _main(clause)
     if clause.inner and clause.link not in ("if", "when"):
         words += _inner(clause)
@@ -62,7 +62,7 @@ def _inner(clause: Clause) -> list[Word]:
 
 
 def noun_phrase(phrase: NounPhrase, subject: bool = False) -> list[Word]:
-    """The words of a noun phrase: "the three red apples", "a cup of tea", "Anna and Peter"."""
+    """Realize a noun phrase: "the three red apples", "a cup of tea", "Anna and Peter"."""
     at, head = phrase.at, phrase.head
     if isinstance(head, Pronoun):
         return [Word(head.key if subject else OBJECT_FORMS[head.key], (at,))]
@@ -93,14 +93,14 @@ def noun_phrase(phrase: NounPhrase, subject: bool = False) -> list[Word]:
 
 
 def relative(phrase: NounPhrase, clause: Clause) -> list[Word]:
-    """The clause behind a noun: "who bought the book", "that the girl bought"."""
+    """Realize a relative clause: "who bought the book", "that the girl bought"."""
     person = isinstance(phrase.head, Noun) and "person" in phrase.head.classes
     pronoun = Word("who" if person and clause.gap == "subject" else "that", (phrase.at + RELATIVE,))
     return [pronoun, *_main(clause)]
 
 
 def numeral(number: int) -> str:
-    """Numbers up to twelve as words."""
+    """Write numbers up to twelve as words."""
     return NUMBERS[number] if number < len(NUMBERS) else str(number)
 
 
@@ -109,12 +109,12 @@ def _starts_with_vowel(word: str) -> bool:
 
 
 def adverbial(node: Adverbial) -> list[Word]:
-    """The words of an adverbial."""
+    """Realize an adverbial."""
     return [Word(text, tuple(node.at + offset for offset in offsets)) for text, offsets in node.en]
 
 
 def spot(node: Spot, toward: bool) -> list[Word]:
-    """A place: "in the park", "to Berlin"."""
+    """Realize a place: "in the park", "to Berlin"."""
     place, at = node.place, node.at
     if isinstance(place, Noun):
         preposition = "on"
@@ -126,7 +126,7 @@ def spot(node: Spot, toward: bool) -> list[Word]:
 
 
 def is_third(phrase: NounPhrase) -> bool:
-    """Whether the verb takes the third person singular."""
+    """Whether the verb is in the third person singular."""
     if isinstance(phrase.head, Pronoun):
         return phrase.head.key in ("he", "she")
     return phrase.number == 1 and phrase.second is None
@@ -150,7 +150,7 @@ def third_person(verb: str) -> str:
 
 
 def _verb(clause: Clause) -> tuple[list[Word], list[Word]]:
-    """The auxiliary that can change places with the subject, and the rest of the verb group."""
+    """The auxiliary that inverts with the subject, and the rest of the verb group."""
     at, verb, tense = clause.at, clause.verb, clause.tense
     does = clause.negated or (clause.mood == "question" and clause.gap != "subject")
     third = is_third(clause.subject)
@@ -159,7 +159,7 @@ def _verb(clause: Clause) -> tuple[list[Word], list[Word]]:
             return [Word("will", (at + TENSE,))], [Word("be", (at + VERB,))]
         parts = (at + VERB, at + TENSE) if tense == "past" else (at + VERB,)
         return [Word(_be(clause.subject, tense == "past"), parts)], []
-    if clause.modal == "may":  # "may" alone would be taken for "perhaps"
+    if clause.modal == "may":  # "may" alone would mean "perhaps"
         allowed = [Word("allowed", (at + MODAL,)), Word("to", (at + MODAL,)), Word(verb.en, (at + VERB,))]
         return [Word(_be(clause.subject, False), (at + MODAL,))], allowed
     if clause.modal in ("can", "should"):
@@ -185,7 +185,7 @@ def _verb(clause: Clause) -> tuple[list[Word], list[Word]]:
 
 
 def _main(clause: Clause) -> list[Word]:
-    """Subject, verb and everything else, in the order the mood asks for."""
+    """Realize a clause in the word order of its mood."""
     if clause.verb.frame == "exists":
         return _exists(clause)
     if clause.mood == "request":
@@ -221,7 +221,7 @@ def _asked(phrase: NounPhrase) -> Word:
 
 
 def _predicate(clause: Clause, verb: list[Word]) -> list[Word]:
-    """The verb group with what follows it."""
+    """The verb group and its complements."""
     words = list(verb)
     particle = [Word(clause.verb.en_particle, (clause.at + VERB,))] if clause.verb.en_particle else []
     gone = clause.gap == "object"

@@ -1,7 +1,7 @@
-"""The words: tables of nouns, verbs, adjectives, places, names and adverbs, with what each language must know of them.
+"""The lexicon: nouns, verbs, adjectives, places, names and adverbs, with their forms in each language.
 
-A row is one concept with one word in each of the three languages; an empty cell means "regular". The level says from
-which level of the grammar on the word is used; classes say what a word can combine with.
+A row is one concept with one word per language; an empty cell means a regular form. `level` is the lowest grammar
+level that uses the word; classes restrict which words can combine.
 """
 
 from functools import cache
@@ -14,7 +14,7 @@ Classes = frozenset[str]
 
 
 class Noun(NamedTuple):
-    """A thing, being or idea; `de_oblique` is the accusative and dative of weak nouns (den Jungen)."""
+    """A noun; `de_oblique` is the accusative and dative of weak nouns (den Jungen)."""
 
     key: str
     level: int
@@ -30,7 +30,7 @@ class Noun(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """What is done; `frame` says with which partners, `subject`, `object` and `where` which classes they come from."""
+    """A verb; `frame` defines its arguments, `subject`, `object` and `where` their classes."""
 
     key: str
     level: int
@@ -46,17 +46,17 @@ class Verb(NamedTuple):
     de: str
     de_third: str  # third person singular, without the separable prefix
     de_participle: str
-    aux: str  # "s": the perfect is built with sein
+    aux: str  # "s": perfect with sein
     prefix: str  # separable
     de_object: str  # "" accusative, "dat", or a preposition with the accusative
     zh: str
     zh_before: str  # 给 in 给…打电话
-    zh_short: str  # what takes a span of time, or 正在: 睡 in 睡了三个小时, 关 in 正在关门
-    tags: Classes  # good, bad or tiring: what the event makes people; slow, long: may, must lie a year away
+    zh_short: str  # form with durations and 正在: 睡 in 睡了三个小时, 关 in 正在关门
+    tags: Classes  # good, bad, tiring: effect on people; slow, long: may, must be a year away
 
 
 class Adjective(NamedTuple):
-    """A quality; `de_stem` is what endings are put on, an `en_comparative` of "." means that it is not compared."""
+    """An adjective; endings attach to `de_stem`; `en_comparative` "." means no comparative."""
 
     key: str
     level: int
@@ -69,11 +69,11 @@ class Adjective(NamedTuple):
     de_comparative: str
     zh: str
     zh_predicate: str
-    kind: Classes  # colour; mood: may be had for a day; predicate: never before a noun
+    kind: Classes  # colour; mood: temporary; predicate: never attributive
 
 
 class Place(NamedTuple):
-    """Somewhere; with prepositions for being there and going there. Cities and countries have no article."""
+    """A place, with prepositions for location and direction. Cities and countries have no article."""
 
     key: str
     level: int
@@ -89,7 +89,7 @@ class Place(NamedTuple):
 
 
 class Name(NamedTuple):
-    """A person."""
+    """A personal name."""
 
     key: str
     level: int
@@ -100,7 +100,7 @@ class Name(NamedTuple):
 
 
 class Adverb(NamedTuple):
-    """An adverb of one or more words: `last/1 week/2` says which part each word expresses, 0 none."""
+    """An adverb of one or more words with the part each expresses (0: none), as `last/1 week/2`."""
 
     key: str
     level: int
@@ -144,7 +144,7 @@ def _verb(row: dict[str, str]) -> Verb:
     elif en.endswith("y") and en[-2] not in "aeiou":
         regular = en[:-1] + "ied"
     else:
-        regular = ing[:-3] + "ed"  # a doubled consonant is doubled in both: hugging, hugged
+        regular = ing[:-3] + "ed"  # keeps a doubled consonant: hugging, hugged
     stem = de.removeprefix(prefix).removesuffix("n").removesuffix("e")
     soft = "e" if stem.endswith(("t", "d")) else ""  # arbeitet, gearbeitet
     participle = prefix + ("" if de.endswith("ieren") else "ge") + stem + soft + "t"
@@ -169,7 +169,7 @@ def _adjective(row: dict[str, str]) -> Adjective:
 
 @cache
 def load(level: int) -> Lexicon:
-    """The words of a level."""
+    """Load the lexicon of a level."""
     names = _rows("names", level)
     lands = tuple(
         Place(r["en"], int(r["level"]), _set(r["kind"]), r["en"], "in", r["de"], "", "in", "nach", r["zh"], "")
@@ -194,9 +194,9 @@ def load(level: int) -> Lexicon:
 
 
 def lemmas(lexicon: Lexicon, language: Language) -> frozenset[str]:
-    """The dictionary forms of every content word, in one language."""
-    found = {getattr(entry, language) for table in lexicon[:5] for entry in table}
+    """Return the lemmas of all content words in one language."""
+    forms = {getattr(entry, language) for table in lexicon[:5] for entry in table}
     verbs = {f"{verb.en} {verb.en_particle}".rstrip() for verb in lexicon.verbs} if language == "en" else set()
     for adverb in lexicon.adverbs:
-        found.add(" ".join(part.partition("/")[0] for part in getattr(adverb, language).split()))
-    return frozenset(found | verbs)
+        forms.add(" ".join(part.partition("/")[0] for part in getattr(adverb, language).split()))
+    return frozenset(forms | verbs)

@@ -1,4 +1,4 @@
-"""A sentence in three languages, with its alignment, labels, entities, and questions that it answers."""
+"""A sentence in three languages, with alignments, labels, entities and questions."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
@@ -7,15 +7,15 @@ from clearhead.data.grammar import chinese, english, german
 from clearhead.data.grammar.entries import Language, Name, Noun, Place
 from clearhead.data.grammar.nodes import FINAL, HEAD, NUMBER, STEP, Clause, NounPhrase, Word
 
-REALISERS = {"en": english.sentence, "de": german.sentence, "zh": chinese.sentence}
+REALIZERS = {"en": english.sentence, "de": german.sentence, "zh": chinese.sentence}
 TENSES: dict[str, Literal["past", "present", "future"]] = {"past": "past", "future": "future"}
 TIMES = {"date": "DATE", "clock": "TIME", "money": "MONEY"}
-HABITS = ("often", "daily", "weekly")  # times that nobody asks for with "when"
+HABITS = ("often", "daily", "weekly")  # times that "when" does not ask for
 Entity = tuple[int, int, str]
 
 
 class Question(NamedTuple):
-    """A question, its answer (empty: none), where that begins in the text, and what the question means."""
+    """A question, its answer (empty: unanswerable), the answer's start offset, and the question's meaning."""
 
     text: str
     answer: str
@@ -24,34 +24,37 @@ class Question(NamedTuple):
 
 
 class Example:
-    """One sentence of the grammar. Texts are made when asked for, and kept."""
+    """One sentence of the grammar; realizations are lazy and cached."""
 
     def __init__(self, clause: Clause) -> None:
         self.clause = clause
         self._words: dict[Language, tuple[Word, ...]] = {}
         self._questions: dict[Language, tuple[Question, ...]] = {}
 
-    def _realise(self, language: Language) -> tuple[Word, ...]:
+    def _realize(self, language: Language) -> tuple[Word, ...]:
         if language not in self._words:
-            self._words[language] = realise(self.clause, language)
+            self._words[language] = realize(self.clause, language)
         return self._words[language]
 
     def words(self, language: Language) -> tuple[str, ...]:
-        """The words and marks of the sentence, Chinese segmented."""
-        return tuple(word.text for word in self._realise(language))
+        """The words and punctuation of the sentence; Chinese is segmented."""
+        return tuple(word.text for word in self._realize(language))
 
     def text(self, language: Language) -> str:
-        """The sentence as it is printed."""
+        """The sentence as text."""
         return join(self.words(language), language)
 
     def alignment(self, source: Language, target: Language) -> tuple[tuple[int, int], ...]:
-        """(i, j): word i of the source and word j of the target express a common part; sorted."""
-        places: dict[int, list[int]] = {}
-        for j, word in enumerate(self._realise(target)):
+        """Sorted pairs (i, j) of source word i and target word j that express a common part."""
+        target_words: dict[int, list[int]] = {}
+        for j, word in enumerate(self._realize(target)):
             for part in word.parts:
-                places.setdefault(part, []).append(j)
+                target_words.setdefault(part, []).append(j)
         pairs = {
-            (i, j) for i, word in enumerate(self._realise(source)) for part in word.parts for j in places.get(part, ())
+            (i, j)
+            for i, word in enumerate(self._realize(source))
+            for part in word.parts
+            for j in target_words.get(part, ())
         }
         return tuple(sorted(pairs))
 
@@ -62,35 +65,37 @@ class Example:
 
     @property
     def sentiment(self) -> Literal["positive", "negative", "neutral"]:
-        """What the adjectives say: more good than bad, more bad than good, or neither."""
+        """The sign of the summed sentiment of the adjectives."""
         total = sum(_sentiments(self.clause))
         return "positive" if total > 0 else "negative" if total < 0 else "neutral"
 
     def entities(self, language: Language) -> tuple[Entity, ...]:
-        """(first word, behind the last word, kind): PERSON, PLACE, DATE, TIME, NUMBER and MONEY."""
-        words = self._realise(language)
-        found = []
+        """Entities (start word, end word, kind): PERSON, PLACE, DATE, TIME, NUMBER and MONEY."""
+        words = self._realize(language)
+        spans = []
         for kind, parts in _entities(self.clause):
             at = [i for i, word in enumerate(words) if parts.intersection(word.parts)]
-            if at:  # a measure word belongs to the numeral in front of it, but is no number
-                found.append((at[0], at[0] + 1 if kind == "NUMBER" else at[-1] + 1, kind))
-        return tuple(sorted(found))
+            if at:  # exclude the measure word after a numeral
+                spans.append((at[0], at[0] + 1 if kind == "NUMBER" else at[-1] + 1, kind))
+        return tuple(sorted(spans))
 
     def questions(self, language: Language) -> tuple[Question, ...]:
-        """The questions that a simple statement answers, each also without its time or place; else none."""
+        """The questions that a simple statement answers, each also without its time or place."""
         if language not in self._questions:
             self._questions[language] = tuple(self._ask(language))
         return self._questions[language]
 
     def _ask(self, language: Language) -> Iterator[Question]:
-        words = self._realise(language)
+        words = self._realize(language)
         for clause, parts in _questions(self.clause):
             at = [i for i, word in enumerate(words) if word.parts and parts.issuperset(word.parts)]
             if not at or at != list(range(at[0], at[-1] + 1)):
                 continue
             if clause.gap == "time" and at[0] and not words[at[0] - 1].parts:
-                at.insert(0, at[0] - 1)  # an article that only English has: the day before yesterday
-            if clause.gap == "time" and clause.tense == "past" and language == "zh":  # 是 … 的 is another grammar
+                at.insert(0, at[0] - 1)  # an article only in English: the day before yesterday
+            if (
+                clause.gap == "time" and clause.tense == "past" and language == "zh"
+            ):  # the 是 … 的 construction is not covered
                 continue
             texts = self.words(language)
             answer = join(texts[at[0] : at[-1] + 1], language)
@@ -99,38 +104,38 @@ class Example:
             yield Question(told(clause, language), answer, start, clause)
 
 
-def realise(clause: Clause, language: Language) -> tuple[Word, ...]:
-    """The words of a sentence with capital and final mark."""
-    words = REALISERS[language](clause)
+def realize(clause: Clause, language: Language) -> tuple[Word, ...]:
+    """Realize a sentence with capitalization and final punctuation."""
+    words = REALIZERS[language](clause)
     mark = "?" if clause.mood == "question" else "."
     if language == "zh":
         mark = {"?": "？", ".": "。"}[mark]
     first = words[0]
     words[0] = Word(first.text[0].upper() + first.text[1:], first.parts)
-    if words[-1].text == ",":  # a relative clause that ends the sentence needs no second comma
+    if words[-1].text == ",":  # no closing comma after a final relative clause
         words.pop()
     return (*words, Word(mark, (FINAL,)))
 
 
 def told(clause: Clause, language: Language) -> str:
-    """A clause as a sentence in print."""
-    return join([word.text for word in realise(clause, language)], language)
+    """Realize a clause as text."""
+    return join([word.text for word in realize(clause, language)], language)
 
 
 def join(words: tuple[str, ...] | list[str], language: Language) -> str:
-    """Words to text: no spaces in Chinese, none in front of marks elsewhere."""
+    """Join words to text: no spaces in Chinese, none before punctuation elsewhere."""
     if language == "zh":
         return "".join(words)
     return " ".join(words).replace(" ,", ",").replace(" .", ".").replace(" ?", "?")
 
 
 def together(group: Sequence[Example], language: Language) -> str:
-    """Sentences as one text."""
+    """Join sentences to one text."""
     return ("" if language == "zh" else " ").join(example.text(language) for example in group)
 
 
 def clauses(clause: Clause) -> Iterator[Clause]:
-    """The clause and every clause inside it."""
+    """Yield the clause and its nested clauses."""
     yield clause
     for phrase in (clause.subject, clause.object):
         if phrase and phrase.relative:
@@ -140,7 +145,7 @@ def clauses(clause: Clause) -> Iterator[Clause]:
 
 
 def phrases(clause: Clause) -> Iterator[NounPhrase]:
-    """The noun phrases that a clause says (not what it asks for, nor what a relative pronoun stands for)."""
+    """Yield the realized noun phrases of a clause (not interrogatives and relative pronouns)."""
     if clause.gap != "subject" and clause.verb.frame != "rains" and clause.mood != "request":
         yield clause.subject
         if clause.subject.second:
@@ -179,7 +184,7 @@ def _entities(clause: Clause) -> Iterator[tuple[str, set[int]]]:
 
 
 def _questions(clause: Clause) -> Iterator[tuple[Clause, set[int]]]:
-    """The questions that a plain statement answers, and the parts of the answer."""
+    """Yield the questions that a simple statement answers, and the parts of the answer."""
     simple = clause.mood == "statement" and not clause.negated and not clause.inner and not clause.modal
     if not simple or clause.verb.frame not in ("activity", "acts", "meets", "goes", "gives", "event", "state"):
         return
@@ -206,7 +211,7 @@ def _questions(clause: Clause) -> Iterator[tuple[Clause, set[int]]]:
 
 
 def _shorter(question: Clause, parts: set[int]) -> Iterator[tuple[Clause, set[int]]]:
-    """A question, and the same without the time or the place that it mentions."""
+    """Yield a question, and the same without its time or place."""
     yield question, parts
     if question.time and question.gap != "time":
         yield question._replace(time=None), parts

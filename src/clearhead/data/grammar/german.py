@@ -1,4 +1,4 @@
-"""Meaning to German words: verb second and verb last, the bracket of the verb, cases, and the order between them."""
+"""German realization: verb second and verb last, the verb bracket, cases and word order."""
 
 from clearhead.data.grammar import german_forms as forms
 from clearhead.data.grammar.entries import Name, Noun
@@ -33,17 +33,17 @@ from clearhead.data.grammar.nodes import (
 NUMBERS = ("", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf")
 LINKS = {"that": "dass", "because": "weil", "if": "wenn", "when": "als", "but": "aber"}
 VESSELS = {"cup": ("f", "Tasse", "Tassen"), "glass": ("n", "Glas", "Gläser"), "bottle": ("f", "Flasche", "Flaschen")}
-LATE = frozenset(("oft", "selten", "nie"))  # these stand behind what is known: "Er lädt den Arzt nie ein"
+LATE = frozenset(("oft", "selten", "nie"))  # placed after definite objects: "Er lädt den Arzt nie ein"
 ASKED = {"nom": ("wer", "was"), "acc": ("wen", "was"), "dat": ("wem", "wem")}
 
 
 def sentence(clause: Clause) -> list[Word]:
-    """The words of a main clause with its subordinate clause, without the final mark."""
+    """Realize a main clause with its subordinate clause, without the final punctuation."""
     if not clause.inner:
         return _main(clause)
     inner, link = clause.inner, Word(LINKS.get(clause.link, "um"), (clause.at + LINK,))
     comma = Word(",", (inner.at + COMMA,))
-    if clause.link in ("if", "when"):  # the clause in front holds the first place: the finite verb follows
+    if clause.link in ("if", "when"):  # a fronted clause takes the first position: the finite verb follows
         return [link, *_verb_last(inner), comma, *_verb_first(clause)]
     if clause.link == "but":
         return [*_main(clause), comma, link, *_main(inner)]
@@ -54,7 +54,7 @@ def sentence(clause: Clause) -> list[Word]:
 
 
 def noun_phrase(phrase: NounPhrase, case: Case, negation: int | None = None) -> list[Word]:
-    """The words of a noun phrase; `negation` is the part that turns "ein" or nothing into "kein"."""
+    """Realize a noun phrase; `negation` is the part that turns "ein" or no article into "kein"."""
     at, head = phrase.at, phrase.head
     if isinstance(head, Pronoun):
         return [Word(forms.PRONOUNS[head.key][case], (at,))]
@@ -85,12 +85,12 @@ def noun_phrase(phrase: NounPhrase, case: Case, negation: int | None = None) -> 
 
 
 def numeral(number: int) -> str:
-    """Numbers up to twelve as words."""
+    """Write numbers up to twelve as words."""
     return NUMBERS[number] if number < len(NUMBERS) else str(number)
 
 
 def relative(phrase: NounPhrase) -> list[Word]:
-    """The clause that belongs to a noun, behind its comma: ", das das Mädchen gekauft hat"."""
+    """Realize a relative clause after its comma: ", das das Mädchen gekauft hat"."""
     clause = phrase.relative
     if not clause:
         return []
@@ -100,17 +100,17 @@ def relative(phrase: NounPhrase) -> list[Word]:
 
 
 def object_case(clause: Clause) -> Case:
-    """The case that the verb gives its object."""
+    """The case of the verb's object."""
     return "dat" if clause.verb.de_object == "dat" else "acc"
 
 
 def adverbial(node: Adverbial) -> list[Word]:
-    """The words of an adverbial."""
+    """Realize an adverbial."""
     return [Word(text, tuple(node.at + offset for offset in offsets)) for text, offsets in node.de]
 
 
 def spot(node: Spot, toward: bool) -> list[Word]:
-    """A place: dative where something is, accusative where it goes ("zu" and "nach" aside)."""
+    """Realize a place: dative for locations, accusative for directions (except "zu" and "nach")."""
     place, at = node.place, node.at
     preposition = "auf" if isinstance(place, Noun) else place.de_to if toward else place.de_at
     head = Word(place.de, (at + HEAD,))
@@ -123,7 +123,7 @@ def spot(node: Spot, toward: bool) -> list[Word]:
 
 
 def _verb(clause: Clause) -> tuple[Word, str, list[Word]]:
-    """The finite verb, its separable prefix, and the infinite forms that close the clause."""
+    """The finite verb, its separable prefix, and the non-finite forms at the end of the clause."""
     at, verb, who = clause.at, clause.verb, forms.person(clause.subject)
     infinitive = [Word(verb.de, (at + VERB,))]
     if clause.modal:
@@ -142,7 +142,7 @@ def _verb(clause: Clause) -> tuple[Word, str, list[Word]]:
 
 
 def _stance(phrase: NounPhrase) -> str:
-    """The stem of the verb for where a thing is: it stands or lies; people just are."""
+    """The stem of the positional verb of a thing, steh- or lieg-; empty for people and animals."""
     if not isinstance(phrase.head, Noun) or phrase.head.classes & {"person", "animal"}:
         return ""
     return "steh" if "stands" in phrase.head.classes else "lieg"
@@ -153,7 +153,7 @@ def _is_definite(phrase: NounPhrase) -> bool:
 
 
 def _middle(clause: Clause) -> list[Word]:
-    """What stands between the finite verb (or the subject) and the end of the clause."""
+    """The middle field, between the finite verb (or the subject) and the end of the clause."""
     at, thing = clause.at, clause.object if clause.gap != "object" else None
     weak: list[Word] = []  # pronouns come first
     person = noun_phrase(clause.recipient, "dat") if clause.recipient else []
@@ -222,14 +222,14 @@ def _asked(phrase: NounPhrase, case: Case) -> Word:
 
 
 def _close(clause: Clause, prefix: str, infinite: list[Word]) -> list[Word]:
-    """The right bracket of the verb, and behind it the relative clause of the object."""
+    """The right verb bracket, followed by the relative clause of the object."""
     words = [Word(prefix, (clause.at + VERB,))] if prefix else []
     tail = relative(clause.object) if clause.object and clause.gap != "object" else []
     return [*words, *infinite, *tail]
 
 
 def _main(clause: Clause) -> list[Word]:
-    """Verb second: the first place is taken by the subject, the time, or what is asked for."""
+    """Verb second: the first position is the subject, the time, or the interrogative."""
     if clause.mood == "request":
         return _request(clause)
     if clause.mood == "question" and not clause.gap:
@@ -259,7 +259,7 @@ def _verb_first(clause: Clause) -> list[Word]:
 
 
 def _verb_last(clause: Clause) -> list[Word]:
-    """Subordinate: the finite verb goes to the end, a separable prefix grows together with it."""
+    """Subordinate clause: the finite verb is last and joined with its separable prefix."""
     finite, prefix, infinite = _verb(clause)
     return [*_subject(clause), *_middle(clause), *infinite, Word(prefix + finite.text, finite.parts)]
 

@@ -1,4 +1,4 @@
-"""German inflection: endings of articles and adjectives, forms of nouns and verbs, as tables."""
+"""German inflection tables: articles, adjectives, nouns and verbs."""
 
 from typing import Literal
 
@@ -60,12 +60,12 @@ CONTRACTIONS = {
 
 
 def cell(table: dict[str, str], case: Case, slot: str) -> str:
-    """An entry of one of the tables above."""
+    """Look up an ending in one of the tables above."""
     return table[case].split()[_SLOTS.index(slot)]
 
 
 def determiner(kind: str, case: Case, slot: str) -> str:
-    """The article or possessive: dem, einen, dieses, ihre, keine."""
+    """Inflect a determiner: dem, einen, dieses, ihre, keine."""
     if kind == "the":
         return cell(DEFINITE, case, slot)
     if kind in _ARTICLE_STEMS:
@@ -74,14 +74,14 @@ def determiner(kind: str, case: Case, slot: str) -> str:
 
 
 def adjective_ending(kind: str, case: Case, slot: str) -> str:
-    """The ending behind a determiner of this kind ("" for none)."""
+    """The adjective ending after a determiner ("" for none)."""
     if kind in ("the", "this", "every"):
         return cell(_WEAK, case, slot)
     return cell(_MIXED if kind in _MIXED_STEMS else _STRONG, case, slot)
 
 
 def noun(entry: Noun, case: Case, plural: bool) -> str:
-    """The noun: den Jungen, den Kindern."""
+    """Inflect a noun: den Jungen, den Kindern."""
     if not plural:
         return entry.de if case == "nom" else entry.de_oblique
     if case == "dat" and not entry.de_plural.endswith(("n", "s")):
@@ -97,7 +97,7 @@ def person(phrase: NounPhrase) -> Person:
 
 
 def irregular(name: str, who: Person) -> str:
-    """A form of sein, haben, werden or a modal verb."""
+    """Inflect sein, haben, werden or a modal verb."""
     return _IRREGULAR[name][_PERSONS.index(who)]
 
 
@@ -116,7 +116,7 @@ def _stem(verb: Verb) -> str:
 
 
 def present(verb: Verb, who: Person) -> str:
-    """The present, without a separable prefix."""
+    """The present tense without a separable prefix."""
     if base(verb) in _IRREGULAR:
         return irregular(base(verb), who)
     if who == "wir":
@@ -135,7 +135,7 @@ def _first(verb: Verb) -> str:
 
 
 def imperative(verb: Verb) -> str:
-    """What one says to a friend: gib, lies, mach, warte."""
+    """The informal imperative: gib, lies, mach, warte."""
     stem, changed = _stem(verb), verb.de_third[:-1]
     if "e" in stem and changed != stem and "i" in changed and not changed.endswith("e"):
         return changed  # e becomes i or ie: iss, nimm, lies
@@ -150,6 +150,6 @@ def zu_infinitive(verb: Verb) -> list[str]:
 
 
 def slot(phrase: NounPhrase) -> str:
-    """The column of the tables that a noun phrase stands in."""
+    """The table column of a noun phrase: its gender, or plural."""
     assert isinstance(phrase.head, Noun)
     return phrase.head.gender if phrase.number == 1 else "p"

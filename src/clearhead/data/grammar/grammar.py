@@ -1,4 +1,4 @@
-"""The grammar as a corpus: sentence number `index` of a split, made on the spot."""
+"""Random access to the sentences of the grammar by split and index."""
 
 from functools import cache
 from random import Random
@@ -19,22 +19,22 @@ def _pools(level: Level) -> Pools:
 
 
 class Grammar:
-    """English, German and Chinese sentences that say the same; level 1 is small, 3 everything."""
+    """Parallel English, German and Chinese sentences; level 1 is the smallest, 3 the full grammar."""
 
     def __init__(self, level: Level = 3) -> None:
         if level not in get_args(Level):
-            raise ValueError(f"level {level!r}: the grammar has the levels 1, 2 and 3")
+            raise ValueError(f"level: {level!r} is not allowed; use 1, 2 or 3")
         self.level: Level = level
         self._pools = _pools(level)
 
     def lemmas(self, language: Language) -> frozenset[str]:
-        """The dictionary forms of the content words of the level."""
+        """Return the lemmas of the content words of the level."""
         return lemmas(self._pools.lexicon, language)
 
     def example(self, split: Split, index: int, seed: int = 0) -> Example:
-        """Sentence `index` of a split: always the same for the same arguments."""
+        """Return sentence `index` of a split, a pure function of the arguments."""
         if split not in get_args(Split):
-            raise ValueError(f"split {split!r}: expected train, valid or test")
+            raise ValueError(f"split: {split!r} is not allowed; use train, valid or test")
         dice = Random(f"{seed} {split} {index}")
         while not belongs(clause := draw(self._pools, dice), split):
             pass

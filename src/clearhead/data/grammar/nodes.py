@@ -1,17 +1,17 @@
-"""What a sentence means, before any language: phrases and clauses, with the part numbers that align words.
+"""Language-independent meaning of a sentence: phrases and clauses, with part numbers for word alignment.
 
-Every node owns a short range of part numbers that starts at `at`. A realiser writes each word with the parts that it
-expresses, so two words of two languages are aligned exactly when they express a common part.
+Every node owns a range of part numbers that starts at `at`. Each realized word lists the parts it expresses; words of
+two languages are aligned if they share a part.
 """
 
 from typing import Literal, NamedTuple
 
 from clearhead.data.grammar.entries import Adjective, Name, Noun, Place, Verb
 
-STEP = 12  # part numbers a node owns
-FINAL = 0  # the mark that ends the sentence
+STEP = 12  # part numbers per node
+FINAL = 0  # final punctuation
 
-# Parts of a noun phrase, counted from its `at`.
+# Parts of a noun phrase, relative to its `at`.
 HEAD, DETERMINER, ADJECTIVE, NUMBER, PREPOSITION, RELATIVE, VESSEL = range(7)
 # Parts of a clause.
 VERB, TENSE, NEGATION, MODAL, ASKING, LINK, COMMA, QUALITY, DEGREE, THAN, PLEASE = range(11)
@@ -19,26 +19,26 @@ VERB, TENSE, NEGATION, MODAL, ASKING, LINK, COMMA, QUALITY, DEGREE, THAN, PLEASE
 Tense = Literal["present", "progressive", "past", "future", "conditional"]
 Modal = Literal["", "can", "must", "want", "should", "may"]
 Mood = Literal["statement", "question", "relative", "request"]
-Gap = Literal["", "subject", "object", "place", "time"]  # what a question asks for, what a relative pronoun stands for
+Gap = Literal["", "subject", "object", "place", "time"]  # the part replaced by an interrogative or relative pronoun
 Determiner = Literal["", "the", "a", "this", "some", "every", "my", "your", "his", "her", "our"]
 Link = Literal["", "that", "because", "if", "when", "to", "but"]
 
 
 class Word(NamedTuple):
-    """A word of a sentence and the parts it expresses."""
+    """A word and the parts it expresses."""
 
     text: str
     parts: tuple[int, ...]
 
 
 class Pronoun(NamedTuple):
-    """A personal pronoun: its forms are few and stand in the realisers, by key."""
+    """A personal pronoun; the realizers hold its forms by key."""
 
     key: Literal["I", "you", "he", "she", "we", "they"]
 
 
 class NounPhrase(NamedTuple):
-    """A noun with its company, a name, or a pronoun. `number` 1 is singular, 0 plural, 2 and more are said."""
+    """A noun with its modifiers, a name, or a pronoun. `number`: 1 singular, 0 plural, 2 and more numerals."""
 
     at: int
     head: Noun | Name | Pronoun
@@ -51,7 +51,7 @@ class NounPhrase(NamedTuple):
 
 
 class Adverbial(NamedTuple):
-    """An adverb, date, time or amount, already in words: (text, offsets of its parts) in each language."""
+    """An adverb, date, time or amount in words: (text, part offsets) in each language."""
 
     at: int
     kind: str
@@ -61,14 +61,14 @@ class Adverbial(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """Where: at a place, or on a piece of furniture."""
+    """A location: a place, or a piece of furniture."""
 
     at: int
     place: Place | Noun
 
 
 class Quality(NamedTuple):
-    """What the copula says of the subject: an adjective, perhaps compared ("bigger than …", "as big as …")."""
+    """A predicate adjective, optionally compared ("bigger than …", "as big as …")."""
 
     adjective: Adjective
     degree: Literal["", "very", "more", "equal"] = ""
@@ -76,7 +76,7 @@ class Quality(NamedTuple):
 
 
 class Clause(NamedTuple):
-    """A verb with everything that belongs to it."""
+    """A verb with its arguments and adverbials."""
 
     at: int
     subject: NounPhrase
@@ -88,11 +88,11 @@ class Clause(NamedTuple):
     recipient: NounPhrase | None = None
     spot: Spot | None = None
     time: Adverbial | None = None
-    fronted: bool = False  # the time opens the sentence
+    fronted: bool = False  # the time comes first
     manner: Adverbial | None = None
     span: Adverbial | None = None  # "for three hours", or the amount of a price or an age
     quality: Quality | None = None
     inner: "Clause | None" = None
-    link: Link = ""  # what joins `inner` to this clause
+    link: Link = ""  # conjunction between this clause and `inner`
     mood: Mood = "statement"
     gap: Gap = ""

@@ -1,4 +1,4 @@
-"""Drawing the parts of a sentence at random: noun phrases, places, dates and times that make sense together."""
+"""Sample the parts of a sentence: noun phrases, places, dates and times that fit together."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -11,26 +11,26 @@ from clearhead.data.grammar.nodes import STEP, Adverbial, Determiner, NounPhrase
 
 T = TypeVar("T")
 PEOPLE = frozenset(("person", "adult", "aged", "young", "kin"))
-PLURALS = frozenset(("", "some"))  # determiners that speak of several
+PLURALS = frozenset(("", "some"))  # plural determiners
 POSSESSIVES: tuple[Determiner, ...] = ("my", "your", "his", "her", "our")
 SUBJECT_PRONOUNS = tuple(Pronoun(key) for key in ("I", "you", "he", "she", "we", "they"))
 ASKED_PRONOUNS = tuple(pronoun for pronoun in SUBJECT_PRONOUNS if pronoun.key not in ("I", "we"))
-OBJECT_PRONOUNS = SUBJECT_PRONOUNS[:5]  # "sie" could be her or them: them is never an object
-# Weights of determiners: what a phrase may begin with, by where it stands.
+OBJECT_PRONOUNS = SUBJECT_PRONOUNS[:5]  # without "them": German "sie" is ambiguous
+# Determiners by context; repetition is weight.
 KNOWN: tuple[Determiner, ...] = ("the", "the", "the", "the", "this", "my", "your", "his", "her", "our")
-SHARED: tuple[Determiner, ...] = ("the", "the", "the", "this")  # what nobody has for himself
-FRESH: tuple[Determiner, ...] = ("a", "a", "some", "")  # "" is a number here
+SHARED: tuple[Determiner, ...] = ("the", "the", "the", "this")  # not owned by a person
+FRESH: tuple[Determiner, ...] = ("a", "a", "some", "")  # "": a numeral
 OWN: dict[str, Determiner] = {"I": "my", "you": "your", "he": "his", "she": "her", "we": "our"}
-# In a habit one speaks of apples, but of the dog and the door; what is traded is spoken of like apples.
+# Habits take bare plurals ("apples"), except for these classes ("the dog"); traded goods take bare plurals.
 SINGLE = frozenset(("person", "animal", "openable", "furniture", "device", "vehicle", "lamp"))
 TRADES = frozenset(("buy", "sell", "steal", "rent", "collect", "plant"))
-# What one does to things that are not one's own (yet).
+# Verbs whose object does not belong to the subject (yet).
 FOREIGN = TRADES | {"borrow", "choose", "order", "learn", "write", "paint", "build", "try"}
-FIXED = frozenset(("openable", "device", "lamp", "furniture"))  # there are not many around
+FIXED = frozenset(("openable", "device", "lamp", "furniture"))  # usually one of a kind
 
 
 class Pools:
-    """The words of a lexicon, sorted by what they can combine with."""
+    """The words of a lexicon, grouped by class."""
 
     def __init__(self, lexicon: Lexicon, level: int) -> None:
         self.level, self.lexicon = level, lexicon
@@ -57,7 +57,7 @@ class Pools:
 
 
 def _parse(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """`last/1 week/2` to words with the offsets of their parts; 0 is no part."""
+    """Parse `last/1 week/2` to words with part offsets; 0 is no part."""
     pairs = (part.split("/") for part in text.split())
     return tuple((word, tuple(int(digit) for digit in digits if digit != "0")) for word, digits in pairs)
 
@@ -66,60 +66,60 @@ _parsed = cache(_parse)
 
 
 def _own(subject: NounPhrase) -> Determiner | None:
-    """The possessive that means the subject, where there is one for all three languages."""
+    """The possessive that refers to the subject, if it exists in all three languages."""
     head = subject.head
     if isinstance(head, Pronoun):
         return OWN.get(head.key)
     if subject.number != 1 or subject.second or (isinstance(head, Noun) and head.gender == "n"):
-        return None  # "das Mädchen" would be "sein" by grammar and "ihr" by nature
+        return None  # "das Mädchen": "sein" by grammar, "ihr" by meaning
     return "his" if "male" in head.classes else "her" if "female" in head.classes else None
 
 
 def is_several(phrase: NounPhrase) -> bool:
-    """Whether more than one is spoken of."""
+    """Whether a phrase is plural."""
     if isinstance(phrase.head, Pronoun):
         return phrase.head.key in ("we", "they")
     return phrase.number != 1 or phrase.second is not None
 
 
 class Draw:
-    """One sentence in the making: the dice, and the next free part number."""
+    """Random choices for one sentence, and the next free part number."""
 
     def __init__(self, pools: Pools, dice: Random) -> None:
         self.pools, self.random, self.next = pools, dice.random, 1
         self.level = pools.level
 
     def at(self) -> int:
-        """Part numbers for a new node."""
+        """Allocate the part numbers of a node."""
         first, self.next = self.next, self.next + STEP
         return first
 
     def between(self, low: int, high: int) -> int:
-        """A whole number, both ends included."""
+        """Sample an integer from low … high."""
         return low + int(self.random() * (high - low + 1))
 
     def chance(self, probability: float) -> bool:
-        """True with this probability."""
+        """Return True with this probability."""
         return self.random() < probability
 
     def pick(self, options: Sequence[T]) -> T:
-        """One of them."""
+        """Sample one of the options."""
         return options[int(self.random() * len(options))]
 
     def name(self, other: str = "") -> Name:
-        """A person who is not `other`."""
+        """Sample a name other than `other`."""
         names = self.pools.lexicon.names
         found = self.pick(names)
         return found if found.key != other else names[names.index(found) - 1]
 
     def noun(self, classes: Classes, other: str = "") -> Noun:
-        """A noun of one of the classes, not `other` if there is a choice."""
+        """Sample a noun of one of the classes, other than `other` if possible."""
         pool = self.pools.nouns(classes)
         found = self.pick(pool)
         return found if found.key != other else pool[pool.index(found) - 1]
 
     def subject(self, classes: Classes, known: bool = False, every: bool = False, asked: bool = False) -> NounPhrase:
-        """Who does it; `known` keeps to what has been spoken of, and nobody is `asked` about himself."""
+        """Sample a subject; `known` restricts it to definite phrases, `asked` excludes the first person."""
         if classes & PEOPLE:
             roll = self.random()
             if roll < 0.14:
@@ -138,10 +138,10 @@ class Draw:
         return self.phrase(noun, known or self.chance(0.75))
 
     def phrase(self, noun: Noun, known: bool) -> NounPhrase:
-        """A noun with determiner, number and perhaps an adjective."""
+        """Sample determiner, number and optional adjective of a noun."""
         if "kin" in noun.classes:
             return NounPhrase(self.at(), noun, self.pick(POSSESSIVES))
-        if "sole" in noun.classes:  # there is but one
+        if "sole" in noun.classes:  # unique
             return NounPhrase(self.at(), noun, "the", 1, self.adjective(noun, 0.3))
         determiner = self.pick((SHARED if "shared" in noun.classes else KNOWN) if known else FRESH)
         number = 1
@@ -155,22 +155,22 @@ class Draw:
         if determiner == "his" and "ladies" in noun.classes:
             determiner = "her"
         if adjective and number == 1 and determiner in POSSESSIVES and adjective.zh.endswith("的"):
-            adjective = None  # 我的友好的老师 has one 的 too many
+            adjective = None  # avoid two 的: 我的友好的老师
         return NounPhrase(self.at(), noun, determiner, number, adjective)
 
     def number(self) -> int:
-        """How many, said: rather few."""
+        """Sample a numeral, mostly small."""
         if self.level == 1 or self.chance(0.7):
             return self.between(2, 5)
         return self.between(2, 12)
 
     def adjective(self, noun: Noun, probability: float) -> Adjective | None:
-        """An adjective that fits the noun, or none."""
+        """Sample an adjective of the noun, or none."""
         pool = self.pools.adjectives[noun.key]
         return self.pick(pool) if pool and self.random() < probability else None
 
     def thing(self, verb: Verb, subject: NounPhrase, negated: bool, habit: bool) -> NounPhrase:
-        """What or whom the verb is done to."""
+        """Sample an object of the verb."""
         plain = not isinstance(subject.head, Pronoun)
         if plain and verb.object & {"person", "kin"} and self.chance(0.3):
             if self.chance(0.5):
@@ -194,7 +194,7 @@ class Draw:
             return NounPhrase(self.at(), noun, "some", 0, self.adjective(noun, 0.3))
         fixed = noun.classes & FIXED and verb.key not in TRADES
         made = self.phrase(noun, negated or habit or bool(fixed) or self.chance(0.5))
-        if "outfit" in verb.object and made.number != 1:  # one puts on one coat at a time
+        if "outfit" in verb.object and made.number != 1:  # one coat at a time
             made = made._replace(number=1, determiner=made.determiner if made.determiner not in PLURALS else "a")
         if "outfit" in verb.object and is_several(subject):
             known = made.determiner != "a"
@@ -211,24 +211,24 @@ class Draw:
         return made
 
     def mass(self, noun: Noun, plain: bool) -> NounPhrase:
-        """Something that is not counted: bread, tea, two cups of tea."""
+        """Sample a mass noun phrase: bread, tea, two cups of tea."""
         if plain or "drink" not in noun.classes or self.chance(0.4):
             return NounPhrase(self.at(), noun)
         number = self.number() if self.chance(0.4) else 1
         return NounPhrase(self.at(), noun, "a" if number == 1 else "", number, measured=True)
 
     def spot(self, verb: Verb) -> Spot | None:
-        """A place where the verb can be done, or where it leads to, if the level has one."""
+        """Sample a location or direction of the verb, if the level has one."""
         places = self.pools.places(verb.where)
         return Spot(self.at(), self.pick(places)) if places else None
 
     def adverb(self, kind: str) -> Adverbial:
-        """An adverb of a kind from the lexicon."""
+        """Sample an adverb of a kind."""
         entry = self.pick(self.pools.adverbs(kind))
         return Adverbial(self.at(), kind, _parsed(entry.en), _parsed(entry.de), _parsed(entry.zh))
 
     def time(self, verb: Verb, tense: str, dated: bool) -> Adverbial:
-        """When it was or will be; `dated` allows dates and clock times that do not show the tense by themselves."""
+        """Sample a time; `dated` allows dates and clock times, which do not mark the tense."""
         slow = "slow" in verb.tags
         if "long" in verb.tags:
             return self.adverb("long-" + tense)

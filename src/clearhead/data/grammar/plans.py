@@ -1,4 +1,4 @@
-"""Sentence plans: which kinds of sentence a level has, how often, and how the full grammar joins clauses."""
+"""Sentence plans: the sentence types of each level, their weights, and complex sentences."""
 
 from functools import cache
 from random import Random
@@ -27,38 +27,38 @@ from clearhead.data.grammar.entries import Name, Noun, Verb
 from clearhead.data.grammar.nodes import Clause, NounPhrase, Pronoun, Quality, Spot, Tense
 from clearhead.data.grammar.phrases import POSSESSIVES, SUBJECT_PRONOUNS, Draw, Pools, is_several
 
-# What can happen in the moment when somebody comes.
+# Verbs of short events, for "when" clauses.
 QUICK = frozenset(("open", "close", "call", "hug", "thank", "see", "turn off", "put on", "take off", "break"))
-# What one goes somewhere for.
+# Purposes of going somewhere.
 ERRANDS = frozenset(("buy", "borrow", "pick up", "swim", "shop", "study", "exercise", "pray", "fish"))
-# What one wants to do, and what one has to do instead.
+# Leisure activities, contrasted with duties.
 LEISURE = frozenset(("sleep", "sing", "dance", "swim", "watch TV", "fish", "read", "watch", "chat", "hike", "visit"))
 DUTIES = frozenset(("work", "cook", "study", "shop", "clean", "wash", "repair", "help", "feed", "wait for", "pack"))
-# What one does in bad weather.
+# Activities in bad weather.
 INDOORS = frozenset(("read", "watch", "watch TV", "sleep", "study", "clean", "paint", "write", "cook", "try", "pack"))
-# After this there is nothing left to do something with.
+# The object is gone afterwards.
 GONE = frozenset(("throw away", "break"))
 HE, SHE, THEY = SUBJECT_PRONOUNS[2], SUBJECT_PRONOUNS[3], SUBJECT_PRONOUNS[5]
 
 
 def draw(pools: Pools, dice: Random) -> Clause:
-    """A sentence of the level, at random."""
+    """Sample a sentence of the level."""
     plans = _plans(pools.level)
     return plans[int(dice.random() * len(plans))](Draw(pools, dice))
 
 
 @cache
 def _plans(level: int) -> tuple[Plan, ...]:
-    """The plans of a level, each as often as it is to be drawn."""
+    """The plans of a level, repeated by weight."""
     return tuple(plan for plan, *weights in WEIGHTS for _ in range(weights[level - 1]))
 
 
 def _person(d: Draw) -> tuple[NounPhrase, Pronoun]:
-    """Somebody, and the pronoun that takes up who it is."""
+    """Sample a person, and the pronoun that refers back to it."""
     subject = d.subject(frozenset(("kin",)), known=True)
     head = subject.head
     if subject.second and not {"male"} & (head.classes | subject.second.head.classes):  # type: ignore[union-attr]
-        subject = subject._replace(second=None)  # two women are 她们, which only Chinese would say
+        subject = subject._replace(second=None)  # 她们 exists only in Chinese
     if isinstance(head, Pronoun):
         return subject, head
     if subject.second:
@@ -71,7 +71,7 @@ def _again(d: Draw, pronoun: Pronoun) -> NounPhrase:
 
 
 def _choose(d: Draw, frames: tuple[str, ...], tag: str = "") -> Verb:
-    """A verb of one of the frames, with the tag."""
+    """Sample a verb of one of the frames, with the tag."""
     return d.pick(_tagged(d.pools, frames, tag))
 
 
@@ -93,14 +93,14 @@ def reason(d: Draw) -> Clause:
     subject, pronoun = _person(d)
     verb = _choose(d, ("activity", "acts", "meets", "event"), tag)
     inner_subject = _again(d, pronoun)
-    if verb.frame == "event":  # somebody else, with a name: "he" would be taken for the subject
+    if verb.frame == "event":  # another person, by name: a pronoun would refer to the subject
         inner_subject = NounPhrase(d.at(), d.name(subject.head.key))
     inner = clause(d, verb, "p", inner_subject, plain=True)
     return Clause(d.at(), subject, d.pools.verbs("is")[0], quality=Quality(adjective), inner=inner, link="because")
 
 
 def _is_vague(first: NounPhrase, second: NounPhrase) -> bool:
-    """Whether it would not be clear who is meant: "Anna says that she …", "Anna says that Anna …"."""
+    """Whether the reference is ambiguous: "Anna says that she …", "Anna says that Anna …"."""
     if isinstance(second.head, Pronoun):
         return second.head in (HE, SHE, THEY)
     return first.head == second.head or (isinstance(first.head, Name) and isinstance(second.head, Name))
@@ -167,7 +167,7 @@ def contrast(d: Draw) -> Clause:
     inner = clause(d, d.pick(_listed(d.pools, DUTIES)), "m", _again(d, pronoun), plain=True)
     can = d.chance(0.4) and main.object is None
     inner = inner._replace(modal="must", spot=None)
-    if can:  # "wants to swim, but cannot" says it with the same verb
+    if can:  # "wants to swim, but cannot" uses the same verb
         inner = inner._replace(verb=main.verb, object=None, manner=None, modal="can", negated=True)
     return main._replace(modal="want", manner=None, inner=inner._replace(manner=None), link="but")
 
@@ -261,7 +261,7 @@ def weather(d: Draw) -> Clause:
     return made if d.chance(0.8) else made._replace(mood="question", fronted=False)
 
 
-# How often each plan is drawn at level 1, 2 and 3.
+# Weights of the plans at levels 1, 2 and 3.
 WEIGHTS: tuple[tuple[Plan, int, int, int], ...] = (
     (act, 34, 60, 120),
     (activity, 18, 18, 8),

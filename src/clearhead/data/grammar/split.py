@@ -1,8 +1,7 @@
-"""Which combinations of words are held out: never in train, at least one in every sentence of valid and test.
+"""Held-out word combinations: never in train, at least one in every sentence of valid and test.
 
-The pairs subject and verb, verb and object, adjective and noun are hashed. A few of a hundred belong to valid, as many
-to test, the rest to train, for any seed. So valid and test ask for what has never been seen together, while each word
-alone is known.
+Pairs of subject and verb, verb and object, adjective and noun are hashed: 5% belong to valid, 5% to test, the rest to
+train, for any seed. Valid and test thus measure generalization to new combinations of known words.
 """
 
 from collections.abc import Iterator
@@ -15,12 +14,12 @@ from clearhead.data.grammar.example import clauses, phrases
 from clearhead.data.grammar.nodes import Clause, Pronoun
 
 Split = Literal["train", "valid", "test"]
-SALT = "0"  # chosen so that no word has all its partners held out
-SHARE = 5  # percent of the pairs that valid holds out, and test again
+SALT = "0"  # chosen so that no word has all its combinations held out
+HELD_OUT_PERCENT = 5  # of the pairs, for each of valid and test
 
 
 def pairs(clause: Clause) -> Iterator[tuple[str, str]]:
-    """The combinations in a sentence, as keys of the lexicon."""
+    """Yield the word pairs of a sentence, as keys of the lexicon."""
     for part in clauses(clause):
         verb = part.verb.key
         asked = part.mood == "question" and part.gap == "subject"
@@ -41,14 +40,14 @@ def pairs(clause: Clause) -> Iterator[tuple[str, str]]:
 
 @lru_cache(maxsize=1 << 17)
 def home(pair: tuple[str, str]) -> Split:
-    """The split that a combination belongs to."""
+    """The split of a word pair."""
     bucket = crc32("\t".join((SALT, *pair)).encode()) % 100
-    return "valid" if bucket < SHARE else "test" if bucket < 2 * SHARE else "train"
+    return "valid" if bucket < HELD_OUT_PERCENT else "test" if bucket < 2 * HELD_OUT_PERCENT else "train"
 
 
 def belongs(clause: Clause, split: Split) -> bool:
-    """Whether a sentence may stand in a split: it has nothing held out for another, and something for its own."""
-    homes = {home(pair) for pair in pairs(clause)}
+    """Whether a sentence belongs to a split: no pair of another split, and at least one of its own."""
+    splits = {home(pair) for pair in pairs(clause)}
     if split == "train":
-        return homes <= {"train"}
-    return split in homes and homes <= {"train", split}
+        return splits <= {"train"}
+    return split in splits and splits <= {"train", split}

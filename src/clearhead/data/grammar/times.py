@@ -1,4 +1,4 @@
-"""Dates, clock times, spans of time, prices and ages in three languages, drawn at random."""
+"""Random dates, clock times, durations, prices and ages in three languages."""
 
 from collections.abc import Callable
 

@@ -1,0 +1,90 @@
+"""`clearhead.evaluate`: score a model on its test set or on files, from Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clearhead.config.data import Corpus, DataConfig
+from clearhead.errors import UserError
+from clearhead.evaluate.model import evaluate as score
+from clearhead.predict import Model, load
+
+Data = str | Path | Corpus | Mapping[str, Any] | Sequence[str | Path]
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluation(Mapping[str, Any]):
+    """Metrics by name (`result["bleu"]`), in the order in which `clearhead evaluate` prints them."""
+
+    metrics: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.metrics[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.metrics)
+
+    def __len__(self) -> int:
+        return len(self.metrics)
+
+    def __repr__(self) -> str:
+        plain = {name: value for name, value in self.metrics.items() if not isinstance(value, Mapping)}
+        shown = [f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v!r:.60}" for k, v in plain.items()]
+        return f"Evaluation({', '.join(shown)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; NaN is None."""
+        return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in self.metrics.items()}
+
+
+def evaluate(
+    model: Model | str | Path,
+    data: Data | None = None,
+    *,
+    format: str = "",
+    columns: Mapping[str, int | str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    beam: int = 4,
+    lowercase: bool = False,
+    moses: str = "",
+    unseen: bool = False,
+    log: Callable[[str], None] = lambda line: None,
+) -> Evaluation:
+    """Score a model (or its name) on the test set of its recipe, or on `data`: files, a Corpus or its settings.
+
+    `format` (tsv, csv, conll, …), `columns` ({"text": 1, "label": 2}) and `labels` ({"1": "World"}) describe the files;
+    by default they are as in the recipe. `moses` also gives BLEU on sacremoses tokens of that language; `unseen` also
+    scores the texts that no training text contains.
+    """
+    loaded = model if isinstance(model, Model) else load(model)
+    if data is None and (format or columns or labels):
+        raise UserError("data: missing; format, columns and labels describe its files")
+    corpora = [] if data is None else [corpus_of(loaded.data, data, format, columns, labels)]
+    return Evaluation(score(loaded, corpora, beam=beam, lowercase=lowercase, moses=moses, unseen=unseen, say=log))
+
+
+def corpus_of(
+    known: DataConfig | None,
+    data: Data,
+    format: str = "",
+    columns: Mapping[str, int | str] | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Corpus:
+    """The files as a corpus of the format of the recipe's own data, unless told otherwise; two files are parallel."""
+    if isinstance(data, Corpus):
+        return data
+    if isinstance(data, Mapping):
+        return Corpus.build(data, where="data")
+    files = [str(data)] if isinstance(data, str | Path) else [str(path) for path in data]
+    like = next(iter((*known.test, *known.valid, *known.train)), None) if known is not None else None
+    settings: dict[str, Any] = {"format": "parallel" if len(files) == 2 else "text"}
+    if like is not None and like.files and format in ("", like.format):
+        settings = {"format": like.format, "columns": dict(like.columns), "header": like.header}
+    settings |= {"format": format} if format else {}
+    settings |= {"columns": dict(columns)} if columns else {}
+    settings |= {"rename": dict(labels)} if labels else {}
+    return Corpus.build(settings | {"files": files}, where="data")

@@ -1,0 +1,184 @@
+"""Text to text: what `generate`, `translate`, `stream` and `alternatives` of a model do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from clearhead.config.generation import GenerationConfig
+from clearhead.errors import UserError
+from clearhead.inference import (
+    DraftModel,
+    GenerationOutput,
+    PromptLookup,
+    StopStrings,
+    alignment_links,
+    alternatives,
+    generate,
+    stream_text,
+    translate,
+)
+from clearhead.inference.speculative import Draft
+from clearhead.model import Decoder, EncoderDecoder
+from clearhead.predict.requests import check_sizes, generation_config, requests
+from clearhead.predict.results import GenerationResult, Translation, ranked
+
+if TYPE_CHECKING:
+    from clearhead.predict.model import Model
+
+PROMPT_LOOKUP = "prompt-lookup"
+
+
+def generate_texts(
+    model: Model,
+    prompts: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    stop: Sequence[str] = (),
+    draft: Model | str | None = None,
+) -> list[GenerationResult]:
+    """Continue each prompt; prompt n draws from seed + n."""
+    network = model.inference_as(Decoder, "generate")
+    stops, guesser = stop_strings(model, stop), find_draft(model, draft)
+    asked = requests(model, prompts, options)
+    config = asked[0].config if asked else generation_config(model, options)
+    outputs = generate(
+        network,
+        [request.prompt for request in asked],
+        config,
+        end=model.special_tokens.eos_ids,
+        seeds=[seed + number for number in range(len(asked))],
+        stops=stops,
+        draft=guesser,
+    )
+    return [ranked([to_result(model, output, stops=stops) for output in row]) for row in outputs]
+
+
+def translate_texts(
+    model: Model,
+    texts: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    prefixes: Sequence[str] | None = None,
+    seed: int = 0,
+    stop: Sequence[str] = (),
+    draft: Model | str | None = None,
+) -> list[Translation]:
+    """Translate each text; text n draws from seed + n, and an empty text stays empty."""
+    network = model.inference_as(EncoderDecoder, "translate")
+    stops, guesser = stop_strings(model, stop), find_draft(model, draft)
+    asked = requests(model, texts, options, prefixes)
+    groups = dict[GenerationConfig, list[int]]()  # sources of similar length share max_new_tokens
+    for number, request in enumerate(asked):
+        if request.source:
+            groups.setdefault(request.config, []).append(number)
+    results = [Translation("") for _ in texts]
+    for config, numbers in groups.items():
+        starts = [asked[number].prompt[1:] for number in numbers]
+        outputs = translate(
+            network,
+            [asked[number].source or [] for number in numbers],
+            config,
+            begin=model.special_tokens.begin[0],
+            end=model.special_tokens.eos_ids,
+            prefixes=starts,
+            seeds=[seed + number for number in numbers],
+            stops=stops,
+            draft=guesser,
+        )
+        for number, start, row in zip(numbers, starts, outputs, strict=True):
+            results[number] = ranked([to_result(model, output, start, stops) for output in row])
+    return results
+
+
+def stream_pieces(
+    model: Model,
+    prompt: str | Sequence[int],
+    options: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    stop: Sequence[str] = (),
+    draft: Model | str | None = None,
+) -> Iterator[str]:
+    """The text of `generate` in pieces; a prompt of ids is used as it is."""
+    network, guesser = model.inference_as(Decoder, "stream"), find_draft(model, draft)
+    stop_strings(model, stop)  # only to check them
+    if isinstance(prompt, str):
+        [(row, _, config)] = requests(model, [prompt], options)
+    else:
+        row, config = list(prompt), generation_config(model, options)
+        check_sizes(model, "prompt", [row], config.max_new_tokens)
+    return stream_text(
+        network,
+        row,
+        config,
+        model.tokenizer,
+        end=model.special_tokens.eos_ids,
+        seed=seed,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        draft=guesser,
+    )
+
+
+def alternative_texts(
+    model: Model, text: str, count: int, options: Mapping[str, Any], *, prefix: str = "", seed: int = 0
+) -> list[GenerationResult]:
+    """Complete the text once for each of the `count` most likely next tokens."""
+    is_translator = isinstance(model.network, EncoderDecoder)
+    network = model.inference_as(EncoderDecoder if is_translator else Decoder, "alternatives")
+    if prefix and not is_translator:
+        raise UserError("prefix: only a translator has a target to begin; leave it out")
+    [(prompt, source, config)] = requests(model, [text], options, [prefix] if prefix else None)
+    if source == []:
+        raise UserError("alternatives: the text is empty; give some text")
+    outputs = alternatives(network, prompt, count, config, end=model.special_tokens.eos_ids, source=source, seed=seed)
+    return [to_result(model, output, prompt[1:] if is_translator else ()) for output in outputs]
+
+
+def to_result(
+    model: Model, output: GenerationOutput, prefix: Sequence[int] = (), stops: StopStrings | None = None
+) -> Any:
+    """Decode an output: a Translation of a translator, else a GenerationResult; `prefix` is part of the text."""
+    text = model.tokenizers[-1].decode([*prefix, *output.ids])
+    found: dict[str, Any] = {
+        "text": text if stops is None else stops.truncate(text),
+        "score": output.score,
+        "finished": output.finished,
+        "ids": tuple(output.ids),
+        "logprobs": None if output.logprobs is None else tuple(output.logprobs),
+    }
+    if not isinstance(model.network, EncoderDecoder):
+        return GenerationResult(**found)
+    links = None if output.alignment is None else tuple(alignment_links(output.alignment))
+    return Translation(**found, alignment=links)
+
+
+def stop_strings(model: Model, stop: Sequence[str]) -> StopStrings | None:
+    """Stop strings of the tokenizer that decodes; None without any."""
+    if isinstance(stop, str):
+        stop = (stop,)
+    if not all(isinstance(each, str) and each for each in stop):
+        raise UserError("stop: every stop string needs at least one character; leave empty ones out")
+    return StopStrings(stop, model.tokenizers[-1]) if stop else None
+
+
+def find_draft(model: Model, draft: Model | str | None) -> Draft | None:
+    """The draft of speculative decoding: a smaller model (or its name), or "prompt-lookup"."""
+    if draft is None:
+        return None
+    if draft == PROMPT_LOOKUP:
+        return PromptLookup()
+    other = model.draft_models.get(draft) if isinstance(draft, str) else draft
+    if other is None:
+        from clearhead.predict.load import load  # here: it imports this module
+
+        other = model.draft_models[str(draft)] = load(str(draft), str(model.device))
+    if type(other.network) is not type(model.network):
+        raise UserError(f"draft: {other.label} is {other.kind}, but {model.label} is {model.kind}; use the same family")
+    if [each.vocabulary for each in other.tokenizers] != [each.vocabulary for each in model.tokenizers]:
+        raise UserError(
+            f"draft: {other.label} has another vocabulary than {model.label}; use a model with the same tokenizer, or "
+            f"draft={PROMPT_LOOKUP!r}"
+        )
+    return DraftModel(other.inference_network)  # type: ignore[arg-type]

@@ -1,0 +1,83 @@
+"""`clearhead.train`: train a recipe into a run folder, from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clearhead.config.load import read_yaml
+from clearhead.config.recipe import Recipe, recipe_text
+from clearhead.errors import UserError
+
+if TYPE_CHECKING:
+    from clearhead.predict import Model
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A finished (or stopped) run: its folder, steps done, and the best value of the validation metric."""
+
+    folder: Path
+    steps: int
+    metric: str
+    best: float | None  # None without validation
+    finished: bool  # False: stopped by Ctrl-C; resume=True continues
+
+    def load(self, device: str = "auto", dtype: str | None = None, compiled: bool = False) -> Model:
+        """Load the best model of the run, else the last."""
+        from clearhead.predict import load
+
+        return load(self.folder, device, dtype, compiled)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**vars(self), "folder": str(self.folder)}
+
+
+def train(
+    recipe: str | Path | Recipe | Mapping[str, Any],
+    out: str | Path | None = None,
+    *,
+    resume: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+    log: Callable[[str], None] = lambda line: None,
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    **settings: Any,
+) -> TrainResult:
+    """Train a recipe (its name, a YAML file, or its settings) into the run folder `out` (by default runs/NAME).
+
+    `train("mini-en-de", train__steps=10)` and `train("mini-en-de", overrides={"train.steps": 10})` change a setting.
+    `log` gets lines for people, `on_event` every event of the run log; `resume` continues the run in `out`.
+    """
+    from clearhead.train.loop import train as run
+
+    changes = {key.replace("__", "."): value for key, value in settings.items()} | dict(overrides or {})
+    where = str(recipe) if isinstance(recipe, str | Path) else "recipe"
+    if isinstance(recipe, str | Path):
+        data: Any = read_yaml(recipe_text(str(recipe)), str(recipe))
+        out = out or Path("runs") / Path(recipe).stem
+    else:
+        data = recipe.model_dump(mode="json") if isinstance(recipe, Recipe) else recipe
+    if out is None:
+        raise UserError("out: missing; name the run folder")
+    built = Recipe.build(override(data, changes), where=where)
+    folder = Path(out)
+    summary = run(built, folder, resume=resume, say=log, watch=on_event)
+    return TrainResult(folder, summary.step, built.train.metric, summary.best, not summary.stopped)
+
+
+def override(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with dotted keys replaced."""
+    data = dict(data)
+    for key, value in changes.items():
+        *groups, last = key.split(".")
+        group = data
+        for depth, name in enumerate(groups):
+            below = group.get(name)
+            if below is not None and not isinstance(below, Mapping):
+                raise UserError(f"{key}: {'.'.join(groups[: depth + 1])} is {below!r:.40}, not a group of settings")
+            group[name] = group = dict(below or {})
+        group[last] = value
+    return data
