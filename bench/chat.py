@@ -24,7 +24,7 @@ from bench.sides import Side
 from bench.timing import machine
 from clearhead.checkpoint import load_model
 from clearhead.checkpoint.formats import gguf_write, huggingface, pull
-from clearhead.inference import Step
+from clearhead.inference import ModelRunner
 from clearhead.predict import load
 
 FILE = "q4_1.gguf"
@@ -131,11 +131,11 @@ def ours(kind: str) -> Run:
     @torch.inference_mode()
     def run(ids: list[int], new_tokens: int) -> tuple[float, float]:
         start = time.perf_counter()
-        step = Step(network, 1, len(ids) + new_tokens)
-        token = step.start([ids]).argmax(dim=-1)
+        step = ModelRunner(network, 1, len(ids) + new_tokens)
+        token = step.prefill([ids]).argmax(dim=-1)
         prefilled = time.perf_counter()
         for _ in range(new_tokens):
-            token = step.next(token[:, None])[:, 0].argmax(dim=-1)
+            token = step.decode_step(token[:, None])[:, 0].argmax(dim=-1)
             token.tolist()
         return prefilled - start, time.perf_counter() - prefilled
 

@@ -6,8 +6,8 @@ from bench.timing import measure
 from clearhead.config import ModelConfig
 from clearhead.inference import cuda_graph_replay as graphs
 from clearhead.inference import enable_cuda_graphs
-from clearhead.inference.cuda_graph import Choice
-from clearhead.inference.model_runner import Step
+from clearhead.inference.cuda_graph import GraphSampling
+from clearhead.inference.model_runner import ModelRunner
 from clearhead.inference.sampling import Sampler
 from clearhead.model import build
 
@@ -37,11 +37,11 @@ def by_context(device: torch.device) -> None:
     for context in CONTEXTS:
         ids = torch.randint(CONFIG.target_vocab, (1, context), device=device)
         with torch.inference_mode():
-            step = Step(network, 1, context + 1)
-            step.start(ids.tolist())
+            step = ModelRunner(network, 1, context + 1)
+            step.prefill(ids.tolist())
 
-            def cached(step: Step = step, context: int = context) -> None:
-                step.next(token)
+            def cached(step: ModelRunner = step, context: int = context) -> None:
+                step.decode_step(token)
                 step.rewind([context])
 
             def uncached(ids: torch.Tensor = ids) -> None:
@@ -51,12 +51,12 @@ def by_context(device: torch.device) -> None:
             line = f"{context:>8} {1e3 * cached_seconds:>10.3f} {1e3 * uncached_seconds:>12.3f} "
             line += f"{uncached_seconds / cached_seconds:>5.1f}x"
             if has_graphs and (graph_cache := graphs.cuda_graphs_of(network)) is not None:
-                replayed = graphs.ReplayStep(step, graph_cache, Choice(Sampler()))
+                replayed = graphs.ReplayRunner(step, graph_cache, GraphSampling(Sampler()))
 
-                def replay(replayed: graphs.ReplayStep = replayed, context: int = context) -> None:
+                def replay(replayed: graphs.ReplayRunner = replayed, context: int = context) -> None:
                     replayed.replay()
                     replayed.max_length = context
-                    replayed.recording.lengths.fill_(context)
+                    replayed.graph.lengths.fill_(context)
 
                 line += f" {1e3 * measure(replay, device)[0]:>11.3f}"
         print(line, flush=True)

@@ -46,7 +46,7 @@ def throughput(name: str, loader: Loader, seconds: float, baseline: float | None
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:
         for batch in next(steps).batches:
-            tokens, padded, batches = tokens + batch.tokens, padded + batch.size, batches + 1
+            tokens, padded, batches = tokens + batch.num_tokens, padded + batch.padded_tokens, batches + 1
     elapsed = time.perf_counter() - start
     steps.close()
     speed = tokens / elapsed
@@ -80,7 +80,7 @@ def main() -> None:
             data = prepare(config, TokenizerConfig(vocab_size=8000))
             baseline = None
             for workers in (0, 2):
-                loader = Loader(data.train, tokens=4096, workers=workers)
+                loader = Loader(data.train, batch_tokens=4096, workers=workers)
                 name = f"multi30k, 4,096 tokens, {workers} workers"
                 baseline = throughput(name, loader, options.seconds, baseline)
         novels = sorted(str(path) for path in (ROOT / "english_novels").glob("*.gz")) * max(1, options.repeat)
@@ -96,12 +96,14 @@ def main() -> None:
         start = time.perf_counter()
         data = prepare(config, tokenizer)
         seconds = time.perf_counter() - start
-        total = data.train.stores[0].total("ids")
+        total = data.train.stores[0].num_values("ids")
         print(f"tokenized {total / 1e6:.0f} M tokens in {seconds:.0f} s; peak anonymous memory {memory.peak:.0f} MB")
         start = time.perf_counter()
         prepare(config, tokenizer)
         print(f"start from the cache: {time.perf_counter() - start:.2f} s")
-        throughput("novels, 32 windows of 1,024", Loader(data.train, tokens=32 * 1024, workers=2), options.seconds)
+        throughput(
+            "novels, 32 windows of 1,024", Loader(data.train, batch_tokens=32 * 1024, workers=2), options.seconds
+        )
         print(f"peak anonymous memory {memory.peak:.0f} MB")
 
 

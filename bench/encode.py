@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 from bench.timing import machine
 from clearhead.checkpoint.formats import read_foreign
-from clearhead.checkpoint.model_folder import with_weights
+from clearhead.checkpoint.model_folder import build_with_weights
 from clearhead.evaluate import spearman
 from clearhead.model.heads import mean_pool
 from clearhead.predict import Model
@@ -113,7 +113,7 @@ def _sides(
     with tempfile.TemporaryDirectory() as folder:
         peer.save_pretrained(folder)
         imported = read_foreign(Path(folder))
-    network = with_weights(imported.config, imported.weights, "transformers").eval().to(device)
+    network = build_with_weights(imported.config, imported.weights, "transformers").eval().to(device)
     fp32 = _theirs(peer, rows, batch, device)
     bf16 = _theirs(copy.deepcopy(peer).to(torch.bfloat16), rows, batch, device)
     sides = [("fp32", torch.float32, fp32), ("bf16", torch.bfloat16, bf16)]

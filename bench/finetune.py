@@ -34,16 +34,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bench.timing import machine
-from clearhead.checkpoint import Loaded, load_model
+from clearhead.checkpoint import LoadedModel, load_model
 from clearhead.checkpoint.formats import export_model, read_foreign
-from clearhead.checkpoint.model_folder import with_weights
+from clearhead.checkpoint.model_folder import build_with_weights
 from clearhead.config.data import Corpus
 from clearhead.config.recipe import Recipe, load_recipe
 from clearhead.data import IGNORED, Batch, Data, prepare
 from clearhead.data.batch_order import batch_plans
 from clearhead.data.build_datasets import TASKS
 from clearhead.data.dataset import Dataset
-from clearhead.data.formats import paths
+from clearhead.data.formats import corpus_files
 from clearhead.evaluate.model import evaluate
 from clearhead.files import read_document
 from clearhead.ops.device import choose_device
@@ -134,7 +134,7 @@ def short_trial(recipe: Recipe, limit: int, folder: Path) -> Recipe:
     """Return the recipe with few steps on the beginnings of its files."""
 
     def shorten(corpora: tuple[Corpus, ...], lines: int) -> tuple[Corpus, ...]:
-        files = [tuple(str(head(path, lines, folder)) for path in paths(corpus)) for corpus in corpora]
+        files = [tuple(str(head(path, lines, folder)) for path in corpus_files(corpus)) for corpus in corpora]
         pairs = zip(corpora, files, strict=True)
         return tuple(corpus.model_copy(update={"files": files, "skip": ()}) for corpus, files in pairs)
 
@@ -222,7 +222,7 @@ def start(recipe: Recipe, data: Data, folder: Path) -> Any:
     if of_mean(recipe):  # export our initial weights with CLS pooling: the tensors have the same names
         network = init_network(recipe, data, loaded)
         config = network.config.model_copy(update={"pooling": "cls"})
-        loaded = Loaded(with_weights(config, network.state_dict()), config, data.tokenizers, {})
+        loaded = LoadedModel(build_with_weights(config, network.state_dict()), config, data.tokenizers, {})
     export_model(loaded, folder, "hf")
     dropout = {"hidden_dropout_prob": recipe.model.get("dropout", loaded.config.dropout)}
     dropout["attention_probs_dropout_prob"] = recipe.model.get("attention_dropout", loaded.config.attention_dropout)
@@ -248,7 +248,7 @@ def padded(recipe: Recipe, data: Data) -> Iterator[Batch]:
     config = recipe.data.model_copy(update={"packed": False})
     dataset = Dataset(TASKS[config.task](config, data.tokenizers, data.labels), data.train.stores, data.train.weights)
     seed = recipe.train.seed
-    for plan in batch_plans(data.train, config.batch_tokens, seed, pool=config.bucket_size, shuffle=True):
+    for plan in batch_plans(data.train, config.batch_tokens, seed, bucket_size=config.bucket_size, shuffle=True):
         yield dataset.batch(plan.samples, plan.epoch, seed)
 
 
@@ -294,7 +294,7 @@ def imported(peer: Any, recipe: Recipe, data: Data, folder: Path) -> Model:
     peer.save_pretrained(folder)
     foreign = read_foreign(folder)
     config = foreign.config.model_copy(update={"pooling": "mean"}) if of_mean(recipe) else foreign.config
-    network = with_weights(config, foreign.weights, "transformers").to(peer.device).eval()
+    network = build_with_weights(config, foreign.weights, "transformers").to(peer.device).eval()
     extra = {"task": recipe.data.task, "labels": list(data.labels), "data": recipe.data.model_dump(mode="json")}
     return Model(network, data.tokenizers, extra)
 
@@ -310,7 +310,7 @@ def distance(
     largest = 0.0
     peer.eval()
     with torch.inference_mode():
-        for index in np.linspace(0, dataset.size(0) - 1, texts).astype(np.int64):
+        for index in np.linspace(0, dataset.num_samples(0) - 1, texts).astype(np.int64):
             batch = dataset.batch(np.array([index]), 0, 0).to(peer.device)
             (ours,) = objective(batch).values()
             largest = max(largest, float((ours.total / ours.count - loss(peer, recipe, batch, weights)).abs()))

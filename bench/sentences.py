@@ -83,7 +83,7 @@ def engine(name: str, model: str, sources: list[str], beam: int, threads: int, f
     source, target = ours.tokenizers[0], ours.tokenizers[-1]
 
     def translate() -> list[str]:
-        tokens = [[source.token(number) for number in source.encode(text)] for text in sources]
+        tokens = [[source.id_to_token(number) for number in source.encode(text)] for text in sources]
         results = translator.translate_batch(tokens, beam_size=beam, max_batch_size=2048, batch_type="tokens")
         return [target.decode([target.vocabulary[token] for token in result.hypotheses[0]]) for result in results]
 

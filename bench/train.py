@@ -160,7 +160,7 @@ def our_gpt(shape: GPT, device: torch.device, compiled: bool) -> Work:
     data = DataConfig(task="language-model", max_length=shape.context, batch_tokens=size)
     update = capture_steps(ours(shape.config, data, settings, device)).update
     batches = [Batch({"ids": x[:, :-1].contiguous(), "labels": x[:, 1:].contiguous()}, size) for x in shape.batches()]
-    batches = [batch.pin() for batch in batches] if device.type == "cuda" else batches
+    batches = [batch.pin_memory() for batch in batches] if device.type == "cuda" else batches
     step = iter(range(1, 10**9))
 
     def work() -> int:
@@ -218,7 +218,7 @@ def multi30k(device: torch.device, tokens: int) -> None:
         def batches(settings: DataConfig, bucket_size: int) -> Iterator[Batch]:
             # A bucket of one batch: shuffled batches that ignore lengths.
             source = prepare(settings, tokenizer).train
-            for item in Loader(source, tokens=tokens, pool=bucket_size, pinned=device.type == "cuda"):
+            for item in Loader(source, batch_tokens=tokens, bucket_size=bucket_size, pin_memory=device.type == "cuda"):
                 yield item.batches[0]
 
         def our_work(data: DataConfig, bucket_size: int) -> Work:
@@ -229,7 +229,7 @@ def multi30k(device: torch.device, tokens: int) -> None:
             def work() -> int:
                 batch = next(items)
                 update((batch,), next(step), Metrics())
-                return batch.tokens
+                return batch.num_tokens
 
             return work
 
@@ -251,7 +251,7 @@ def multi30k(device: torch.device, tokens: int) -> None:
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-                return batch.tokens
+                return batch.num_tokens
 
             return work
 

@@ -198,7 +198,9 @@ def with_clearhead(network: Any, dtype: torch.dtype, work: Work) -> Search:
         batch_size=BATCH_SIZE,
         workers=work.workers,
     )
-    return lambda: [outputs[0].ids for outputs in translate(optimized, work.sources, config, begin=PADDING, end=EOS)]
+    return lambda: [
+        outputs[0].ids for outputs in translate(optimized, work.sources, config, bos_id=PADDING, eos_ids=EOS)
+    ]
 
 
 def with_transformers(peer: Any, work: Work) -> Search:

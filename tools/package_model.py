@@ -102,7 +102,7 @@ def main() -> None:
     source = options.run / "last" if (options.run / "last").is_dir() else options.run
     loaded = load_model(source)
     save_model(folder, loaded.network, loaded.tokenizers, loaded.extra, dtype=torch.int8)
-    results = evaluate(load(folder), say=print)
+    results = evaluate(load(folder), log=print)
     scores = [
         Score(name, value, "held-out data", str(results.get(f"{name}_signature", "")))
         for name, value in results.items()

@@ -25,7 +25,7 @@ _used_stdin: WeakSet[IO[bytes]] = WeakSet()  # standard input streams already ta
 
 def read_text(path: Path, limit: int = 1 << 20) -> str:
     """Read a small UTF-8 file such as a config; raise if it has more than `limit` bytes."""
-    with named(str(path)), path.open("rb") as file:
+    with file_errors(str(path)), path.open("rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise UserError(f"{path}: larger than {limit:,} bytes, too large for a settings file; check the path")
@@ -64,7 +64,7 @@ def read_lines(path: Path) -> Iterator[str]:
     name = "standard input" if str(path) == "-" else str(path)
     number = 0
     try:
-        with named(name), _open(path) as file:
+        with file_errors(name), _open(path) as file:
             for number, line in enumerate(file, start=1):
                 if b"\0" in line:
                     raise UserError(
@@ -81,7 +81,7 @@ def read_document(path: Path) -> str:
     """Read a whole UTF-8 file, plain or gzip, or standard input (`-`); line ends are kept."""
     name = "standard input" if str(path) == "-" else str(path)
     try:
-        with named(name), _open(path) as file:
+        with file_errors(name), _open(path) as file:
             data = file.read()
     except (EOFError, zlib.error):
         raise UserError(f"{name}: the gzip data is cut off or damaged; fetch it again") from None
@@ -95,7 +95,7 @@ def read_document(path: Path) -> str:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def file_lock(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on a file; the system releases it even if the holder is killed."""
     with path.open("w") as file:
         if fcntl is not None:
@@ -108,7 +108,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def named(name: str) -> Iterator[None]:
+def file_errors(name: str) -> Iterator[None]:
     """Turn OS errors about an input file into `UserError`."""
     try:
         yield

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from clearhead.checkpoint import gather, newest_state, save_state, scatter
+from clearhead.checkpoint import gather_state, load_state, newest_checkpoint, write_checkpoint
 from clearhead.model import Network
 from tests.checkpoint.small import CONFIG, adam, network
 from tests.strategies import tokens
@@ -35,9 +35,9 @@ def wrap(kind: str, seed: int) -> tuple[Network, torch.nn.Module]:
 
 
 def save(run: Path, model: Network, optimizer: torch.optim.Optimizer, rank: int) -> None:
-    weights, moments = gather(model, optimizer)
+    weights, moments = gather_state(model, optimizer)
     if rank == 0:
-        save_state(run, 2, weights, moments, {}, keep=1)
+        write_checkpoint(run, 2, weights, moments, {}, keep=1)
     else:
         assert not weights
         assert not moments
@@ -57,12 +57,12 @@ def main(run: Path, rank: int) -> None:
             optimizer.step()
         save(run / kind, model, optimizer, rank)
     for kind in ("single", *KINDS):
-        state, _ = newest_state(run / kind)
+        state, _ = newest_checkpoint(run / kind)
         assert state is not None
         for target in KINDS:
             model, _ = wrap(target, seed=9)
             optimizer = adam(model)
-            scatter(model, optimizer, state.weights(), state.optimizer())
+            load_state(model, optimizer, state.weights(), state.optimizer())
             save(run / f"{kind}-{target}", model, optimizer, rank)
     distributed.destroy_process_group()
 

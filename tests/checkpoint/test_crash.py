@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import pytest
 import torch
 
-from clearhead.checkpoint import load_model, newest_state, read_state, run_lock, save_model, save_state
+from clearhead.checkpoint import load_model, newest_checkpoint, read_checkpoint, run_lock, save_model, write_checkpoint
 from clearhead.errors import UserError
 from clearhead.text import Tokenizer
 from tests.checkpoint.small import contents, equal, network, tokenizer
@@ -109,14 +109,14 @@ def test_a_killed_save_leaves_an_undamaged_newest_checkpoint(last: int, tmp_path
         for step in range(1, last + 1):
             save_step(run, step)
         dies = dies_at(number, lambda: save_step(run, 3))
-        state, errors = newest_state(run)
+        state, errors = newest_checkpoint(run)
         assert state is not None
         assert errors == []
         assert state.step in (2, 3)
         assert state.weights()["weight"][0] == state.step
         loaded_steps.append(state.step)
         for folder in (run / "checkpoints").glob("step-*"):
-            read_state(folder)  # a partly deleted one no longer has its name
+            read_checkpoint(folder)  # a partly deleted one no longer has its name
         with run_lock(run):
             names = {path.name for path in (run / "checkpoints").iterdir()}
         assert {f"step-0000000{loaded_steps[-1]}", "step-00000002"} <= names <= {f"step-0000000{n}" for n in (1, 2, 3)}
@@ -125,7 +125,9 @@ def test_a_killed_save_leaves_an_undamaged_newest_checkpoint(last: int, tmp_path
 
 
 def save_step(run: Path, step: int) -> None:
-    save_state(run, step, {"weight": torch.full((5000,), step)}, {"moment": torch.zeros(9000)}, {"step": step}, keep=2)
+    write_checkpoint(
+        run, step, {"weight": torch.full((5000,), step)}, {"moment": torch.zeros(9000)}, {"step": step}, keep=2
+    )
 
 
 def test_killed_training_resumes_from_its_last_checkpoint(tmp_path: Path, text_tokenizer: Tokenizer) -> None:
@@ -143,7 +145,7 @@ def test_killed_training_resumes_from_its_last_checkpoint(tmp_path: Path, text_t
         assert all(line.startswith(("begin", "saved")) for line in lines), lines
         during_save += lines[-1].startswith("begin")
         saved = max([saved, *(int(line.split()[1]) for line in lines if line.startswith("saved"))])
-        state, errors = newest_state(tmp_path)
+        state, errors = newest_checkpoint(tmp_path)
         assert errors == []
         newest = 0 if state is None else state.step
         assert saved <= newest <= saved + 1, "every saved step is there; the one being saved may be"
@@ -178,7 +180,7 @@ def start_trainer(run: Path, text_tokenizer: Tokenizer) -> tuple[int, TextIO]:
 
 def save_repeatedly(run: Path, text_tokenizer: Tokenizer, write_end: int) -> None:
     with run_lock(run):
-        state, _ = newest_state(run)
+        state, _ = newest_checkpoint(run)
         step = 0 if state is None else state.step
         while True:
             step += 1

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.checkpoint import gather, load_model, model_folder, newest_state, save_model, save_state
+from clearhead.checkpoint import gather_state, load_model, model_folder, newest_checkpoint, save_model, write_checkpoint
 from clearhead.errors import UserError
 from tests.checkpoint.small import network, tokenizer, trained
 
@@ -27,7 +27,7 @@ def model(tmp_path_factory: Any) -> Path:
 def run(tmp_path_factory: Any) -> Path:
     root = tmp_path_factory.mktemp("damage")
     for number in (1, 2):
-        save_state(root, number, *gather(*trained(number)), {"position": number}, keep=2)
+        write_checkpoint(root, number, *gather_state(*trained(number)), {"position": number}, keep=2)
     return root
 
 
@@ -43,7 +43,7 @@ def assert_model_is_refused(root: Path, file: Path) -> None:
 
 
 def assert_checkpoint_is_refused(root: Path, file: Path) -> None:
-    state, errors = newest_state(root)
+    state, errors = newest_checkpoint(root)
     assert state is not None
     assert state.step == 1
     assert len(errors) == 1
@@ -69,7 +69,7 @@ def test_a_flipped_bit_in_every_thousandth_byte_is_detected(model: Path, run: Pa
                 flipped[index] ^= 1 << index % 8
                 check_damaged(file, bytes(flipped), check, root)
     load_model(model)
-    assert newest_state(run)[1] == []
+    assert newest_checkpoint(run)[1] == []
 
 
 @given(data=st.data())

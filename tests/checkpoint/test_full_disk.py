@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clearhead.checkpoint import disk, load_model, newest_state, run_lock, save_model, save_state
+from clearhead.checkpoint import disk, load_model, newest_checkpoint, run_lock, save_model, write_checkpoint
 from clearhead.errors import UserError
 from tests.checkpoint.small import contents, network, tokenizer
 from tests.checkpoint.test_crash import in_child
@@ -31,7 +31,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def save(run: Path, step: int) -> None:
-    save_state(run, step, {"weight": torch.ones(2 * PAGE)}, {"moment": torch.ones(PAGE)}, {}, keep=2)
+    write_checkpoint(run, step, {"weight": torch.ones(2 * PAGE)}, {"moment": torch.ones(PAGE)}, {}, keep=2)
 
 
 def test_a_full_disk_is_reported_and_the_previous_checkpoint_is_intact(small_disk: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_full_disk_is_reported_and_the_previous_checkpoint_is_intact(small_dis
         assert [path.name for path in (small_disk / "checkpoints").iterdir()] == ["step-00000001"]
         pages += 1
     assert {"weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json"} <= failed
-    assert newest_state(small_disk)[0].step == 2  # type: ignore[union-attr]
+    assert newest_checkpoint(small_disk)[0].step == 2  # type: ignore[union-attr]
 
 
 def test_a_full_disk_leaves_the_previous_model(small_disk: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_read_only_disk_is_reported(small_disk: Path) -> None:
         run_lock(small_disk / "x"),
     ):
         pass
-    assert newest_state(small_disk)[0].step == 1  # type: ignore[union-attr]
+    assert newest_checkpoint(small_disk)[0].step == 1  # type: ignore[union-attr]
     load_model(small_disk / "best")
 
 
@@ -112,7 +112,7 @@ def test_a_file_beyond_the_size_limit_is_named(limit: int, name: str, tmp_path: 
     def save_limited() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         with pytest.raises(UserError, match=rf"{name} cannot be written \(File too large\)"):
-            save_state(tmp_path, 2, {"a": torch.ones(PAGE)}, {"b": torch.ones(4 * PAGE)}, {}, keep=2)
+            write_checkpoint(tmp_path, 2, {"a": torch.ones(PAGE)}, {"b": torch.ones(4 * PAGE)}, {}, keep=2)
 
     assert in_child(save_limited) == 0
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]

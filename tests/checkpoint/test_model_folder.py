@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from safetensors.torch import load_file, save_file
 
-from clearhead.checkpoint import Loaded, disk, load_model, model_folder, save_model
-from clearhead.checkpoint.tensors import tensors_of
+from clearhead.checkpoint import LoadedModel, disk, load_model, model_folder, save_model
+from clearhead.checkpoint.tensors import named_tensors
 from clearhead.config import ModelConfig, preset, preset_names
 from clearhead.errors import UserError
 from clearhead.model import build
@@ -118,7 +118,7 @@ def test_large_weights_are_sharded_in_hugging_face_format(
     original = network()
     save_model(tmp_path / "model", original, text_tokenizer)
     index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == sum(t.nbytes for t in tensors_of(original).values())
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in named_tensors(original).values())
     files = sorted(set(index["weight_map"].values()))
     assert len(files) > 2
     assert files == [f"model-{n:05}-of-{len(files):05}.safetensors" for n in range(1, len(files) + 1)]
@@ -217,7 +217,7 @@ def test_wrong_settings_are_named(model: Path, key: str, value: Any, message: st
 
 def test_an_edited_card_is_accepted_but_an_edited_config_is_damage(model: Path) -> None:
     (model / "README.md").write_text("# A better text\n")
-    assert isinstance(load_model(model), Loaded)
+    assert isinstance(load_model(model), LoadedModel)
     with (model / "config.json").open("a") as file:
         file.write(" ")
     with pytest.raises(UserError, match=r"config\.json is damaged \([\d,]+ bytes instead of [\d,]+\); copy or fetch"):
@@ -308,7 +308,7 @@ def test_int8_storage_is_exact_up_to_rounding(name: str, tmp_path: Path, text_to
     original = original.float()  # the values after rounding to bf16
     sizes = [(tmp_path / each / "model.safetensors").stat().st_size for each in ("fp32", "int8")]
     assert sizes[1] < 0.3 * sizes[0]
-    restored, expected = (tensors_of(each) for each in (load_model(tmp_path / "int8").network, original))
+    restored, expected = (named_tensors(each) for each in (load_model(tmp_path / "int8").network, original))
     assert restored.keys() == expected.keys()
     for key, tensor in expected.items():
         assert restored[key].dtype == tensor.dtype

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from clearhead.checkpoint import State, gather, newest_state, save_state, scatter
-from clearhead.checkpoint.tensors import tensors_of
+from clearhead.checkpoint import TrainingCheckpoint, gather_state, load_state, newest_checkpoint, write_checkpoint
+from clearhead.checkpoint.tensors import named_tensors
 from tests.checkpoint.small import CONFIG, adam, contents, equal, network, step
 
 UNEVEN = CONFIG.model_copy(update={"dim": 10, "head_dim": 6, "ff_dim": 13})  # as in parallel_worker.py
@@ -19,10 +19,10 @@ def test_checkpoints_load_bit_exactly_with_any_world_size(tmp_path: Path) -> Non
     optimizer = adam(model)
     for _ in range(2):
         step(model, optimizer)
-    save_state(tmp_path / "single", 2, *gather(model, optimizer), {}, keep=1)
+    write_checkpoint(tmp_path / "single", 2, *gather_state(model, optimizer), {}, keep=1)
 
     _two_processes(tmp_path)
-    names = tensors_of(model).keys()
+    names = named_tensors(model).keys()
     for source in ("single", "ddp", "fsdp"):
         state = newest(tmp_path / source)
         assert state.weights().keys() == names
@@ -32,8 +32,8 @@ def test_checkpoints_load_bit_exactly_with_any_world_size(tmp_path: Path) -> Non
             assert contents(newest(tmp_path / f"{source}-{target}").folder) == contents(state.folder), (source, target)
         single = network(5, UNEVEN)
         resumed = adam(single)
-        scatter(single, resumed, state.weights(), state.optimizer())
-        weights, optimizer_tensors = gather(single, resumed)
+        load_state(single, resumed, state.weights(), state.optimizer())
+        weights, optimizer_tensors = gather_state(single, resumed)
         assert equal(weights, state.weights())
         assert equal(optimizer_tensors, state.optimizer())
     # DDP and FSDP2 trained on the same data; only the order of additions differs.
@@ -42,8 +42,8 @@ def test_checkpoints_load_bit_exactly_with_any_world_size(tmp_path: Path) -> Non
         torch.testing.assert_close(fsdp[name], ddp[name], rtol=1e-4, atol=1e-4)
 
 
-def newest(run: Path) -> State:
-    state, _ = newest_state(run)
+def newest(run: Path) -> TrainingCheckpoint:
+    state, _ = newest_checkpoint(run)
     assert state is not None
     return state
 

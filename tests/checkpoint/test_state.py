@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from clearhead.checkpoint import (
-    average,
-    gather,
+    average_weights,
+    gather_state,
     load_optimizer_state,
-    newest_state,
+    load_state,
+    newest_checkpoint,
     optimizer_state,
-    read_state,
+    read_checkpoint,
     run_lock,
     save_model,
-    save_state,
-    scatter,
+    write_checkpoint,
 )
-from clearhead.checkpoint.tensors import tensors_of
+from clearhead.checkpoint.tensors import named_tensors
 from clearhead.errors import UserError
 from tests.checkpoint.small import adam, contents, equal, network, step, tokenizer, trained
 from tests.strategies import tokens
@@ -31,7 +31,7 @@ NUMBERS = {"position": 12, "epoch": 3, "scale": 0.1 + 0.2, "digest": "0a1b", "fi
 
 
 def save(run: Path, number: int, keep: int = 3, seed: int = 0) -> Path:
-    return save_state(run, number, *gather(*trained(seed)), NUMBERS | {"seed": seed}, keep)
+    return write_checkpoint(run, number, *gather_state(*trained(seed)), NUMBERS | {"seed": seed}, keep)
 
 
 def step_folders(run: Path) -> list[str]:
@@ -40,16 +40,16 @@ def step_folders(run: Path) -> list[str]:
 
 def test_a_resumed_run_is_bit_exact(tmp_path: Path) -> None:
     model, optimizer = trained()
-    save_state(tmp_path, 2, *gather(model, optimizer), NUMBERS, keep=1)
-    state, errors = newest_state(tmp_path)
+    write_checkpoint(tmp_path, 2, *gather_state(model, optimizer), NUMBERS, keep=1)
+    state, errors = newest_checkpoint(tmp_path)
     assert state is not None
-    assert (state.step, state.numbers, errors) == (2, NUMBERS, [])
+    assert (state.step, state.metadata, errors) == (2, NUMBERS, [])
     other = network(5)
     resumed = torch.optim.AdamW(list(other.parameters())[::-1], lr=0.01)  # another order, one group
     for group in resumed.param_groups:
         group["weight_decay"] = 0.0
-    scatter(other, resumed, state.weights(), state.optimizer())
-    assert equal(tensors_of(other), tensors_of(model))
+    load_state(other, resumed, state.weights(), state.optimizer())
+    assert equal(named_tensors(other), named_tensors(model))
     for group in optimizer.param_groups:
         group["weight_decay"] = 0.0
     tensors = state.optimizer()
@@ -58,10 +58,10 @@ def test_a_resumed_run_is_bit_exact(tmp_path: Path) -> None:
         ids = tokens(2, 5)
         step(model, optimizer, ids)
         step(other, resumed, ids)
-    assert equal(tensors_of(other), tensors_of(model))
+    assert equal(named_tensors(other), named_tensors(model))
     assert equal(optimizer_state(other, resumed), optimizer_state(model, optimizer))
     assert equal(tensors, state.optimizer()), "the optimizer works on a copy"
-    read_state(state.folder)
+    read_checkpoint(state.folder)
 
 
 def test_only_safetensors_and_json_are_written(tmp_path: Path) -> None:
@@ -76,9 +76,9 @@ def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert step_folders(tmp_path) == ["step-00000100", "step-00000110"]
     save(tmp_path, 110, keep=1, seed=7)  # the same step again
     assert step_folders(tmp_path) == ["step-00000110"]
-    state, _ = newest_state(tmp_path)
+    state, _ = newest_checkpoint(tmp_path)
     assert state is not None
-    assert state.numbers["seed"] == 7
+    assert state.metadata["seed"] == 7
     with pytest.raises(ValueError, match="keep one or more"):
         save(tmp_path, 120, keep=0)
 
@@ -90,29 +90,29 @@ def test_a_damaged_newer_checkpoint_is_named_and_the_previous_one_loaded(tmp_pat
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
     weights.write_bytes(data)
-    state, errors = newest_state(tmp_path)
+    state, errors = newest_checkpoint(tmp_path)
     assert state is not None
     assert state.step == 200
     assert errors == [f"{weights} is damaged (SHA-256 differs)"]
     # The damaged one is not counted by `keep`, and replaced when the run reaches its step.
     save(tmp_path, 250, keep=1)
     assert step_folders(tmp_path) == ["step-00000250", "step-00000300"]
-    assert newest_state(tmp_path)[0].step == 250  # type: ignore[union-attr]
+    assert newest_checkpoint(tmp_path)[0].step == 250  # type: ignore[union-attr]
     save(tmp_path, 300, keep=1)
     assert step_folders(tmp_path) == ["step-00000300"]
-    state, errors = newest_state(tmp_path)
+    state, errors = newest_checkpoint(tmp_path)
     assert state is not None
     assert (state.step, errors) == (300, [])
 
 
 def test_if_every_checkpoint_is_damaged_all_are_named(tmp_path: Path) -> None:
-    assert newest_state(tmp_path) == (None, [])
+    assert newest_checkpoint(tmp_path) == (None, [])
     for number in (1, 2):
         (save(tmp_path, number) / "optimizer.safetensors").unlink()
     (tmp_path / "checkpoints" / "step-3").mkdir()
     (tmp_path / "checkpoints" / "step-four").mkdir()
     (tmp_path / "checkpoints" / ".step-00000005.tmp-77").mkdir()
-    state, errors = newest_state(tmp_path)
+    state, errors = newest_checkpoint(tmp_path)
     assert state is None
     assert [line.replace(str(tmp_path / "checkpoints"), "") for line in errors] == [
         "/step-3/manifest.json is missing",
@@ -124,13 +124,13 @@ def test_if_every_checkpoint_is_damaged_all_are_named(tmp_path: Path) -> None:
 def test_a_renamed_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
     folder.rename(folder.with_name("step-00000009"))
-    assert "is of step 1, so the folder was renamed" in newest_state(tmp_path)[1][0]
+    assert "is of step 1, so the folder was renamed" in newest_checkpoint(tmp_path)[1][0]
 
 
 def test_values_that_json_does_not_support_leave_no_files(tmp_path: Path) -> None:
     for wrong in (float("nan"), object()):
         with pytest.raises((ValueError, TypeError)):
-            save_state(tmp_path, 1, {}, {}, {"loss": wrong}, keep=1)
+            write_checkpoint(tmp_path, 1, {}, {}, {"loss": wrong}, keep=1)
     assert step_folders(tmp_path) == []
 
 
@@ -156,14 +156,14 @@ def test_any_torch_optimizer_resumes_bit_exactly(make: Any, tmp_path: Path) -> N
     model, other = network(), network(1)
     optimizer, resumed = make(model.parameters()), make(other.parameters())
     step(model, optimizer)
-    save_state(tmp_path, 1, *gather(model, optimizer), {}, keep=1)
-    state, _ = newest_state(tmp_path)
+    write_checkpoint(tmp_path, 1, *gather_state(model, optimizer), {}, keep=1)
+    state, _ = newest_checkpoint(tmp_path)
     assert state is not None
-    scatter(other, resumed, state.weights(), state.optimizer())
+    load_state(other, resumed, state.weights(), state.optimizer())
     ids = tokens(2, 5)
     step(model, optimizer, ids)
     step(other, resumed, ids)
-    assert equal(tensors_of(other), tensors_of(model))
+    assert equal(named_tensors(other), named_tensors(model))
 
 
 def test_a_parameter_without_gradient_has_no_optimizer_state_after_loading() -> None:
@@ -250,16 +250,18 @@ def test_the_run_lock_cleans_up_after_killed_processes(tmp_path: Path) -> None:
 
 def test_averaging_is_exact_in_fp64(tmp_path: Path) -> None:
     states = [save(tmp_path, number, seed=number) for number in (1, 2, 3)]
-    weights = [tensors_of(trained(number)[0]) for number in (1, 2, 3)]
-    averaged = average(states)
+    weights = [named_tensors(trained(number)[0]) for number in (1, 2, 3)]
+    averaged = average_weights(states)
     for name in weights[0]:
         exact = torch.stack([each[name].detach().double() for each in weights]).mean(0)
         assert torch.equal(averaged[name], exact.float())
     save_model(tmp_path / "half", network(1), (), dtype=torch.bfloat16)
     save_model(tmp_path / "full", network(2), ())
-    mixed = average([tmp_path / "half", tmp_path / "full"])
+    mixed = average_weights([tmp_path / "half", tmp_path / "full"])
     assert mixed["decoder.norm.weight"].dtype == torch.float32
-    assert equal(average([tmp_path / "full"]), {name: t.detach() for name, t in tensors_of(network(2)).items()})
+    assert equal(
+        average_weights([tmp_path / "full"]), {name: t.detach() for name, t in named_tensors(network(2)).items()}
+    )
 
 
 def test_different_models_cannot_be_averaged(tmp_path: Path) -> None:
@@ -267,12 +269,12 @@ def test_different_models_cannot_be_averaged(tmp_path: Path) -> None:
     for name, change in (("a", {}), ("b", {"ff_dim": 13}), ("c", {"decoder_layers": 1})):
         save_model(tmp_path / name, network(config=config.model_copy(update=change)), ())
     with pytest.raises(UserError, match=r"b and .*a are of different models: .* differs in shape"):
-        average([tmp_path / "a", tmp_path / "b"])
+        average_weights([tmp_path / "a", tmp_path / "b"])
     with pytest.raises(UserError, match=r"c and .*a are of different models: only one has decoder\.layers\.1"):
-        average([tmp_path / "a", tmp_path / "c"])
+        average_weights([tmp_path / "a", tmp_path / "c"])
     with (tmp_path / "a" / "model.safetensors").open("ab") as file:
         file.write(b"x")
     with pytest.raises(UserError, match="is damaged"):
-        average([tmp_path / "a"])
+        average_weights([tmp_path / "a"])
     with pytest.raises(ValueError, match="give one folder or more"):
-        average([])
+        average_weights([])

@@ -9,7 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from clearhead.checkpoint import Loaded, average, disk, load_model, model_folder, model_folder_info, save_model
+from clearhead.checkpoint import (
+    LoadedModel,
+    average_weights,
+    disk,
+    load_model,
+    model_folder,
+    model_folder_info,
+    save_model,
+)
 from clearhead.checkpoint.formats import export_model
 from clearhead.config import ModelConfig
 from clearhead.config.data import DataConfig
@@ -126,7 +134,7 @@ def twins(name: str, folder: Path, dtype: torch.dtype | None = None) -> tuple[Pa
     return folder / "new", folder / "old"
 
 
-def outputs(loaded: Loaded) -> dict[str, torch.Tensor]:
+def outputs(loaded: LoadedModel) -> dict[str, torch.Tensor]:
     """Logits of every head."""
     ids = tokens(2, 7)
     heads = loaded.network.heads
@@ -204,10 +212,10 @@ def test_the_summary_of_a_version_1_folder_is_that_of_its_twin(name: str, dtype:
 def test_version_1_folders_are_averaged_with_those_of_version_2(dtype: Any, tmp_path: Path) -> None:
     new, old = twins("bert", tmp_path, dtype)
     weights = load_model(new).network.state_dict()
-    expected = average([new, new])
+    expected = average_weights([new, new])
     assert equal(expected, {name: weights[name] for name in expected})
-    assert equal(average([old]), expected)
-    assert equal(average([old, new]), expected)
+    assert equal(average_weights([old]), expected)
+    assert equal(average_weights([old, new]), expected)
 
 
 def test_a_version_1_folder_is_exported_like_its_twin(tmp_path: Path) -> None:

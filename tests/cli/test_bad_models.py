@@ -59,7 +59,7 @@ CASES: list[tuple[str, bytes, str]] = [
     (f"{TRANSLATE} x --beam 0", b"", "--beam.*greater than or equal to 1"),
     (f"{TRANSLATE} x --beam 60", b"", "beam: 60 is more than the 28 tokens"),
     (f"{TRANSLATE} x --n-best 5", b"", "--n-best: 5 is more than --beam 4"),
-    (TRANSLATE, b"a man\n\0\1\2\3\n", "standard input, line 2: a zero byte is no text"),
+    (TRANSLATE, b"a man\n\0\1\2\3\n", "standard input, line 2: contains a zero byte"),
     (TRANSLATE, b"a man\nca\xe9\n", "standard input, line 2: not valid UTF-8"),
     (TRANSLATE, b"a man\n\n" + b"a " * 200, "standard input, line 3: 201 tokens.*128 positions; shorten it$"),
     ("chat gpt --max-new-tokens 100", b"x" * 50, "system text and 100 for the answer are more than"),

@@ -211,7 +211,7 @@ LONG = " ".join(["cat"] * 25_000)  # 100,000 characters
         (["answer", "answer", "who?", "--context", ""], "", "text 1: the context is empty; give some text"),
         (["answer", "answer", LONG, "--context", "cat"], "", "text 1: the question has 25,000 tokens"),
         (["answer", "answer", "a", "--context-file", "nowhere.txt"], "", "nowhere.txt does not exist"),
-        (["answer", "answer", "a", "--context-file", "wide.txt"], "", "wide.txt: a zero byte is no text; if the file"),
+        (["answer", "answer", "a", "--context-file", "wide.txt"], "", "wide.txt: contains a zero byte; if the file"),
         (["answer", "answer", "a", "--context-file", "latin.txt"], "", "latin.txt, line 2: not valid UTF-8; save"),
         (["answer", "answer", "--context-file", "-"], "cat", "standard input can be read once; name - once"),
         (["embed", "embed", LONG], "", "text 1: 25,000 tokens, but the model reads 46"),
@@ -343,7 +343,7 @@ def test_closed_standard_input_is_an_error_of_generating_commands_too(
 
 def test_an_impossible_translation_is_valid_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = load(make(tmp_path / "plain", "tiny-translator"), "cpu")
-    extra = plain.extra | {"banned": [[number] for number in range(len(plain.tokenizer))]}
+    extra = plain.extra | {"banned_ids": [[number] for number in range(len(plain.tokenizer))]}
     save_model(tmp_path / "mute", plain.network, plain.tokenizers, extra)
     result = json.loads(
         output_of(capsys, "translate", str(tmp_path / "mute"), "a man", "--json"), parse_constant=pytest.fail

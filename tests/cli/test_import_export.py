@@ -61,7 +61,7 @@ def test_errors_name_the_argument(folder: Path, capsys: pytest.CaptureFixture[st
     for command, message in (
         ("import nowhere models/mine", "nowhere does not exist"),
         ("import first/tokenizer.json models/mine", "of no known format"),
-        ("import first models/mine", "first is a model folder of ours already"),
+        ("import first models/mine", "first is a Clearhead model folder already"),
         ("import downloads/tiny-llama models/mine --dtype int8", "--dtype: 'int8' is not allowed"),
         ("export first exported --to pickle", "--to: 'pickle' is not allowed; use hf, gguf"),
         ("export first downloads --to hf", "downloads is there already"),

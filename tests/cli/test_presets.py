@@ -53,7 +53,7 @@ def test_the_table_shows_exact_counts_in_eighty_columns() -> None:
         (["presets", "gpt2", "--context", "0"], "context"),
         (["presets", "gpt2", "--context", "many"], "context"),
         (["presets", "gpt2", "--context", "5000"], "more than gpt2's max_positions 1,024"),
-        (["presets", ""], "no architecture ''"),
+        (["presets", ""], "no preset ''"),
         (["presets", "gpt2", "dim=010"], "'010' is not a whole number"),
         (["pressets"], "No such command"),
     ],

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clearhead.checkpoint import newest_state
+from clearhead.checkpoint import newest_checkpoint
 from clearhead.config.recipe import dump_recipe, recipe_names
 from clearhead.train.run_log import read_log
 from tests.train.tiny import recipe
@@ -53,7 +53,7 @@ def test_a_run_prints_plain_lines(folder: Path) -> None:
     assert "\x1b" not in errors, "no colors or bars in a pipe"
     saved = yaml.safe_load((folder / "first" / "recipe.yaml").read_text())
     assert saved["train"]["seed"] == 3
-    assert newest_state(folder / "first")[0].step == 6  # type: ignore[union-attr]
+    assert newest_checkpoint(folder / "first")[0].step == 6  # type: ignore[union-attr]
 
     code, _, errors = clearhead(folder, "train", "mine.yaml", "train.seed=3", "--out", "first")
     assert code == 2
@@ -75,7 +75,7 @@ def test_a_signal_saves_a_checkpoint_and_exits_with_0(number: signal.Signals, fo
     child.send_signal(number)
     errors = child.communicate(timeout=60)[1]
     assert child.returncode == 0, errors
-    state, refused = newest_state(out)
+    state, refused = newest_checkpoint(out)
     assert state is not None
     assert refused == []
     command = f"clearhead train … --out {out.name} --resume"

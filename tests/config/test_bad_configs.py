@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.config import ModelConfig, preset
-from clearhead.config.load import apply
+from clearhead.config.load import apply_overrides
 from clearhead.config.recipe import load_recipe
 from clearhead.config.settings import Settings
 from clearhead.errors import ConfigError, UserError
@@ -270,7 +270,7 @@ def test_a_value_that_is_not_a_string_is_named() -> None:
 
 def test_overrides_do_not_change_the_original_settings() -> None:
     data = {"dim": 8, "rope_scaling": {"factor": 2.0}}
-    changed = apply(data, ["dim=9", "rope_scaling.factor=4.0"])
+    changed = apply_overrides(data, ["dim=9", "rope_scaling.factor=4.0"])
     assert (changed["dim"], changed["rope_scaling"]) == (9, {"factor": 4.0})
     assert data == {"dim": 8, "rope_scaling": {"factor": 2.0}}
 

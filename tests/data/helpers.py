@@ -77,7 +77,12 @@ def loader(
 ) -> Loader:
     """Return a loader."""
     return Loader(
-        data, tokens=batch_tokens, pool=bucket_size, processes=world_size, accumulation=grad_accum, **settings
+        data,
+        batch_tokens=batch_tokens,
+        bucket_size=bucket_size,
+        world_size=world_size,
+        grad_accum=grad_accum,
+        **settings,
     )
 
 
@@ -104,7 +109,7 @@ def first_batches(data: Dataset, count: int, **settings: Any) -> list[Any]:
 def equal(one: Batch, other: Batch) -> bool:
     """Return whether two batches have the same tensors and documents."""
     return (
-        one.tokens == other.tokens
+        one.num_tokens == other.num_tokens
         and one.tensors.keys() == other.tensors.keys()
         and all(torch.equal(one[name], other[name]) for name in one.tensors)
         and {side: docs.lengths.tolist() for side, docs in one.documents.items()}

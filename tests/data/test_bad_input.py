@@ -253,4 +253,6 @@ def test_next_sentence_needs_two_documents(tmp_path: Path) -> None:
     settings = {"train": {"files": files}, "next_sentence": True, "max_length": 20}
     with pytest.raises(UserError, match=r"next_sentence: needs two documents or more; set data\.documents to heading"):
         prepare(config(tmp_path, "masked-language-model", **settings), [tokenizer()])
-    assert prepare(config(tmp_path, "masked-language-model", documents="line", **settings), [tokenizer()]).train.size(0)
+    assert prepare(
+        config(tmp_path, "masked-language-model", documents="line", **settings), [tokenizer()]
+    ).train.num_samples(0)

@@ -91,7 +91,7 @@ def test_buckets_and_length_order_change_with_epoch_and_seed(translation: Datase
 
 def test_equal_samples_in_two_stores_get_different_masks(masked: Dataset) -> None:
     twice = Dataset(masked.task, [masked.stores[0]] * 2)
-    size = masked.size(0)
+    size = masked.num_samples(0)
     first, second = (twice.batch(np.arange(n, n + 20), 0, 3)["labels"] for n in (0, size))
     assert first.shape != second.shape or (first != second).float().mean() > 0.1
 
@@ -191,7 +191,7 @@ def test_masks_depend_only_on_seed_epoch_and_sample(masked: Dataset) -> None:
 def test_weights_give_exact_sample_counts() -> None:
     parts = [dataset("translation", pairs(count)) for count in (40, 60, 30)]
     mixed = Dataset(parts[0].task, [part.stores[0] for part in parts], [2.0, 0.5, 1.0])
-    assert mixed.size(0) == 80 + 30 + 30
+    assert mixed.num_samples(0) == 80 + 30 + 30
     counts = [Counter(sample for batch in epoch(mixed, n, **SETTINGS) for sample in batch) for n in range(4)]
     for count in counts:
         assert all(count[sample] == 2 for sample in range(40))
@@ -235,7 +235,7 @@ def test_multi30k_batches_have_little_padding(tmp_path: Path) -> None:
         if step.plan.epoch:
             break
         (batch,) = step.batches
-        assert batch.size <= 4096
-        tokens, padded, rows = tokens + batch.tokens, padded + batch.size, rows + len(step.plan.samples)
-    assert rows == data.size(0) > 28_000
+        assert batch.padded_tokens <= 4096
+        tokens, padded, rows = tokens + batch.num_tokens, padded + batch.padded_tokens, rows + len(step.plan.samples)
+    assert rows == data.num_samples(0) > 28_000
     assert tokens / padded >= 0.94, f"{tokens / padded:.4f}"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.config.data import DataConfig
-from clearhead.data.cleaning import Cleaner, DuplicateFilter, Part, chunks, share
+from clearhead.data.cleaning import Cleaner, DuplicateFilter, Split, chunks, hash_fraction
 from clearhead.data.formats import TAGS, TEXT, TRANSLATION, Location, Record
 from tests.data.helpers import dataset, prepared, sentences, tokenizer, write
 
@@ -21,7 +21,7 @@ def clean_values(
     """Return the values that remain of rows in chunks of `size`."""
     cleaner = Cleaner(DataConfig.build({"task": "translation", **settings}), columns, "all")
     records = [Record(Location("file", n), row) for n, row in enumerate(rows)]
-    return [r.values for start in range(0, len(rows), size) for r in cleaner.chunk(records[start : start + size])]
+    return [r.values for start in range(0, len(rows), size) for r in cleaner.clean_chunk(records[start : start + size])]
 
 
 def test_texts_are_normalized_but_labels_are_not() -> None:
@@ -58,12 +58,14 @@ def test_length_limits_count_tokens_and_drops_are_counted_by_reason() -> None:
         ("a " * 9 + "a", "a a a a a"),
     ]
     data = dataset("translation", rows, min_length=2, max_length=6, max_length_ratio=2.0)
-    lengths = data.lengths(np.arange(data.size(0)), 0)
+    lengths = data.lengths(np.arange(data.num_samples(0)), 0)
     assert lengths.tolist() == [[3, 4], [5, 5]]
     assert data.stores[0].stats["dropped"] == {"too short": 1, "ratio": 1, "empty": 1, "too long": 1}
-    assert dataset("translation", [("a " * 4 + "a", "a")], max_length=6).size(0) == 1, "six tokens with the end token"
-    assert dataset("translation", [("a " * 5 + "a", "a"), ("a", "a")], max_length=6).size(0) == 1
-    assert dataset("translation", [("a", "a " * 5 + "a"), ("a", "a")], max_length=6).size(0) == 1
+    assert dataset("translation", [("a " * 4 + "a", "a")], max_length=6).num_samples(0) == 1, (
+        "six tokens with the end token"
+    )
+    assert dataset("translation", [("a " * 5 + "a", "a"), ("a", "a")], max_length=6).num_samples(0) == 1
+    assert dataset("translation", [("a", "a " * 5 + "a"), ("a", "a")], max_length=6).num_samples(0) == 1
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("xy")), max_size=30), st.integers(1, 7))
@@ -110,8 +112,8 @@ def test_held_out_gives_its_fraction_and_is_deterministic(held_out: float) -> No
     records = [Record(Location("file", n), (f"source {n}", f"target {n % 7}")) for n in range(20_000)]
     config = DataConfig.build({"task": "translation", "held_out": held_out})
 
-    def split(name: Part, records: list[Record] = records) -> list[str]:
-        return [record.values[0] for record in Cleaner(config, TRANSLATION, name).chunk(records)]
+    def split(name: Split, records: list[Record] = records) -> list[str]:
+        return [record.values[0] for record in Cleaner(config, TRANSLATION, name).clean_chunk(records)]
 
     valid = split("held out")
     deviation = (held_out * (1 - held_out) / len(records)) ** 0.5
@@ -124,7 +126,7 @@ def test_held_out_gives_its_fraction_and_is_deterministic(held_out: float) -> No
 
 
 def test_the_held_out_split_is_stable_across_versions() -> None:
-    fractions = [share(f"source {n}") for n in range(20_000)]
+    fractions = [hash_fraction(f"source {n}") for n in range(20_000)]
     assert 0 <= min(fractions) < 0.001
     assert 0.999 < max(fractions) < 1
     assert [n for n, fraction in enumerate(fractions[:50]) if fraction < 0.1] == [9, 21, 24, 28, 29, 39, 42, 48]

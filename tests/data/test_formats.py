@@ -10,7 +10,16 @@ import pytest
 from clearhead.config.data import Corpus, DataConfig
 from clearhead.data import synthetic
 from clearhead.data.cleaning import Cleaner
-from clearhead.data.formats import ALL_ANSWERS, ANSWERS, PAIR, TAGS, TEXT, TRANSLATION, find_file, read_corpus
+from clearhead.data.formats import (
+    ANSWERS,
+    ANSWERS_WITH_REFERENCES,
+    PAIR,
+    TAGS,
+    TEXT,
+    TRANSLATION,
+    find_file,
+    read_corpus,
+)
 from clearhead.errors import UserError
 from tests.corpora import corpus as corpus_path
 
@@ -24,7 +33,7 @@ def values(path: Path, format: str, reads: tuple[str, ...], **settings: Any) -> 
 
 
 def lines_of(path: Path, format: str, columns: tuple[str, ...]) -> list[Any]:
-    return [record.place.number for record in read_corpus(Corpus(format=format, files=(str(path),)), columns)]  # type: ignore[arg-type]
+    return [record.location.number for record in read_corpus(Corpus(format=format, files=(str(path),)), columns)]  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=["plain", "gzip"])
@@ -49,7 +58,7 @@ def test_parallel_files_are_paired_line_by_line(write_file: Any, tmp_path: Path)
     corpus = Corpus(format="parallel", files=(str(source), str(target), str(target), str(source)))
     records = list(read_corpus(corpus, TRANSLATION))
     assert [record.values for record in records] == [("a", "A"), ("b", "B"), ("A", "a"), ("B", "b")]
-    assert [str(record.place) for record in records[1:3]] == [f"{source}, line 2", f"{target}, line 1"]
+    assert [str(record.location) for record in records[1:3]] == [f"{source}, line 2", f"{target}, line 1"]
 
 
 def test_tsv_has_no_quoting(write_file: Any) -> None:
@@ -131,7 +140,7 @@ def test_squad_gives_the_first_answer_or_none(write_file: Any) -> None:
     context = "Bob ran now"
     expected = [(context, "who?", "Bob", 0), (context, "why?", "", 0), (context, "when?", "now", 8)]
     assert [record.values for record in records] == expected
-    assert str(records[1].place) == f"{path}, question q2"
+    assert str(records[1].location) == f"{path}, question q2"
 
 
 def test_files_are_located_as_given_or_in_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,11 +247,11 @@ def test_questions_are_held_out_by_article(tmp_path: Path) -> None:
     config = DataConfig(task="answering", train=(Corpus(format="squad", files=(str(path),)),), held_out=0.3)
     records = list(read_corpus(config.train[0], ANSWERS))
     groups = {
-        part: {record.group for record in Cleaner(config, ANSWERS, part).chunk(records)}
+        part: {record.group for record in Cleaner(config, ANSWERS, part).clean_chunk(records)}
         for part in ("kept", "held out")
     }
     assert groups["kept"] | groups["held out"] == {f"T{n}" for n in range(40)}
     assert not groups["kept"] & groups["held out"]
     assert 4 < len(groups["held out"]) < 20
-    references = next(iter(read_corpus(config.train[0], ALL_ANSWERS))).values[-1]
+    references = next(iter(read_corpus(config.train[0], ANSWERS_WITH_REFERENCES))).values[-1]
     assert references == ["a"]

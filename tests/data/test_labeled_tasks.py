@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from clearhead.config.data import Corpus, DataConfig, TokenizerConfig
 from clearhead.data import IGNORED, Batch, Dataset, prepare
-from clearhead.data.labeled_tasks import first_tokens, windows
+from clearhead.data.labeled_tasks import first_token_words, window_starts
 from clearhead.errors import UserError
 from clearhead.text import KINDS, Kind
 from tests.data.helpers import dataset, samples_of, sentences, tokenizer
 
 
 def full_batch(data: Dataset) -> Batch:
-    return data.batch(np.arange(data.size(0)), 0, 0)
+    return data.batch(np.arange(data.num_samples(0)), 0, 0)
 
 
 def ids_of(text: str, kind: Kind = "byte-bpe") -> list[int]:
@@ -119,7 +119,7 @@ def test_the_first_token_of_each_word_carries_its_tag(kind: Kind, words: list[st
     tokens = tokenizer(kind)
     text = " ".join(words)
     spans = tokens.offsets(text)
-    word_ids = first_tokens(words, spans)
+    word_ids = first_token_words(words, spans)
     assert len(word_ids) == len(spans)
     carriers = [word for word in word_ids if word is not None]
     assert carriers == sorted(set(carriers)), "each word at most once, in order"
@@ -127,7 +127,7 @@ def test_the_first_token_of_each_word_carries_its_tag(kind: Kind, words: list[st
     for index, ((token, start, end), word) in enumerate(zip(spans, word_ids, strict=True)):
         if word is None:
             continue
-        assert tokens.token(token) not in ("▁", "Ġ", " "), "a space carries no tag"
+        assert tokens.id_to_token(token) not in ("▁", "Ġ", " "), "a space carries no tag"
         assert start < starts[word] + len(words[word]), "the token overlaps its word"
         assert end > starts[word]
         for _, _, earlier in spans[:index]:  # no earlier token is part of the word
@@ -162,9 +162,9 @@ def test_tags_are_truncated_with_their_tokens() -> None:
 def test_windows_cover_the_context_and_overlap_by_stride(length: int, size: int, stride: int) -> None:
     if size <= stride:
         with pytest.raises(UserError, match="stride: "):
-            windows(length, size, stride)
+            window_starts(length, size, stride)
         return
-    starts = windows(length, size, stride)
+    starts = window_starts(length, size, stride)
     assert starts[0] == 0
     assert starts[-1] + size >= length
     assert all(b - a == size - stride for a, b in itertools.pairwise(starts))
@@ -220,10 +220,13 @@ def test_no_answer_points_to_cls() -> None:
 def test_empty_texts_are_dropped_in_every_task() -> None:
     empty = [("", "a cat"), ("a cat", " \u00a0"), ("\t", "\n")]
     assert (
-        dataset("answering", [(*each, "", 0) for each in [*empty, PAIR_OF_TEXTS]], max_length=40, stride=5).size(0) == 1
+        dataset("answering", [(*each, "", 0) for each in [*empty, PAIR_OF_TEXTS]], max_length=40, stride=5).num_samples(
+            0
+        )
+        == 1
     )
-    assert dataset("classification", [(*each, "x") for each in [*empty, PAIR_OF_TEXTS]], **PAIRS).size(0) == 1
-    assert dataset("similarity", [(*each, 1.0) for each in [*empty, PAIR_OF_TEXTS]]).size(0) == 1
+    assert dataset("classification", [(*each, "x") for each in [*empty, PAIR_OF_TEXTS]], **PAIRS).num_samples(0) == 1
+    assert dataset("similarity", [(*each, 1.0) for each in [*empty, PAIR_OF_TEXTS]]).num_samples(0) == 1
 
 
 def test_a_long_question_leaves_room_for_the_context() -> None:

@@ -17,7 +17,7 @@ from tests.data.helpers import LINES, WORDS, dataset, prepared, samples_of, sent
 
 def full_batch(data: Dataset, epoch: int = 0, seed: int = 1) -> Batch:
     """Return all samples in one batch."""
-    return data.batch(np.arange(data.size(epoch)), epoch, seed)
+    return data.batch(np.arange(data.num_samples(epoch)), epoch, seed)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_15_percent_are_chosen_and_80_10_10_are_masked_replaced_kept(long_docume
     for epoch in range(3):
         batch = full_batch(long_documents, epoch)
         chosen = batch["labels"] != IGNORED
-        counts["tokens"] += batch.tokens - 2 * len(batch["ids"])
+        counts["tokens"] += batch.num_tokens - 2 * len(batch["ids"])
         counts["chosen"] += int(chosen.sum())
         now, before = batch["ids"][chosen], batch["labels"][chosen]
         counts["masked"] += int((now == tokens.id("mask")).sum())
@@ -77,7 +77,7 @@ def test_mask_prob_sets_the_fraction(long_documents: Dataset) -> None:
         long_documents.stores,
     )
     batch = full_batch(half)
-    assert int((batch["labels"] != IGNORED).sum()) / batch.tokens == pytest.approx(0.5, abs=0.02)
+    assert int((batch["labels"] != IGNORED).sum()) / batch.num_tokens == pytest.approx(0.5, abs=0.02)
 
 
 def test_every_sample_has_a_token_to_predict() -> None:
@@ -129,7 +129,7 @@ def test_whole_word_masking_masks_all_tokens_of_a_word(kind: Kind) -> None:
     masked = (batch["ids"] == tokens.id("mask"))[:, 1 : 1 + len(ids)]
     for word in words:
         for table in (chosen, masked):
-            assert (table[:, word].all(1) == table[:, word].any(1)).all(), [tokens.token(ids[n]) for n in word]
+            assert (table[:, word].all(1) == table[:, word].any(1)).all(), [tokens.id_to_token(ids[n]) for n in word]
     assert 0.05 < chosen.float().mean() < 0.4
 
 
@@ -139,7 +139,7 @@ def test_continuation_tokens_of_gpt2_and_bert() -> None:
         (gpt2, ["ing", "s", "Ã", "©", "7"], ["Ġthe", "Ġ", "##", "Ċ", ".", "Ġ(", "ĠÃ©"]),
         (bert, ["##ing", "##s"], ["the", "s", ".", "[MASK]"]),
     ):
-        flags = tokens.continues()
+        flags = tokens.continuation_flags()
         assert [flags[tokens.vocabulary[token]] for token in continuing] == [True] * len(continuing)
         assert [flags[tokens.vocabulary[token]] for token in starting] == [False] * len(starting)
 
@@ -238,7 +238,7 @@ def test_sample_length_does_not_reveal_the_label(paired: Dataset) -> None:
     full = batch["ids_lengths"] == 30
     assert full[swapped].float().mean() == pytest.approx(float(full[~swapped].float().mean()), abs=0.25)
     assert full[swapped].float().mean() > 0.5
-    sizes = paired.lengths(np.arange(paired.size(0)), 0)[:, 0]
+    sizes = paired.lengths(np.arange(paired.num_samples(0)), 0)[:, 0]
     assert (batch["ids_lengths"].numpy() <= sizes).all()
 
 
@@ -248,7 +248,7 @@ def test_the_end_of_the_stream_is_held_out(tmp_path: Path) -> None:
     data = prepared(tmp_path, "masked-language-model", **settings)
     assert data.valid is not None
     rows = len(data.train.stores[0])
-    assert (data.train.size(0), data.valid.size(0)) == (int(0.8 * rows), rows - int(0.8 * rows))
+    assert (data.train.num_samples(0), data.valid.num_samples(0)) == (int(0.8 * rows), rows - int(0.8 * rows))
     for part, first in ((data.train, 0), (data.valid, int(0.8 * rows))):
         ids = data.train.stores[0].gather("ids", np.array([first]))[0]
         assert original(part.batch(np.array([0]), 0, 0))[0, 1].item() == ids[0]

@@ -76,11 +76,11 @@ def test_skipped_records_are_not_tokenized_nor_labels_nor_evaluated(tmp_path: Pa
     rows = [f"text {n}\t{'odd' if n == 3 else 'xy'[n % 2]}" for n in range(1, 9)]
     plain = {"format": "tsv", "files": write(tmp_path / "rows", rows)}
     data = prepared(tmp_path, "classification", train=plain, valid=plain)
-    assert (data.train.size(0), data.labels) == (8, ("odd", "x", "y"))
+    assert (data.train.num_samples(0), data.labels) == (8, ("odd", "x", "y"))
     fewer = plain | {"skip": [[3, 4]]}
     data = prepared(tmp_path, "classification", train=fewer, valid=plain | {"skip": [[2, 8]]})
     assert data.valid is not None
-    assert (data.train.size(0), data.valid.size(0), data.labels) == (6, 1, ("x", "y"))
+    assert (data.train.num_samples(0), data.valid.num_samples(0), data.labels) == (6, 1, ("x", "y"))
     settings = config(tmp_path, "classification", train=fewer)
     assert len(list(records(settings, settings.train))) == 6
 

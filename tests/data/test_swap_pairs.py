@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from clearhead.config.data import DataConfig, TokenizerConfig
-from clearhead.data import Data, Dataset, from_records, open_set, prepare
-from clearhead.data.cleaning import share
+from clearhead.data import Data, Dataset, from_records, open_dataset, prepare
+from clearhead.data.cleaning import hash_fraction
 from clearhead.errors import ConfigError
 from clearhead.evaluate.labeled import records
 from tests.data.helpers import config, epoch, prepared, sentences, tokenizer, write
@@ -21,7 +21,7 @@ def pairs_of(data: Dataset | None) -> list[tuple[str, str, Any]]:
     """Return the texts and label of every sample."""
     assert data is not None
     rows = []
-    for sample in range(data.size(0)):
+    for sample in range(data.num_samples(0)):
         batch = data.batch(np.array([sample]), 0, 0)
         ids = batch["ids"][0].tolist()
         middle = ids.index(SEPARATOR)
@@ -64,10 +64,10 @@ def test_held_out_pairs_are_in_training_in_neither_order(tmp_path: Path) -> None
         tmp_path, "classification", train=file_of(tmp_path, rows), text_pairs=True, swap_pairs=True, held_out=0.3
     )
     data = prepare(settings, [tokenizer()])
-    held = [row for row in rows if share(row[0]) < 0.3]
+    held = [row for row in rows if hash_fraction(row[0]) < 0.3]
     kept = [row for row in rows if row not in held]
     assert 30 < len(held) < 90
-    assert any(share(row[1]) < 0.3 for row in kept), "some pairs have a second text that would be held out"
+    assert any(hash_fraction(row[1]) < 0.3 for row in kept), "some pairs have a second text that would be held out"
     assert pairs_of(data.valid) == held
     assert Counter(pairs_of(data.train)) == Counter([*kept, *swapped(kept)])
     assert [record.values for record in records(settings, ())] == [(a, b, str(label)) for a, b, label in held]
@@ -75,7 +75,7 @@ def test_held_out_pairs_are_in_training_in_neither_order(tmp_path: Path) -> None
 
 def test_an_epoch_has_each_order_once(tmp_path: Path) -> None:
     data = prepared(tmp_path, "regression", train=file_of(tmp_path, rows_of(30)), text_pairs=True, swap_pairs=True)
-    assert data.train.size(0) == 60
+    assert data.train.num_samples(0) == 60
     for number in range(2):
         samples = [sample for batch in epoch(data.train, number, batch_tokens=90) for sample in batch]
         assert sorted(samples) == list(range(60))
@@ -97,7 +97,7 @@ def test_deduplication_keeps_each_order_once(deduplicate: bool, times: set[int],
 def test_test_sets_iterables_and_tokenizers_use_one_order(tmp_path: Path) -> None:
     rows = rows_of(20)
     settings = config(tmp_path, "regression", train=file_of(tmp_path, rows), text_pairs=True, swap_pairs=True)
-    assert pairs_of(open_set(settings, settings.train, [tokenizer()])) == rows
+    assert pairs_of(open_dataset(settings, settings.train, [tokenizer()])) == rows
     assert pairs_of(from_records(settings, rows, [tokenizer()])) == rows
     kind, plain = TokenizerConfig(vocab_size=300), settings.model_copy(update={"swap_pairs": False})
     one, two = (prepare(each, kind).tokenizers[0].engine.to_str() for each in (settings, plain))

@@ -28,8 +28,10 @@ def test_translation_labels_are_the_target_shifted_by_one(packed: bool) -> None:
         assert target == [tokens.id("begin"), *tokens.encode(rows[number][1])]
         assert labels == [*tokens.encode(rows[number][1]), tokens.id("end")]
     num_tokens = sum(len(row) for name in ("source", "target") for row in samples_of(batch, name))
-    assert batch.tokens == num_tokens
-    assert batch.size == (num_tokens if packed else sum(3 * batch[name].shape[1] for name in ("source", "target")))
+    assert batch.num_tokens == num_tokens
+    assert batch.padded_tokens == (
+        num_tokens if packed else sum(3 * batch[name].shape[1] for name in ("source", "target"))
+    )
     if not packed:
         for name, pad_value in (("source", tokens.id("pad")), ("target", tokens.id("pad")), ("labels", IGNORED)):
             lengths = batch[("source" if name == "source" else "target") + "_lengths"].tolist()
@@ -103,7 +105,7 @@ def test_the_first_window_starts_at_another_offset_in_every_epoch() -> None:
     store, stream = data.stores[0], data.stores[0].fields["ids"][0].tolist()
     firsts = set()
     for epoch in range(12):
-        batch = data.batch(np.arange(data.size(epoch)), epoch, 0)
+        batch = data.batch(np.arange(data.num_samples(epoch)), epoch, 0)
         first = data.task._range(store, epoch)[0]  # type: ignore[attr-defined]
         assert first < 32
         labeled = batch["labels"] != IGNORED
@@ -120,13 +122,13 @@ def test_the_end_of_a_text_is_held_out(tmp_path: Path) -> None:
     stream = data.train.stores[0].fields["ids"][0].tolist()
     parts = []
     for part in (data.train, data.valid):
-        batch = part.batch(np.arange(part.size(0)), 0, 0)
+        batch = part.batch(np.arange(part.num_samples(0)), 0, 0)
         labeled = batch["labels"] != IGNORED
         parts.append([*batch["ids"][labeled].tolist(), int(batch["labels"][labeled][-1])])
     assert parts[0] + parts[1] == stream
     assert len(parts[1]) == pytest.approx(0.1 * len(stream), abs=1)
     for epoch in range(1, 5):  # also in later epochs, whose windows start elsewhere
-        batch = data.train.batch(np.arange(data.train.size(epoch)), epoch, 0)
+        batch = data.train.batch(np.arange(data.train.num_samples(epoch)), epoch, 0)
         assert batch["ids"][batch["labels"] != IGNORED].tolist()[-16:] == parts[0][-17:-1]
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.config.data import TokenizerConfig
-from clearhead.data import from_records, open_set, prepare
+from clearhead.data import from_records, open_dataset, prepare
 from clearhead.data.token_store import (
     StoreWriter,
     TokenStore,
@@ -42,7 +42,7 @@ def test_rows_round_trip(rows: list[tuple[list[int], float]]) -> None:
     store = build_temporary_store(DTYPES, fill)
     assert len(store) == len(rows)
     assert store.stats == {"about": "test"}
-    assert store.total("ids") == sum(len(ids) for ids, _ in rows)
+    assert store.num_values("ids") == sum(len(ids) for ids, _ in rows)
     chosen = np.arange(len(rows))[::-2].copy()
     values, lengths = store.gather("ids", chosen)
     assert values.tolist() == [number for row in chosen for number in rows[row][0]]
@@ -123,13 +123,13 @@ def test_the_cache_is_reused_unless_its_content_would_change(tmp_path: Path, mon
     base: dict[str, Any] = {"train": {"format": "parallel", "files": files}, "held_out": 0.2}
     counter, messages = EncodeCounter(monkeypatch), list[str]()
     size = TokenizerConfig(vocab_size=300)
-    first = prepare(config(tmp_path, "translation", **base), size, say=messages.append)
+    first = prepare(config(tmp_path, "translation", **base), size, log=messages.append)
     assert messages[0] == "training a byte-bpe tokenizer of 300 …"
     assert counter.calls
     counter.calls = 0
     batching = {"batch_tokens": 99, "bucket_size": 7, "workers": 0, "packed": True, "source_url": "there"}
     batching |= {"isolate_documents": True, "mask_prob": 0.3, "whole_word_masking": True}
-    again = prepare(config(tmp_path, "translation", **base, **batching), size, say=lambda line: pytest.fail(line))
+    again = prepare(config(tmp_path, "translation", **base, **batching), size, log=lambda line: pytest.fail(line))
     assert not counter.calls
     assert [store.folder for store in again.train.stores] == [store.folder for store in first.train.stores]
     assert again.tokenizers[0].vocabulary == first.tokenizers[0].vocabulary
@@ -288,11 +288,11 @@ def test_a_test_set_uses_the_tokenizers_and_labels_of_a_model(tmp_path: Path) ->
     file = write(tmp_path / "rows", ("\t".join(row) for row in rows))
     chosen = config(tmp_path, "classification", test={"format": "tsv", "files": file})
     for labels in (("0", "1"), ("1", "0")):
-        batch = open_set(chosen, chosen.test, [tokenizer()], labels).batch(np.arange(30), 0, 0)
+        batch = open_dataset(chosen, chosen.test, [tokenizer()], labels).batch(np.arange(30), 0, 0)
         assert [labels[n] for n in batch["labels"].tolist()] == [label for _, label in rows]
 
 
 def test_a_dataset_from_an_iterable_uses_no_cache(tmp_path: Path) -> None:
     made = from_records(config(tmp_path, "translation"), (("a b", "b a") for _ in range(5)), [tokenizer()])
-    assert made.size(0) == 5
+    assert made.num_samples(0) == 5
     assert not (tmp_path / "cache").exists()

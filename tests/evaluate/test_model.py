@@ -36,11 +36,11 @@ def test_a_translator_is_evaluated_on_held_out_data(tmp_path: Path, monkeypatch:
     echo = lambda self, texts, **_: translated.extend(texts) or [Translation(text) for text in texts]  # noqa: E731
     monkeypatch.setattr(Model, "translate", echo)
     log: list[str] = []
-    result = evaluate(model, say=log.append)
+    result = evaluate(model, log=log.append)
     config = DataConfig.build(model.extra["data"])
     data = prepare(config, model.tokenizers)
     assert data.valid is not None
-    assert result["texts"] == len(translated) == data.valid.size(0)
+    assert result["texts"] == len(translated) == data.valid.num_samples(0)
     assert 5 < result["texts"] < 50
     assert translated[0].startswith("A "), "sources and references are not normalized or lowercased"
     assert "20.000% of the training data" in log[0]
@@ -54,7 +54,7 @@ def test_a_language_model_is_evaluated_on_held_out_data(tmp_path: Path) -> None:
     result = evaluate(model)
     valid = prepare(DataConfig.build(model.extra["data"]), model.tokenizers).valid
     assert valid is not None
-    batches = [batch for step in Loader(valid, tokens=4096, shuffle=False, workers=0) for batch in step.batches]
+    batches = [batch for step in Loader(valid, batch_tokens=4096, shuffle=False, workers=0) for batch in step.batches]
     assert result["tokens"] == sum(int((batch["labels"] >= 0).sum()) for batch in batches)
     assert 60 < result["tokens"] < 200
 

@@ -9,13 +9,13 @@ import torch
 from clearhead.config import GenerationConfig, preset
 from clearhead.inference import cuda_graph_replay as graphs
 from clearhead.inference import enable_cuda_graphs, generate, stream
-from clearhead.inference.cuda_graph import Choice
-from clearhead.inference.model_runner import Step
+from clearhead.inference.cuda_graph import GraphSampling
+from clearhead.inference.model_runner import ModelRunner
 from clearhead.model import build
 from clearhead.ops.triton import decode_attention as kernel
-from clearhead.ops.triton.decode_attention import kernel_supports
-from tests.inference.decode_attention_cases import check, given
-from tests.inference.random_models import same
+from clearhead.ops.triton.decode_attention import triton_decode_attention_supports
+from tests.inference.decode_attention_cases import check_case, random_case
+from tests.inference.random_models import same_outputs
 from tests.quantization import quantize_module
 
 pytestmark = [
@@ -49,11 +49,11 @@ def test_replayed_steps_generate_the_same_tokens_as_eager_steps(name: str) -> No
     network = random_decoder(name)
     for config in SETTINGS:
         graphs._GRAPHS.pop(network, None)
-        expected = generate(network, PROMPTS, config, end=0, seeds=[5, 6, 5, 2**40])
+        expected = generate(network, PROMPTS, config, eos_ids=0, seeds=[5, 6, 5, 2**40])
         assert enable_cuda_graphs(network)
         for _ in range(2):  # captured, then replayed from a graph that was used before
-            assert same(generate(network, PROMPTS, config, end=0, seeds=[5, 6, 5, 2**40]), expected)
-        assert graphs._GRAPHS[network].recordings
+            assert same_outputs(generate(network, PROMPTS, config, eos_ids=0, seeds=[5, 6, 5, 2**40]), expected)
+        assert graphs._GRAPHS[network].captured
 
 
 @pytest.mark.parametrize(
@@ -72,21 +72,21 @@ def test_replayed_steps_have_the_same_logits_as_eager_steps(name: str, rows: int
         network = random_decoder(name, dtype)
         graph_cache = graphs.GraphCache(network, compiled)
         with torch.inference_mode():
-            eager, other = (Step(network, rows, 200) for _ in range(2))
+            eager, other = (ModelRunner(network, rows, 200) for _ in range(2))
             for step in (eager, other):
-                step.start(prompts)
-            replayed = graphs.ReplayStep(other, graph_cache, Choice(None))
+                step.prefill(prompts)
+            replayed = graphs.ReplayRunner(other, graph_cache, GraphSampling(None))
             for tokens in ids:
-                expected, logits = eager.next(tokens)[:, 0].float(), replayed.next(tokens)[:, 0].float()
+                expected, logits = eager.decode_step(tokens)[:, 0].float(), replayed.decode_step(tokens)[:, 0].float()
                 assert (logits - expected).norm() < tolerance * expected.norm()
 
 
 @pytest.mark.parametrize(("temperature", "rows"), [(0.0, 1), (1.0, 4)])
 def test_compiled_steps_generate_the_same_tokens_as_eager_steps(temperature: float, rows: int) -> None:
     network, config = random_decoder("tiny-llama"), GenerationConfig(max_new_tokens=60, temperature=temperature)
-    expected = generate(network, PROMPTS[:rows], config, end=0)
+    expected = generate(network, PROMPTS[:rows], config, eos_ids=0)
     assert enable_cuda_graphs(network, compiled=True)
-    assert same(generate(network, PROMPTS[:rows], config, end=0), expected)
+    assert same_outputs(generate(network, PROMPTS[:rows], config, eos_ids=0), expected)
 
 
 @pytest.mark.parametrize("rotated", [False, True])
@@ -108,27 +108,29 @@ def test_the_kernel_equals_the_reference(
 ) -> None:
     edges = [shape[2] - 1, 0, 1, 31, 32, 33, 63, 64, 65, 127, 128, 129]
     lengths = [edges[row % 13] if row % 13 < 12 else row * 61 % shape[2] for row in range(shape[0])]
-    case = given(shape, group, lengths, dtype, rotated, "cuda")
-    assert kernel_supports(case.heads, case.keys)
-    check(case)
+    case = random_case(shape, group, lengths, dtype, rotated, "cuda")
+    assert triton_decode_attention_supports(case.heads, case.keys)
+    check_case(case)
 
 
 @pytest.mark.parametrize("splits", [1, 2, 7, 64])
 def test_any_number_of_splits_equals_the_reference(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
     monkeypatch.setattr(kernel, "split_cache", lambda keys: (64, splits))
     for length in (0, 63, 64, 65, 1000, 2047):
-        check(given((2, 4, 2048, 64), 4, [length, 2047 - length], torch.bfloat16, True, "cuda"))
+        check_case(random_case((2, 4, 2048, 64), 4, [length, 2047 - length], torch.bfloat16, True, "cuda"))
 
 
 def test_unsupported_shapes_and_dtypes_are_refused() -> None:
     keys = torch.empty(2, 2, 64, 64, device="cuda")
-    assert kernel_supports(torch.empty(2, 8, 64, device="cuda"), keys)
-    assert not kernel_supports(torch.empty(2, 8, 64, device="cuda").double(), keys.double())
-    assert not kernel_supports(torch.empty(2, 8, 64, device="cuda").bfloat16(), keys)
-    assert not kernel_supports(torch.empty(2, 2 * (17 + 2), 64, device="cuda"), keys)
-    assert not kernel_supports(torch.empty(2, 8, 64, device="cuda"), keys.transpose(2, 3))
+    assert triton_decode_attention_supports(torch.empty(2, 8, 64, device="cuda"), keys)
+    assert not triton_decode_attention_supports(torch.empty(2, 8, 64, device="cuda").double(), keys.double())
+    assert not triton_decode_attention_supports(torch.empty(2, 8, 64, device="cuda").bfloat16(), keys)
+    assert not triton_decode_attention_supports(torch.empty(2, 2 * (17 + 2), 64, device="cuda"), keys)
+    assert not triton_decode_attention_supports(torch.empty(2, 8, 64, device="cuda"), keys.transpose(2, 3))
     for dim in (8, 48, 512):
-        assert not kernel_supports(torch.empty(2, 8, dim, device="cuda"), torch.empty(2, 2, 64, dim, device="cuda"))
+        assert not triton_decode_attention_supports(
+            torch.empty(2, 8, dim, device="cuda"), torch.empty(2, 2, 64, dim, device="cuda")
+        )
 
 
 @pytest.mark.parametrize(("name", "rows"), [("tiny-gpt", 1), ("tiny-llama", 1), ("tiny-llama", 64)])
@@ -137,11 +139,11 @@ def test_compiled_steps_with_the_kernel_generate_the_same_tokens_as_eager_steps(
 ) -> None:
     network, config = random_decoder(name, torch.float32), GenerationConfig(max_new_tokens=60)
     prompts = [[5 + row, 6, 7][: 1 + row % 3] for row in range(rows)]
-    expected = generate(network, prompts, config, end=0)
+    expected = generate(network, prompts, config, eos_ids=0)
     monkeypatch.setattr("clearhead.inference.static_decoder.cached_attention", None)  # only the kernel attends
     monkeypatch.setattr("clearhead.inference.static_decoder.sdpa", None)
     assert enable_cuda_graphs(network, compiled=True)
-    outputs = generate(network, prompts, config, end=0)
+    outputs = generate(network, prompts, config, eos_ids=0)
     equal = [output.ids == other.ids for [output], [other] in zip(outputs, expected, strict=True)]
     assert sum(equal) >= 0.95 * rows, "all but near ties"
 
@@ -152,22 +154,22 @@ def test_int8_weights_have_nearly_the_same_logits_as_bf16_weights() -> None:
     ids = torch.randint(4000, (12, 1, 1), device="cuda")
     for compiled in (False, True):
         with torch.inference_mode():
-            eager, other = Step(network, 1, 200), Step(quantized, 1, 200)
-            eager.start([[5, 6, 7]]), other.start([[5, 6, 7]])
-            replayed = graphs.ReplayStep(other, graphs.GraphCache(quantized, compiled), Choice(None))
+            eager, other = ModelRunner(network, 1, 200), ModelRunner(quantized, 1, 200)
+            eager.prefill([[5, 6, 7]]), other.prefill([[5, 6, 7]])
+            replayed = graphs.ReplayRunner(other, graphs.GraphCache(quantized, compiled), GraphSampling(None))
             for tokens in ids:
-                expected, logits = eager.next(tokens).float(), replayed.next(tokens).float()
+                expected, logits = eager.decode_step(tokens).float(), replayed.decode_step(tokens).float()
                 assert (logits - expected).norm() < 0.1 * expected.norm()
 
 
 def test_concurrent_streams_are_independent_and_memory_is_freed() -> None:
     network, config = random_decoder("tiny-llama"), GenerationConfig(max_new_tokens=50, temperature=1.0)
-    expected = [list(stream(network, [prompt], config, end=0, seed=prompt)) for prompt in (3, 4)]
+    expected = [list(stream(network, [prompt], config, eos_ids=0, seed=prompt)) for prompt in (3, 4)]
     allocated = []
     for _ in range(2):  # what the first graph leaves behind, such as cuBLAS workspaces, is reused by the second
         assert enable_cuda_graphs(network)
         texts: list[list[int]] = [[], []]
-        streams = [stream(network, [prompt], config, end=0, seed=prompt) for prompt in (3, 4)]
+        streams = [stream(network, [prompt], config, eos_ids=0, seed=prompt) for prompt in (3, 4)]
         for _ in range(50):
             for text, tokens in zip(texts, streams, strict=True):
                 text.extend(token for token in [next(tokens, None)] if token is not None)

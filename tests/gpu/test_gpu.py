@@ -73,7 +73,7 @@ def test_flex_equals_the_reference(kind: str, dtype: torch.dtype, dim: int, caus
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_varlen_equals_the_reference(groups: int, causal: bool, pattern: Pattern, dtype: torch.dtype) -> None:
-    documents = Documents.of([5, 1, 130, 64, 33], device="cuda")
+    documents = Documents.from_lengths([5, 1, 130, 64, 33], device="cuda")
     q, k, v = inputs(1, 4, groups, documents.total, dtype, 64, "cuda")
     mask = Mask(causal, pattern, documents=(documents, documents))
     if pattern.kind == "full" or "window_size" in varlen_options():
@@ -83,7 +83,10 @@ def test_varlen_equals_the_reference(groups: int, causal: bool, pattern: Pattern
 
 @every_dtype
 def test_cross_attention_between_packed_batches_equals_the_reference(dtype: torch.dtype) -> None:
-    targets, sources = Documents.of([5, 1, 40], device="cuda"), Documents.of([7, 90, 2], device="cuda")
+    targets, sources = (
+        Documents.from_lengths([5, 1, 40], device="cuda"),
+        Documents.from_lengths([7, 90, 2], device="cuda"),
+    )
     q = inputs(1, 4, 4, targets.total, dtype, 32, "cuda")[0]
     _, k, v = inputs(1, 4, 4, sources.total, dtype, 32, "cuda")
     mask = Mask(documents=(targets, sources))
@@ -133,7 +136,7 @@ def test_cached_equals_uncached_and_packed_equals_unpacked(name: str) -> None:
         chunks = [network(chunk, cache=cache) for chunk in ids.split([17, 1, 1, 5, 16], dim=1)]
         torch.testing.assert_close(torch.cat(chunks, dim=1), uncached, rtol=1e-4, atol=1e-4)
         network.bfloat16()
-        packed = network(ids.view(1, -1), documents=Documents.of([40, 40], device="cuda")).view(2, 40, -1)
+        packed = network(ids.view(1, -1), documents=Documents.from_lengths([40, 40], device="cuda")).view(2, 40, -1)
         assert (packed.float() - uncached).norm() < 0.03 * uncached.norm()
 
 
@@ -186,5 +189,5 @@ def test_layers_with_window_attention_compile() -> None:
 
 @every_dtype
 def test_mean_pooling_accumulates_in_fp32(dtype: torch.dtype) -> None:
-    hidden, documents = torch.ones(1, 4000, 8, device="cuda", dtype=dtype), Documents.of([3000, 1000], "cuda")
+    hidden, documents = torch.ones(1, 4000, 8, device="cuda", dtype=dtype), Documents.from_lengths([3000, 1000], "cuda")
     torch.testing.assert_close(mean_pool(hidden, documents=documents), torch.ones_like(hidden[0, :2]))

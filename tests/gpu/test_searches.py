@@ -8,7 +8,7 @@ import torch
 
 from clearhead.config import GenerationConfig, ModelConfig
 from clearhead.model import build
-from tests.inference.random_models import same
+from tests.inference.random_models import same_outputs
 from tests.inference.reference import search
 
 pytestmark = [
@@ -42,4 +42,6 @@ def test_the_gpu_generates_the_same_tokens_as_the_cpu(family: str, name: str) ->
     rows = [(prompt, [1]) if family == "encoder-decoder" else ([], prompt) for prompt in prompts]
     expected = search(network, rows, settings)
     outputs = search(copy.deepcopy(network).to("cuda"), rows, settings)
-    assert same(outputs, expected, within=1e-4)  # sinusoidal positions are fp32, and a GPU's sines differ slightly
+    assert same_outputs(
+        outputs, expected, within=1e-4
+    )  # sinusoidal positions are fp32, and a GPU's sines differ slightly

@@ -10,7 +10,7 @@ from clearhead.config import preset
 from clearhead.config.data import DataConfig
 from clearhead.config.train import TrainConfig
 from clearhead.data import Batch
-from clearhead.data.batch import arrange
+from clearhead.data.batch import collate
 from clearhead.model import build
 from clearhead.model.heads import LMHead
 from clearhead.ops.cross_entropy import cross_entropy_chunk
@@ -44,7 +44,7 @@ def test_triton_cross_entropy_equals_the_reference(
     tolerance = {"atol": 1e-3, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 1e-2, "rtol": 2e-2}
     computed = 4 if label_smoothing else 3  # the mean only with label smoothing
     torch.testing.assert_close(chunk.stats[:computed], expected.stats[:computed], **tolerance)
-    torch.testing.assert_close(chunk.scores, expected.scores, **tolerance)
+    torch.testing.assert_close(chunk.logits_grad, expected.logits_grad, **tolerance)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -76,7 +76,7 @@ def pairs(number: int) -> Batch:
     lengths = {side: rng.integers(3, 12, 20) for side in ("source", "target")}
     values = [rng.integers(1, 50, lengths[side].sum()) for side in ("source", "target", "target")]
     sides = {"source": {"source": values[0]}, "target": {"target": values[1], "labels": values[2]}}
-    return arrange(sides, lengths, True, {})
+    return collate(sides, lengths, True, {})
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,12 @@ def test_fused_adamw_equals_torch(aligned: bool) -> None:
         return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), fused=True, capturable=DEVICE == "cuda")
 
     ours, theirs = torch_adamw(first), torch_adamw(second)
-    fused = adamw.Adam(ours, {"a": first[0], "b": first[2]}, torch.bfloat16)
+    fused = adamw.FusedAdamW(ours, {"a": first[0], "b": first[2]}, torch.bfloat16)
     for step in range(5):
         grads = [torch.randn_like(p).bfloat16() for p in first]
         if step == 3:
             grads[2][0, 0] = torch.nan  # this step is skipped
-        fused.copies["a"].grad, fused.copies["b"].grad = grads[0], grads[2]
+        fused.bf16_weights["a"].grad, fused.bf16_weights["b"].grad = grads[0], grads[2]
         first[1].grad, first[3].grad = grads[1].float(), None if step == 4 else grads[3].float()
         for p, grad in zip(second, grads, strict=True):
             p.grad = grad.float()
@@ -45,18 +45,20 @@ def test_fused_adamw_equals_torch(aligned: bool) -> None:
         norm = nn.utils.clip_grad_norm_(second, 1.0)
         if step != 3:
             theirs.step()
-        torch.testing.assert_close(fused.step(1.0, fused.places()), norm, equal_nan=True, atol=1e-3, rtol=1e-5)
-        assert all(p.grad is None for p in (*first, *fused.copies.values()))
+        torch.testing.assert_close(
+            fused.step(1.0, fused.new_grad_pointers()), norm, equal_nan=True, atol=1e-3, rtol=1e-5
+        )
+        assert all(p.grad is None for p in (*first, *fused.bf16_weights.values()))
     torch.testing.assert_close(first, second, atol=2e-6, rtol=1e-5)
     for p, q in zip(first, second, strict=True):
         for key, value in theirs.state[q].items():
             torch.testing.assert_close(ours.state[p][key], value.to(ours.state[p][key].device), atol=1e-6, rtol=1e-4)
     bf16 = first[0].detach().bfloat16()
-    torch.testing.assert_close(fused.copies["a"].detach(), bf16, atol=0 if DEVICE == "cuda" else 0.04, rtol=0)
+    torch.testing.assert_close(fused.bf16_weights["a"].detach(), bf16, atol=0 if DEVICE == "cuda" else 0.04, rtol=0)
     with torch.no_grad():
         first[0].add_(1)
-    fused.refresh()
-    torch.testing.assert_close(fused.copies["a"].detach(), first[0].detach().bfloat16(), atol=0, rtol=0)
+    fused.refresh_copies()
+    torch.testing.assert_close(fused.bf16_weights["a"].detach(), first[0].detach().bfloat16(), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("vocab_size", [7, 8192, 9000])
@@ -65,8 +67,8 @@ def test_ignored_rows_have_no_gradient_even_with_infinite_logits(vocab_size: int
     x, weight = torch.randn(3, 16, device=DEVICE), torch.randn(vocab_size, 16, device=DEVICE)
     x[1] = torch.tensor(torch.inf)
     chunk = triton_cross_entropy_chunk(x, weight, None, torch.tensor([2, -100, 5], device=DEVICE), 0.1)
-    assert not chunk.scores[1].any()
-    assert chunk.scores[[0, 2]].isfinite().all()
+    assert not chunk.logits_grad[1].any()
+    assert chunk.logits_grad[[0, 2]].isfinite().all()
     assert chunk.stats[:, [0, 2]].isfinite().all()
 
 

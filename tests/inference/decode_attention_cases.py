@@ -14,7 +14,7 @@ from clearhead.ops.attention.reference import attention
 from clearhead.ops.triton.decode_attention import triton_decode_attention
 
 
-class Given(NamedTuple):
+class AttentionCase(NamedTuple):
     """The arguments of the kernel."""
 
     heads: Tensor  # (B, H + 2G, E)
@@ -24,24 +24,24 @@ class Given(NamedTuple):
     lengths: Tensor  # (B,)
 
 
-def given(
+def random_case(
     shape: tuple[int, int, int, int],
     group: int,
     lengths: list[int],
     dtype: torch.dtype = torch.float32,
     rotated: bool = True,
     device: str = "cpu",
-) -> Given:
+) -> AttentionCase:
     """Random arguments with keys and values of a shape (B, G, C, E) and `group` queries for each key-value head."""
     rows, kv_heads, slots, dim = shape
     cached, angles = torch.tensor(lengths, device=device), 7 * torch.rand(rows, 1, 1, dim // 2, device=device)
     empty = (torch.arange(slots, device=device) >= cached[:, None])[:, None, :, None]
     keys, values = (torch.randn(shape, device=device).masked_fill(empty, torch.nan).to(dtype) for _ in range(2))
     heads = torch.randn(rows, (group + 2) * kv_heads, dim, device=device).to(dtype)
-    return Given(heads, (angles.cos(), angles.sin()) if rotated else None, keys, values, cached)
+    return AttentionCase(heads, (angles.cos(), angles.sin()) if rotated else None, keys, values, cached)
 
 
-def check(case: Given) -> None:
+def check_case(case: AttentionCase) -> None:
     """Check that the kernel equals reference attention, and that it stores the new keys and values and nothing else."""
     keys, values, kv_heads = case.keys.clone(), case.values.clone(), case.keys.shape[1]
     q_heads = case.heads.shape[1] - 2 * kv_heads

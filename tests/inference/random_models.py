@@ -17,7 +17,7 @@ generative_configs = configs(families=("encoder-decoder", "decoder"))
 TEXTS = ["The cat sat on the mat, and the dog sat on the cat.", "Ärger über Öl!", "猫坐在垫子上。狗坐在猫上。"] * 20
 
 
-def sharpened(config: ModelConfig) -> Any:
+def random_model(config: ModelConfig) -> Any:
     """A random network whose logits have a standard deviation of 2, so that EOS is neither rare nor certain."""
     network = network_of(config)
     lm_head = network.heads.lm_head.proj
@@ -50,7 +50,7 @@ def rows_for(config: ModelConfig, seed: int, count: int = 5, max_length: int = 7
     return [(tokens(1), [BEGIN, *(tokens(0) if draw.random() < 0.5 else [])]) for _ in range(count)]
 
 
-def same(outputs: Any, expected: Any, within: float = 1e-6) -> bool:
+def same_outputs(outputs: Any, expected: Any, within: float = 1e-6) -> bool:
     """Return whether outputs have the same ids, and scores and logprobs within a tolerance."""
     for row, expected_row in zip(outputs, expected, strict=True):
         for output, other in zip(row, expected_row, strict=True):

@@ -33,8 +33,8 @@ def search(network: Any, rows: list[Row], config: GenerationConfig, **options: A
     sources, prompts = [source for source, _ in rows], [prompt for _, prompt in rows]
     if network.config.family == "encoder-decoder":
         prefixes = [prompt[1:] for prompt in prompts]
-        return translate(network, sources, config, begin=BEGIN, end=END, prefixes=prefixes, **options)
-    return generate(network, prompts, config, end=END, **options)
+        return translate(network, sources, config, bos_id=BEGIN, eos_ids=END, prefixes=prefixes, **options)
+    return generate(network, prompts, config, eos_ids=END, **options)
 
 
 def greedy_search(network: Network, row: Row, max_new_tokens: int) -> Hypothesis:

@@ -18,7 +18,7 @@ def test_alignment_weights_equal_the_cross_attention_of_transformers() -> None:
     )
     sources = [[*row, pair.end] for row in random_rows(5)]
     for source, outputs in zip(
-        sources, translate(pair.ours, sources, config, begin=PADDING, end=pair.end), strict=True
+        sources, translate(pair.ours, sources, config, bos_id=PADDING, eos_ids=pair.end), strict=True
     ):
         assert len(outputs) == 2
         for output in outputs:
@@ -57,4 +57,4 @@ def test_links_are_the_highest_weights_and_the_moses_format_sorts_them() -> None
 def test_a_decoder_cannot_align() -> None:
     pair = gpt2()
     with pytest.raises(UserError, match="align"):
-        generate(pair.ours, [[1]], GenerationConfig(align=True), end=0)
+        generate(pair.ours, [[1]], GenerationConfig(align=True), eos_ids=0)

@@ -9,7 +9,7 @@ from torch import Tensor
 from clearhead.config import GenerationConfig, preset
 from clearhead.inference import bf16_kv_cache, optimize_for_inference, translate
 from clearhead.inference.bf16_kv_cache import SLOT_BLOCK, BF16KVCache, can_use_bf16_cache
-from clearhead.inference.model_runner import Step
+from clearhead.inference.model_runner import ModelRunner
 from clearhead.model import build
 from clearhead.model.cache import LayerKVCache
 
@@ -32,17 +32,17 @@ def translator(dtype: torch.dtype = torch.int8, *overrides: str) -> Any:
 
 
 @torch.inference_mode()
-def beam_logits(network: Any, lengths: list[int]) -> tuple[list[Tensor], Step]:
+def beam_logits(network: Any, lengths: list[int]) -> tuple[list[Tensor], ModelRunner]:
     """The logits of each step of random beams, of which every second row is dropped half-way."""
     torch.manual_seed(1)
     sources = [torch.randint(4000, (length,)).tolist() for length in lengths]
     prompts = [torch.randint(4000, (1 + length % 2,)).tolist() for length in lengths]
-    runner = Step(network, ROWS, 2 + STEPS)
-    logits, rows = [runner.start(prompts, sources)], ROWS
+    runner = ModelRunner(network, ROWS, 2 + STEPS)
+    logits, rows = [runner.prefill(prompts, sources)], ROWS
     runner.start_beams(BEAMS, STEPS)
     for number in range(STEPS):
         runner.reorder_beams(torch.randint(BEAMS, (rows, BEAMS)))
-        logits.append(runner.next(torch.randint(4000, (rows, BEAMS))))
+        logits.append(runner.decode_step(torch.randint(4000, (rows, BEAMS))))
         if number == STEPS // 2:
             runner.select(torch.arange(0, ROWS, 2))
             rows = ROWS // 2
@@ -73,9 +73,9 @@ def test_beam_search_with_a_bf16_cache_gives_nearly_the_same_texts(
 ) -> None:
     network, config = translator(torch.int8, f"position={position}"), GenerationConfig(beam=3, max_new_tokens=15)
     sources = [torch.randint(4000, (3 + n % 5,)).tolist() for n in range(ROWS)]
-    bf16 = translate(network, sources, config, begin=1, end=2)
+    bf16 = translate(network, sources, config, bos_id=1, eos_ids=2)
     monkeypatch.setattr(bf16_kv_cache, "_has_bf16", lambda: False)
-    fp32 = translate(network, sources, config, begin=1, end=2)
+    fp32 = translate(network, sources, config, bos_id=1, eos_ids=2)
     pairs = [(rounded[0], exact[0]) for rounded, exact in zip(bf16, fp32, strict=True)]
     # The logits of random networks are close to each other, so only two thirds agree; a wrong cache gives none.
     assert sum(rounded.ids == exact.ids for rounded, exact in pairs) >= 0.65 * ROWS

@@ -16,10 +16,27 @@ from hypothesis import strategies as st
 
 from clearhead.config import EngineConfig, GenerationConfig, ModelConfig
 from clearhead.errors import ConfigError, UserError
-from clearhead.inference import Engine, EngineThread, GenerationOutput, Job, QueueFull, in_order, stream_text, translate
-from clearhead.inference.engine import Step
+from clearhead.inference import (
+    Engine,
+    EngineRequest,
+    EngineThread,
+    GenerationOutput,
+    QueueFull,
+    run_in_order,
+    stream_text,
+    translate,
+)
+from clearhead.inference.engine import ModelRunner
 from clearhead.text import Tokenizer, train
-from tests.inference.random_models import FEW, TEXTS, generative_configs, random_network, rows_for, same, sharpened
+from tests.inference.random_models import (
+    FEW,
+    TEXTS,
+    generative_configs,
+    random_model,
+    random_network,
+    rows_for,
+    same_outputs,
+)
 from tests.inference.reference import BEGIN, END, Row, search
 
 REQUESTS = int(os.environ.get("CLEARHEAD_REQUESTS", "0"))  # set by `make torture`: this many different requests
@@ -32,7 +49,7 @@ class RequestSpec(NamedTuple):
     config: GenerationConfig
     seed: int
 
-    def submit(self, engine: Engine) -> Job:
+    def submit(self, engine: Engine) -> EngineRequest:
         source, prompt = self.row
         return engine.submit(prompt, self.config, seed=self.seed, source=source or None)
 
@@ -96,9 +113,13 @@ def test_ten_thousand_requests_at_random_times_with_a_fifth_cancelled(family: st
     expected = [spec.run_alone(network) for spec in specs]
     total, sent, cancelled = REQUESTS or 10_000, 0, dict.fromkeys(["waiting", "first", "last", "between"], 0)
     engine = Engine(
-        network, end=END, config=EngineConfig(max_batch_size=48, cache_tokens=2048, prefill_tokens=256, max_queue=64)
+        network,
+        eos_ids=END,
+        config=EngineConfig(max_batch_size=48, cache_tokens=2048, prefill_tokens=256, max_queue=64),
     )
-    in_flight: dict[Job, tuple[int, int | None]] = {}  # index of the spec, and after how many tokens to cancel
+    in_flight: dict[
+        EngineRequest, tuple[int, int | None]
+    ] = {}  # index of the spec, and after how many tokens to cancel
     tensors_before = num_tensors()
     memory_after_a_tenth = 0
     while sent < total or engine.busy:
@@ -120,7 +141,7 @@ def test_ten_thousand_requests_at_random_times_with_a_fifth_cancelled(family: st
             alone = expected[index]
             assert request.ids == alone.ids[: len(request.ids)]
             if not request.cancelled:
-                assert same([[request.output]], [[alone]])
+                assert same_outputs([[request.output]], [[alone]])
                 continue
             assert request.output is None
             last = len(alone.ids) - (not alone.finished)
@@ -157,12 +178,12 @@ def within_bounds(engine: Engine) -> bool:
 def test_a_request_never_depends_on_its_batch_mates(
     config: ModelConfig, seed: int, rows: int, cache_tokens: int, prefill_tokens: int
 ) -> None:
-    draw, network = random.Random(seed), sharpened(config)
+    draw, network = random.Random(seed), random_model(config)
     specs = [
         RequestSpec(row, random_options(draw, 9), number) for number, row in enumerate(rows_for(config, seed, count=12))
     ]
     limits = EngineConfig(max_batch_size=rows, cache_tokens=cache_tokens, prefill_tokens=prefill_tokens)
-    engine, requests, left = Engine(network, end=END, config=limits), [], list(specs)
+    engine, requests, left = Engine(network, eos_ids=END, config=limits), [], list(specs)
     while left or engine.busy:
         for _ in range(min(len(left), draw.randint(0, 3))):
             requests.append(left.pop(0).submit(engine))
@@ -174,11 +195,11 @@ def test_a_request_never_depends_on_its_batch_mates(
     for spec, request in zip(specs, requests, strict=True):
         alone = spec.run_alone(network)
         assert request.ids == alone.ids[: len(request.ids)]
-        assert request.cancelled or same([[request.output]], [[alone]])
+        assert request.cancelled or same_outputs([[request.output]], [[alone]])
 
 
 def test_requests_with_different_limits_and_logprobs_are_sampled_together() -> None:
-    engine = Engine(small_network("decoder"), end=())
+    engine = Engine(small_network("decoder"), eos_ids=())
     for options in ({"max_new_tokens": 5}, {"max_new_tokens": 9, "logprobs": True}, {"temperature": 1.0}):
         engine.submit([1], GenerationConfig(**options))
     engine.step()
@@ -187,7 +208,7 @@ def test_requests_with_different_limits_and_logprobs_are_sampled_together() -> N
 
 def test_requests_are_served_first_come_first_served_and_a_full_queue_is_an_error() -> None:
     network = small_network("decoder")
-    engine = Engine(network, end=(), config=EngineConfig(max_batch_size=4, cache_tokens=60, max_queue=3))
+    engine = Engine(network, eos_ids=(), config=EngineConfig(max_batch_size=4, cache_tokens=60, max_queue=3))
     long = engine.submit([1] * 10, GenerationConfig(max_new_tokens=21))  # 30 tokens: at most two rows
     short = [engine.submit([1], GenerationConfig(max_new_tokens=5)) for _ in range(2)]
     with pytest.raises(QueueFull, match="3 requests are waiting"):
@@ -212,7 +233,7 @@ def test_requests_are_served_first_come_first_served_and_a_full_queue_is_an_erro
 
 def test_memory_of_a_long_row_is_freed_while_others_continue() -> None:
     network = small_network("encoder-decoder")
-    engine = Engine(network, end=())
+    engine = Engine(network, eos_ids=())
     long = engine.submit([BEGIN] * 60, GenerationConfig(max_new_tokens=60), source=[3] * 50)
     other = engine.submit([BEGIN], GenerationConfig(max_new_tokens=60), source=[3] * 2)
     for _ in range(20):
@@ -227,7 +248,7 @@ def test_memory_of_a_long_row_is_freed_while_others_continue() -> None:
     assert cache.layers[0].keys.untyped_storage().nbytes() == 2 * 33 * 16 * 8  # type: ignore[union-attr]
     while engine.busy:
         engine.step()
-    assert same([[other.output]], translate(network, [[3] * 2], other.config, begin=BEGIN, end=()))
+    assert same_outputs([[other.output]], translate(network, [[3] * 2], other.config, bos_id=BEGIN, eos_ids=()))
 
 
 @pytest.fixture(scope="module")
@@ -242,23 +263,23 @@ def test_streamed_text_up_to_the_stop_string_equals_that_of_stream_text(tokenize
     for seed in range(60):
         prompt = tokenizer.encode(draw.choice(TEXTS))[: draw.randint(1, 5)]
         config = GenerationConfig(max_new_tokens=30, temperature=draw.choice([0.0, 1.0]))
-        text = "".join(stream_text(network, prompt, config, tokenizer, end=end, seed=seed))
+        text = "".join(stream_text(network, prompt, config, tokenizer, eos_ids=end, seed=seed))
         starts = draw.sample(range(len(text) + 1), min(2, len(text)))
         stop = [text[start : start + draw.randint(1, 6)] for start in starts] if draw.random() < 0.7 else []
         specs.append((prompt, config, seed, tuple(filter(None, stop))))
     expected = [
-        "".join(stream_text(network, prompt, config, tokenizer, end=end, seed=seed, stop=stop))
+        "".join(stream_text(network, prompt, config, tokenizer, eos_ids=end, seed=seed, stop=stop))
         for prompt, config, seed, stop in specs
     ]
     assert len({len(text) for text in expected}) > 10
-    engine = Engine(network, end=end, tokenizer=tokenizer, config=EngineConfig(max_batch_size=7))
+    engine = Engine(network, eos_ids=end, tokenizer=tokenizer, config=EngineConfig(max_batch_size=7))
     if not threads:
         requests = [engine.submit(prompt, config, seed=seed, stop=stop) for prompt, config, seed, stop in specs]
         pieces: list[list[str]] = [[] for _ in requests]
         while engine.busy:
             advanced = engine.step()
             for number, request in enumerate(requests):
-                piece = request.take()
+                piece = request.take_text()
                 assert not piece or request in advanced
                 pieces[number].append(piece)
         assert ["".join(texts) for texts in pieces] == expected == [request.text for request in requests]
@@ -284,7 +305,7 @@ def test_streamed_text_up_to_the_stop_string_equals_that_of_stream_text(tokenize
 def test_closing_a_stream_frees_its_row(tokenizer: Tokenizer) -> None:
     network = random_network("decoder", len(tokenizer), decoder_layers=1)
     config = GenerationConfig(max_new_tokens=100, temperature=1.0)
-    with EngineThread(Engine(network, end=(), tokenizer=tokenizer)) as engine_thread:
+    with EngineThread(Engine(network, eos_ids=(), tokenizer=tokenizer)) as engine_thread:
         request = engine_thread.submit([5, 6], config)
         pieces = engine_thread.stream(request)
         assert next(pieces)
@@ -302,12 +323,12 @@ def test_an_error_of_the_network_is_raised_in_waiting_threads(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = random_network("decoder", len(tokenizer), decoder_layers=1)
-    engine_thread = EngineThread(Engine(network, end=(), tokenizer=tokenizer))
+    engine_thread = EngineThread(Engine(network, eos_ids=(), tokenizer=tokenizer))
 
     def fail(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(Step, "start", fail)
+    monkeypatch.setattr(ModelRunner, "prefill", fail)
     with pytest.raises(RuntimeError, match="the engine has failed"):
         engine_thread.result(engine_thread.submit([5], GenerationConfig()))
     with pytest.raises(RuntimeError, match="the engine has failed"):
@@ -317,12 +338,12 @@ def test_an_error_of_the_network_is_raised_in_waiting_threads(
 
 def test_requests_from_an_iterator_finish_in_order_and_are_read_as_needed() -> None:
     network, specs = small_network("decoder"), random_requests("decoder", 200, random.Random(2))
-    engine, read = Engine(network, end=END, config=EngineConfig(max_batch_size=5)), list[RequestSpec]()
-    requests = in_order(engine, (read.append(spec) or spec.submit(engine) for spec in specs))
+    engine, read = Engine(network, eos_ids=END, config=EngineConfig(max_batch_size=5)), list[RequestSpec]()
+    requests = run_in_order(engine, (read.append(spec) or spec.submit(engine) for spec in specs))
     for done, (request, spec) in enumerate(zip(requests, specs, strict=True)):
-        assert same([[request.output]], [[spec.run_alone(network)]])
+        assert same_outputs([[request.output]], [[spec.run_alone(network)]])
         assert len(read) - done <= 20
-    abandoned = in_order(engine, (spec.submit(engine) for spec in specs))
+    abandoned = run_in_order(engine, (spec.submit(engine) for spec in specs))
     next(abandoned)
     assert engine.busy
     abandoned.close()
@@ -331,9 +352,9 @@ def test_requests_from_an_iterator_finish_in_order_and_are_read_as_needed() -> N
 
 def test_an_iterator_that_pauses_or_fails_loses_no_request() -> None:
     network, specs = small_network("decoder"), random_requests("decoder", 12, random.Random(3))
-    engine, finished = Engine(network, end=END, config=EngineConfig(max_batch_size=5)), list[Job]()
+    engine, finished = Engine(network, eos_ids=END, config=EngineConfig(max_batch_size=5)), list[EngineRequest]()
 
-    def requests() -> Iterator[Job | None]:
+    def requests() -> Iterator[EngineRequest | None]:
         for number, spec in enumerate(specs):
             yield spec.submit(engine)
             while number == 6 and len(finished) < 7:  # no new request until these are finished
@@ -341,19 +362,19 @@ def test_an_iterator_that_pauses_or_fails_loses_no_request() -> None:
         raise UserError("line 13 is bad")
 
     def run() -> None:
-        for request in in_order(engine, requests()):
+        for request in run_in_order(engine, requests()):
             finished.append(request)
 
     with pytest.raises(UserError, match="line 13"):
         run()
     assert len(finished) == 12
     for request, spec in zip(finished, specs, strict=True):
-        assert same([[request.output]], [[spec.run_alone(network)]])
+        assert same_outputs([[request.output]], [[spec.run_alone(network)]])
     assert not engine.busy
 
 
 def test_the_engine_keeps_no_reference_to_finished_requests() -> None:
-    engine = Engine(small_network("decoder"), end=())
+    engine = Engine(small_network("decoder"), eos_ids=())
     request = weakref.ref(engine.submit([1], GenerationConfig(max_new_tokens=2)))
     while engine.busy:
         engine.step()
@@ -374,7 +395,7 @@ def test_the_engine_keeps_no_reference_to_finished_requests() -> None:
     ],
 )
 def test_invalid_requests_are_refused_before_they_are_queued(change: dict[str, Any], message: str) -> None:
-    engine = Engine(small_network("decoder"), end=END)
+    engine = Engine(small_network("decoder"), eos_ids=END)
     request: dict[str, Any] = {"prompt": [1], "config": GenerationConfig()} | change
     with pytest.raises(ValueError, match=message):
         engine.submit(request.pop("prompt"), request.pop("config"), **request)
@@ -382,4 +403,4 @@ def test_invalid_requests_are_refused_before_they_are_queued(change: dict[str, A
     with pytest.raises(ConfigError, match="max_batch_size: 0 is too small"):
         EngineConfig.build({"max_batch_size": 0})
     with pytest.raises(ValueError, match="eval"):
-        Engine(small_network("decoder").train(), end=END)
+        Engine(small_network("decoder").train(), eos_ids=END)

@@ -38,35 +38,35 @@ def translator() -> Any:
 )
 def test_invalid_prompts_and_options_are_refused(prompts: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        generate(gpt(), prompts, options.pop("config", CONFIG), end=0, **options)
+        generate(gpt(), prompts, options.pop("config", CONFIG), eos_ids=0, **options)
 
 
 def test_an_eos_id_outside_the_vocabulary_is_refused() -> None:
     with pytest.raises(UserError, match="eos_ids: token 12 is outside the vocabulary of 12"):
-        generate(gpt(), [[1]], CONFIG, end=12)
+        generate(gpt(), [[1]], CONFIG, eos_ids=12)
 
 
 def test_no_prompts_give_no_outputs() -> None:
-    assert generate(gpt(), [], CONFIG, end=0) == []
-    assert translate(translator(), [], CONFIG, begin=1, end=0) == []
+    assert generate(gpt(), [], CONFIG, eos_ids=0) == []
+    assert translate(translator(), [], CONFIG, bos_id=1, eos_ids=0) == []
 
 
 def test_a_network_in_training_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="eval"):
-        generate(gpt().train(), [[1]], CONFIG, end=0)
+        generate(gpt().train(), [[1]], CONFIG, eos_ids=0)
 
 
 def test_the_number_of_prefixes_must_be_that_of_sources() -> None:
     with pytest.raises(ValueError, match="2 sources, but 1 prefixes"):
-        translate(translator(), [[1], [2]], CONFIG, begin=1, end=0, prefixes=[[3]])
+        translate(translator(), [[1], [2]], CONFIG, bos_id=1, eos_ids=0, prefixes=[[3]])
 
 
 def test_beam_search_refuses_stop_strings_and_streams() -> None:
     stop = StopStrings(["x"], train(["some text"], "char", 20))
     with pytest.raises(UserError, match="beam=1"):
-        generate(gpt(), [[1]], GenerationConfig(beam=2), end=0, stops=stop)
+        generate(gpt(), [[1]], GenerationConfig(beam=2), eos_ids=0, stop_strings=stop)
     with pytest.raises(UserError, match="beam=1"):
-        stream(gpt(), [1], GenerationConfig(beam=2), end=0)
+        stream(gpt(), [1], GenerationConfig(beam=2), eos_ids=0)
 
 
 @pytest.mark.parametrize(

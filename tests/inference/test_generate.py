@@ -14,7 +14,7 @@ from clearhead.inference import generate, stream
 from clearhead.inference import generation_batch as batch_module
 from clearhead.inference.beam_search import FinishedHypotheses
 from clearhead.model import build
-from tests.inference.random_models import FEW, generative_configs, random_network, rows_for, same, sharpened
+from tests.inference.random_models import FEW, generative_configs, random_model, random_network, rows_for, same_outputs
 from tests.inference.reference import (
     BEGIN,
     END,
@@ -31,7 +31,7 @@ from tests.inference.reference import (
 @FEW
 @given(generative_configs, st.integers(0, 99))
 def test_greedy_search_equals_the_reference(config: ModelConfig, seed: int) -> None:
-    network, rows = sharpened(config), rows_for(config, seed)
+    network, rows = random_model(config), rows_for(config, seed)
     for row, [output] in zip(
         rows, search(network, rows, GenerationConfig(max_new_tokens=9, logprobs=True)), strict=True
     ):
@@ -53,7 +53,7 @@ def test_greedy_search_equals_the_reference(config: ModelConfig, seed: int) -> N
 def test_beam_search_equals_the_reference(
     config: ModelConfig, seed: int, beam: int, penalty: float, form: str, early: str
 ) -> None:
-    network, rows = sharpened(config), rows_for(config, seed, count=3)
+    network, rows = random_model(config), rows_for(config, seed, count=3)
     settings = GenerationConfig(
         max_new_tokens=6,
         beam=beam,
@@ -133,13 +133,13 @@ SETTINGS = st.sampled_from(
 @FEW
 @given(generative_configs, st.integers(0, 99), SETTINGS)
 def test_a_row_never_depends_on_its_batch_mates(config: ModelConfig, seed: int, settings: GenerationConfig) -> None:
-    network, rows, seeds = sharpened(config), rows_for(config, seed, count=6), [5, 6, 5, 2**40, 0, 9]
+    network, rows, seeds = random_model(config), rows_for(config, seed, count=6), [5, 6, 5, 2**40, 0, 9]
     together = search(network, rows, settings, seeds=seeds)
     alone = [search(network, [row], settings, seeds=[own])[0] for row, own in zip(rows, seeds, strict=True)]
-    assert same(together, alone)
+    assert same_outputs(together, alone)
     order = [3, 0, 5, 1, 4, 2]
     reordered = search(network, [rows[n] for n in order], settings, seeds=[seeds[n] for n in order])
-    assert same(reordered, [alone[n] for n in order])
+    assert same_outputs(reordered, [alone[n] for n in order])
 
 
 @FEW
@@ -147,9 +147,9 @@ def test_a_row_never_depends_on_its_batch_mates(config: ModelConfig, seed: int, 
 def test_batch_limits_never_change_the_outputs(
     config: ModelConfig, seed: int, settings: GenerationConfig, batch_tokens: int, batch_size: int
 ) -> None:
-    network, rows = sharpened(config), rows_for(config, seed, count=7)
+    network, rows = random_model(config), rows_for(config, seed, count=7)
     small = settings.model_copy(update={"batch_tokens": batch_tokens, "batch_size": batch_size})
-    assert same(search(network, rows, small), search(network, rows, settings))
+    assert same_outputs(search(network, rows, small), search(network, rows, settings))
 
 
 @FEW
@@ -157,25 +157,25 @@ def test_batch_limits_never_change_the_outputs(
 def test_when_finished_rows_are_removed_never_changes_the_outputs(
     config: ModelConfig, seed: int, settings: GenerationConfig
 ) -> None:
-    network, rows, outputs = sharpened(config), rows_for(config, seed, count=6), []
+    network, rows, outputs = random_model(config), rows_for(config, seed, count=6), []
     for threshold, interval in ((1.0, 1), (0.0, 1), (0.75, 3)):  # removed at once, at the end, rarely
         with pytest.MonkeyPatch.context() as patch:
             for module in (batch_module, beam_module):
                 patch.setattr(module, "COMPACT_THRESHOLD", threshold)
                 patch.setattr(module, "sync_interval", lambda device, interval=interval: interval)
             outputs.append(search(network, rows, settings))
-    assert same(outputs[1], outputs[0])
-    assert same(outputs[2], outputs[0])
+    assert same_outputs(outputs[1], outputs[0])
+    assert same_outputs(outputs[2], outputs[0])
 
 
 @FEW
 @given(generative_configs, st.integers(0, 99), st.sampled_from([0.0, 1.0]))
 def test_a_stream_equals_generate(config: ModelConfig, seed: int, temperature: float) -> None:
-    network = sharpened(config)
+    network = random_model(config)
     [(source, prompt)] = rows = rows_for(config, seed, count=1)
     settings = GenerationConfig(max_new_tokens=9, temperature=temperature)
     [[output]] = search(network, rows, settings, seeds=[seed])
-    tokens = stream(network, prompt, settings, end=END, seed=seed, source=source or None)
+    tokens = stream(network, prompt, settings, eos_ids=END, seed=seed, source=source or None)
     assert list(tokens) == output.ids
 
 
@@ -188,7 +188,7 @@ def test_rows_end_at_max_positions(beam: int) -> None:
     # The last token is never an input, so it needs no position.
     assert [len(row[0].ids) for row in outputs] == [1, 7, 2, 10]
     assert not any(output.finished for row in outputs for output in row)
-    assert same(outputs, [search(network, [row], settings)[0] for row in rows])
+    assert same_outputs(outputs, [search(network, [row], settings)[0] for row in rows])
 
 
 def test_logprobs_are_those_of_the_unprocessed_logits() -> None:
@@ -197,7 +197,7 @@ def test_logprobs_are_those_of_the_unprocessed_logits() -> None:
         max_new_tokens=6, logprobs=True, temperature=2.0, top_k=40, repetition_penalty=1.5, banned_ids=((9,),)
     )
     prompts = [[5, 6], [7]]
-    for prompt, [output] in zip(prompts, generate(network, prompts, config, end=2), strict=True):
+    for prompt, [output] in zip(prompts, generate(network, prompts, config, eos_ids=2), strict=True):
         tokens = [*output.ids, 2] if output.finished else output.ids
         expected = [float(next_logprobs(network, ([], prompt), tokens[:n])[token]) for n, token in enumerate(tokens)]
         assert output.logprobs == pytest.approx(expected, abs=1e-5)
@@ -207,8 +207,8 @@ def test_logprobs_are_those_of_the_unprocessed_logits() -> None:
 def test_samples_differ_and_the_first_equals_a_single_sample() -> None:
     network = random_network("decoder", 30, decoder_layers=1)
     config = GenerationConfig(max_new_tokens=10, temperature=1.0, samples=8)
-    [samples] = generate(network, [[3, 4]], config, end=0, seeds=[11])
-    [[single]] = generate(network, [[3, 4]], config.model_copy(update={"samples": 1}), end=0, seeds=[11])
+    [samples] = generate(network, [[3, 4]], config, eos_ids=0, seeds=[11])
+    [[single]] = generate(network, [[3, 4]], config.model_copy(update={"samples": 1}), eos_ids=0, seeds=[11])
     assert samples[0] == single
     assert len({tuple(output.ids) for output in samples}) > 5
 
@@ -217,12 +217,12 @@ def test_any_of_several_eos_ids_ends_a_row() -> None:
     network = random_network("decoder", 12, decoder_layers=1)
     for beam in (1, 3):
         config = GenerationConfig(max_new_tokens=20, beam=beam)
-        [[endless]] = generate(network, [[3, 4]], config, end=[])
+        [[endless]] = generate(network, [[3, 4]], config, eos_ids=[])
         assert len(endless.ids) == 20
         assert not endless.finished
-    [[endless]] = generate(network, [[3, 4]], GenerationConfig(max_new_tokens=20), end=())
+    [[endless]] = generate(network, [[3, 4]], GenerationConfig(max_new_tokens=20), eos_ids=())
     eos_ids = (endless.ids[7], endless.ids[4])
-    [[output]] = generate(network, [[3, 4]], GenerationConfig(max_new_tokens=20), end=eos_ids)
+    [[output]] = generate(network, [[3, 4]], GenerationConfig(max_new_tokens=20), eos_ids=eos_ids)
     first = min(endless.ids.index(eos) for eos in eos_ids)
     assert output.ids == endless.ids[:first]
     assert output.finished

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from clearhead.config import GenerationConfig, ModelConfig, preset
-from clearhead.inference import Step, alignment_weights, optimize_for_inference
+from clearhead.inference import ModelRunner, alignment_weights, optimize_for_inference
 from clearhead.inference.optimize import FusedAttention, FusedFeedForward, PackedLinear
 from clearhead.inference.translator_decode_layer import MaskCache, NativeTranslatorDecodeLayer, TranslatorDecodeLayer
 from clearhead.model import build
@@ -19,7 +19,7 @@ from clearhead.ops.linear.int8 import Int8Linear
 from clearhead.ops.linear.quantized import PackedInt8Weight, QuantizedLinear
 from clearhead.ops.native import library as native
 from tests.inference.peers import gpt2, llama, marian, random_rows
-from tests.inference.random_models import FEW, generative_configs, rows_for, same, sharpened
+from tests.inference.random_models import FEW, generative_configs, random_model, rows_for, same_outputs
 from tests.inference.reference import search
 from tests.inference.test_parity_transformers import generate_ours
 from tests.strategies import VOCABULARY, configs, network_of
@@ -114,8 +114,8 @@ def test_int8_decode_steps_in_native_code_equal_torch(override: str, monkeypatch
         torch.manual_seed(0)
         optimized = optimize_for_inference(translator(override)[0], torch.int8)
         with torch.inference_mode():
-            runner = Step(optimized, 9, 10)
-            return torch.stack([runner.start(prompts, sources), *(runner.next(ids)[:, 0] for ids in steps)])
+            runner = ModelRunner(optimized, 9, 10)
+            return torch.stack([runner.prefill(prompts, sources), *(runner.decode_step(ids)[:, 0] for ids in steps)])
 
     in_native = decode()
     monkeypatch.setattr(native, "library", lambda: None)
@@ -202,7 +202,7 @@ def test_an_optimized_network_generates_the_same_outputs(make: Any, beam: int) -
     pair, rows = make(), random_rows(12)
     config = GenerationConfig(max_new_tokens=10, beam=beam, logprobs=True)
     optimized = pair._replace(ours=optimize_for_inference(pair.ours))
-    assert same(generate_ours(optimized, rows, config), generate_ours(pair, rows, config), within=1e-5)
+    assert same_outputs(generate_ours(optimized, rows, config), generate_ours(pair, rows, config), within=1e-5)
 
 
 def test_alignments_of_an_optimized_network_are_the_same() -> None:
@@ -258,7 +258,7 @@ def test_int8_is_close_to_fp32_in_every_family(name: str) -> None:
 @given(generative_configs, st.integers(0, 1 << 30))
 def test_in_int8_a_row_never_depends_on_its_batch_mates(config: ModelConfig, seed: int) -> None:
     """Linear layers are exact for each row; attention may sum in another order, which can decide only near ties."""
-    network = optimize_for_inference(sharpened(config).float(), torch.int8)
+    network = optimize_for_inference(random_model(config).float(), torch.int8)
     rows = rows_for(config, seed)
     together = _prefill_logits(network, rows)
     for row, logits in zip(rows, together, strict=True):
@@ -271,7 +271,7 @@ def test_in_int8_a_row_never_depends_on_its_batch_mates(config: ModelConfig, see
 def _prefill_logits(network: Any, rows: Any) -> Tensor:
     sources, prompts = zip(*rows, strict=True)
     with torch.inference_mode():
-        return Step(network, len(rows), 20).start(prompts, sources if any(sources) else None)
+        return ModelRunner(network, len(rows), 20).prefill(prompts, sources if any(sources) else None)
 
 
 def test_int8_weights_take_a_quarter_of_fp32_and_half_with_the_packed_copy() -> None:
@@ -330,7 +330,7 @@ def test_a_cache_of_the_original_config_works_with_the_optimized_network() -> No
 @FEW
 @given(generative_configs, st.integers(0, 1 << 30), st.sampled_from([1, 3]))
 def test_the_number_of_workers_never_changes_the_outputs(config: ModelConfig, seed: int, beam: int) -> None:
-    network, rows = sharpened(config), rows_for(config, seed, count=7)
+    network, rows = random_model(config), rows_for(config, seed, count=7)
     threads = torch.get_num_threads()
     outputs = [
         search(
@@ -338,6 +338,6 @@ def test_the_number_of_workers_never_changes_the_outputs(config: ModelConfig, se
         )
         for workers in (1, 3, 0)
     ]
-    assert same(outputs[1], outputs[0])
-    assert same(outputs[2], outputs[0])
+    assert same_outputs(outputs[1], outputs[0])
+    assert same_outputs(outputs[2], outputs[0])
     assert torch.get_num_threads() == threads

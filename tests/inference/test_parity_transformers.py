@@ -33,8 +33,8 @@ def generate_ours(pair: Pair, rows: list[list[int]], config: GenerationConfig) -
     """Run our search; padding is banned for Marian."""
     if pair.theirs.config.is_encoder_decoder:
         config = config.model_copy(update={"banned_ids": (*config.banned_ids, (PADDING,))})
-        return translate(pair.ours, rows, config, begin=PADDING, end=pair.end)
-    return generate(pair.ours, rows, config, end=pair.end)
+        return translate(pair.ours, rows, config, bos_id=PADDING, eos_ids=pair.end)
+    return generate(pair.ours, rows, config, eos_ids=pair.end)
 
 
 def generate_theirs(pair: Pair, rows: list[list[int]], **options: Any) -> Iterator[list[tuple[list[int], float]]]:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from clearhead.config import GenerationConfig, ModelConfig
 from clearhead.errors import UserError
-from clearhead.inference import DraftModel, PromptLookup, Step, stream
+from clearhead.inference import DraftModel, ModelRunner, PromptLookup, stream
 from clearhead.inference.generation_batch import GenerationBatch
-from tests.inference.random_models import FEW, generative_configs, rows_for, same, sharpened
+from tests.inference.random_models import FEW, generative_configs, random_model, rows_for, same_outputs
 from tests.inference.reference import END, search
 
 OPTIONS = st.sampled_from(
@@ -40,10 +40,10 @@ def perturbed_copy(network: Any, amount: float) -> Any:
 def test_a_draft_model_never_changes_the_output(
     config: ModelConfig, seed: int, options: dict[str, Any], amount: float, num_draft_tokens: int
 ) -> None:
-    network, rows = sharpened(config), rows_for(config, seed, count=4)
+    network, rows = random_model(config), rows_for(config, seed, count=4)
     settings = GenerationConfig(max_new_tokens=12, logprobs=True, **options)
     draft = DraftModel(perturbed_copy(network, amount), num_draft_tokens)
-    assert same(search(network, rows, settings, draft=draft), search(network, rows, settings))
+    assert same_outputs(search(network, rows, settings, draft=draft), search(network, rows, settings))
 
 
 @FEW
@@ -51,9 +51,9 @@ def test_a_draft_model_never_changes_the_output(
 def test_prompt_lookup_never_changes_the_output(
     config: ModelConfig, seed: int, options: dict[str, Any], num_draft_tokens: int, max_length: int
 ) -> None:
-    network, rows = sharpened(config), rows_for(config, seed, count=4)
+    network, rows = random_model(config), rows_for(config, seed, count=4)
     settings = GenerationConfig(max_new_tokens=12, logprobs=True, **options)
-    assert same(
+    assert same_outputs(
         search(network, rows, settings, draft=PromptLookup(num_draft_tokens, max_length)),
         search(network, rows, settings),
     )
@@ -62,33 +62,33 @@ def test_prompt_lookup_never_changes_the_output(
 @FEW
 @given(generative_configs, st.integers(0, 99))
 def test_a_stream_with_a_draft_equals_one_without(config: ModelConfig, seed: int) -> None:
-    network = sharpened(config)
+    network = random_model(config)
     [(source, prompt)] = rows_for(config, seed, count=1)
     for temperature in (0.0, 1.0):
         settings = GenerationConfig(max_new_tokens=12, temperature=temperature)
-        expected = list(stream(network, prompt, settings, end=END, seed=seed, source=source or None))
+        expected = list(stream(network, prompt, settings, eos_ids=END, seed=seed, source=source or None))
         for draft in (DraftModel(perturbed_copy(network, 0.05)), PromptLookup()):
-            tokens = stream(network, prompt, settings, end=END, seed=seed, source=source or None, draft=draft)
+            tokens = stream(network, prompt, settings, eos_ids=END, seed=seed, source=source or None, draft=draft)
             assert list(tokens) == expected
 
 
 def tokens_of_steps(run: Any) -> list[int]:
     """Run and return the number of tokens of each decode step of any network."""
     tokens = []
-    original = Step.next
+    original = ModelRunner.decode_step
 
-    def counted(self: Step, ids: torch.Tensor) -> torch.Tensor:
+    def counted(self: ModelRunner, ids: torch.Tensor) -> torch.Tensor:
         tokens.append(ids.shape[1])
         return original(self, ids)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Step, "next", counted)
+        patch.setattr(ModelRunner, "decode_step", counted)
         run()
     return tokens
 
 
 def gpt(max_positions: int = 64) -> Any:
-    return sharpened(
+    return random_model(
         ModelConfig(family="decoder", decoder_layers=1, dim=8, heads=2, vocab_size=23, max_positions=max_positions)
     )
 
@@ -104,9 +104,9 @@ def test_accepted_draft_tokens_save_steps() -> None:
 
 def test_prompt_lookup_proposes_what_followed_the_last_match() -> None:
     network = gpt()
-    runner = Step(network, 3, 40)
+    runner = ModelRunner(network, 3, 40)
     prompts = [[7, 8, 9, 2, 7, 8], [3, 4, 3], [5, 6, 11]]
-    batch = GenerationBatch(runner, runner.start(prompts), prompts, GenerationConfig(), [END], [0, 0, 0])
+    batch = GenerationBatch(runner, runner.prefill(prompts), prompts, GenerationConfig(), [END], [0, 0, 0])
     batch.accept(torch.tensor([9, 4, 12]))
     draft = PromptLookup().propose(batch, 6)
     assert draft[0].tolist() == [2, 7, 8, 9, 2, 7], "wraps around"

@@ -69,11 +69,11 @@ def test_stop_strings_end_rows_of_a_batch_where_they_truncate_each_text(tokenize
     network = random_network("decoder", len(tokenizer), decoder_layers=2)
     end, prompts = tokenizer.id("end"), [tokenizer.encode(text)[:4] for text in TEXTS[:3] * 4]
     config = GenerationConfig(max_new_tokens=40, temperature=1.0, logprobs=True)
-    texts = [tokenizer.decode(output.ids) for [output] in generate(network, prompts, config, end=end)]
+    texts = [tokenizer.decode(output.ids) for [output] in generate(network, prompts, config, eos_ids=end)]
     strings = [text[n : n + 2] for n, text in enumerate(texts) if len(text) > n + 2][:3]
     stop = StopStrings(strings, tokenizer)
     draft = DraftModel(network) if use_draft else None
-    outputs = [row[0] for row in generate(network, prompts, config, end=end, stops=stop, draft=draft)]
+    outputs = [row[0] for row in generate(network, prompts, config, eos_ids=end, stop_strings=stop, draft=draft)]
     assert [stop.truncate(tokenizer.decode(output.ids)) for output in outputs] == [
         stop.truncate(text) for text in texts
     ]
@@ -85,7 +85,7 @@ def test_stop_strings_end_rows_of_a_batch_where_they_truncate_each_text(tokenize
         assert stop.find(tokenizer.decode(output.ids[:-1])) is None
         assert len(output.logprobs) == len(output.ids)
     for number, text in enumerate(texts):
-        pieces = stream_text(network, prompts[number], config, tokenizer, end=end, seed=number, stop=tuple(strings))
+        pieces = stream_text(network, prompts[number], config, tokenizer, eos_ids=end, seed=number, stop=tuple(strings))
         assert "".join(pieces) == stop.truncate(text)
 
 

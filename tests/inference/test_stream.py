@@ -18,7 +18,7 @@ def test_streamed_text_is_the_unstreamed_text(temperature: float) -> None:
     end = tokenizer.id("end")
     for seed in range(10):
         prompt = tokenizer.encode(TEXTS[seed % 3])[:5]
-        [[output]] = generate(network, [prompt], config, end=end, seeds=[seed])
-        pieces = list(stream_text(network, prompt, config, tokenizer, end=end, seed=seed))
+        [[output]] = generate(network, [prompt], config, eos_ids=end, seeds=[seed])
+        pieces = list(stream_text(network, prompt, config, tokenizer, eos_ids=end, seed=seed))
         assert "".join(pieces) == tokenizer.decode(output.ids)
-        assert list(stream(network, prompt, config, end=end, seed=seed)) == output.ids
+        assert list(stream(network, prompt, config, eos_ids=end, seed=seed)) == output.ids

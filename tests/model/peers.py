@@ -9,31 +9,31 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.checkpoint.formats.config_fields import Fields
-from clearhead.checkpoint.formats.huggingface import adapter_of, renamed
-from clearhead.checkpoint.formats.name_table import SAME, Entry, Table, to_ours, under
-from clearhead.checkpoint.tensors import tensors_of
+from clearhead.checkpoint.formats.huggingface import adapter_of, canonical_names
+from clearhead.checkpoint.formats.name_table import SAME, Entry, NameTable, from_foreign, with_prefix
+from clearhead.checkpoint.tensors import named_tensors
 from clearhead.config import ModelConfig
 
 # torch.nn
 
 
-TORCH_ATTENTION: Table = {
+TORCH_ATTENTION: NameTable = {
     "query.*": Entry("in_proj_*", SAME, 0),
     "key.*": Entry("in_proj_*", SAME, 1),
     "value.*": Entry("in_proj_*", SAME, 2),
     "output.*": "out_proj.*",
 }
-TORCH_LAYER: Table = {
-    **under("attention", "self_attn", TORCH_ATTENTION),
+TORCH_LAYER: NameTable = {
+    **with_prefix("attention", "self_attn", TORCH_ATTENTION),
     "attention_norm.*": "norm1.*",
     "feed_forward.up.*": "linear1.*",
     "feed_forward.down.*": "linear2.*",
 }
-TORCH: Table = {
-    **under("encoder.layers.*", "transformer.encoder.layers.*", TORCH_LAYER),
+TORCH: NameTable = {
+    **with_prefix("encoder.layers.*", "transformer.encoder.layers.*", TORCH_LAYER),
     "encoder.layers.*.feed_forward_norm.*": "transformer.encoder.layers.*.norm2.*",
-    **under("decoder.layers.*", "transformer.decoder.layers.*", TORCH_LAYER),
-    **under("decoder.layers.*.cross_attention", "transformer.decoder.layers.*.multihead_attn", TORCH_ATTENTION),
+    **with_prefix("decoder.layers.*", "transformer.decoder.layers.*", TORCH_LAYER),
+    **with_prefix("decoder.layers.*.cross_attention", "transformer.decoder.layers.*.multihead_attn", TORCH_ATTENTION),
     "decoder.layers.*.cross_norm.*": "transformer.decoder.layers.*.norm2.*",
     "decoder.layers.*.feed_forward_norm.*": "transformer.decoder.layers.*.norm3.*",
     "*.norm.*": "transformer.*.norm.*",  # pre-norm only
@@ -83,7 +83,7 @@ class TorchTranslator(nn.Module):
         return self.tokens[stack](ids) + self.positions[stack](torch.arange(ids.shape[1]))
 
 
-def from_torch(peer: TorchTranslator) -> tuple[ModelConfig, Table]:
+def from_torch(peer: TorchTranslator) -> tuple[ModelConfig, NameTable]:
     """Return the config and table for torch.nn.Transformer."""
     layer, tokens = peer.transformer.decoder.layers[0], peer.tokens["decoder"]
     config = ModelConfig(
@@ -109,33 +109,33 @@ def from_torch(peer: TorchTranslator) -> tuple[ModelConfig, Table]:
 # Hugging Face
 
 
-def from_hugging_face(peer: Any) -> tuple[ModelConfig, Table]:
+def from_hugging_face(peer: Any) -> tuple[ModelConfig, NameTable]:
     """Return the config and table for a transformers model, as import reads it."""
     fields = Fields(peer.config.to_dict(), "peer")
     adapter = adapter_of(fields)
-    config = adapter.ours(fields, peer.state_dict().keys())
+    config = adapter.from_hf(fields, peer.state_dict().keys())
     return config, adapter.table(config)
 
 
 # Using a table
 
 
-def to_our_names(network: nn.Module, peer: nn.Module, table: Table, gradients: bool = False) -> dict[str, Tensor]:
+def to_our_names(network: nn.Module, peer: nn.Module, table: NameTable, gradients: bool = False) -> dict[str, Tensor]:
     """Return the peer's weights, or their gradients, by our names; assert that none is missing on either side."""
     theirs = dict(peer.state_dict(keep_vars=True))
     if hasattr(peer, "config"):
         fields = Fields(peer.config.to_dict(), "peer")
         adapter = adapter_of(fields)
-        theirs = renamed(adapter, adapter.ours(fields, theirs.keys()), theirs)
+        theirs = canonical_names(adapter, adapter.from_hf(fields, theirs.keys()), theirs)
     # Equal counts: no part of a fused tensor is missing, and the same tensors are tied.
-    assert _count(tensors_of(network).values()) == _count(theirs.values())
+    assert _count(named_tensors(network).values()) == _count(theirs.values())
     selected = {name: tensor.grad if gradients else tensor for name, tensor in theirs.items()}
-    return to_ours(table, network, selected, "peer")
+    return from_foreign(table, network, selected, "peer")
 
 
-def copy(network: nn.Module, peer: nn.Module, table: Table) -> None:
+def copy(network: nn.Module, peer: nn.Module, table: NameTable) -> None:
     """Copy the peer's weights into our network."""
-    ours = tensors_of(network)
+    ours = named_tensors(network)
     with torch.no_grad():
         for name, tensor in to_our_names(network, peer, table).items():
             assert ours[name].shape == tensor.shape, name
@@ -161,14 +161,14 @@ def disturb(peer: nn.Module, scale: float) -> None:
             module.padding_idx = None  # it would stop the gradient of the padding embedding, which ours has
 
 
-def assert_same(network: nn.Module, peer: nn.Module, table: Table, ours: Tensor, theirs: Tensor) -> None:
+def assert_same(network: nn.Module, peer: nn.Module, table: NameTable, ours: Tensor, theirs: Tensor) -> None:
     """Assert that outputs agree within 1e-5, and gradients within 1e-4 of the largest in each tensor."""
     assert theirs.std() > 0.1, "outputs this small would always agree"
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
     weights = torch.randn_like(theirs)
     for output in (ours, theirs):
         ((output * weights).sum() / output.numel()).backward()
-    ours_by_name, expected_by_name = tensors_of(network), to_our_names(network, peer, table, gradients=True)
+    ours_by_name, expected_by_name = named_tensors(network), to_our_names(network, peer, table, gradients=True)
     for name, expected in expected_by_name.items():
         scale = expected.abs().max().item()
         if name.endswith("key.bias"):  # shifts all scores of a query equally, so the softmax ignores it

@@ -10,7 +10,7 @@ from torch import Tensor
 from clearhead.config import ModelConfig
 from clearhead.model import Network, build
 from tests.model.peers import (
-    Table,
+    NameTable,
     assert_same,
     copy,
     disturb,
@@ -39,7 +39,7 @@ def peer_of(model: Any, **settings: Any) -> Any:
     return peer
 
 
-def ours_and_table(peer: Any, training: bool) -> tuple[Any, Table]:
+def ours_and_table(peer: Any, training: bool) -> tuple[Any, NameTable]:
     """Return our network with the peer's weights, both in the same mode, and the table of names."""
     config, table = from_hugging_face(peer)
     network = build(config)

@@ -147,7 +147,7 @@ def test_a_decoder_pools_the_last_token_before_padding_and_that_of_each_document
     heads = build(preset("tiny-gpt", ["outputs=classes", "labels=3"])).heads
     hidden = torch.randn(2, 5, 128)
     assert torch.equal(heads.pool(hidden, torch.tensor([5, 2])), torch.stack([hidden[0, 4], hidden[1, 1]]))
-    packed = heads.pool(hidden[:1], documents=Documents.of([2, 3]))
+    packed = heads.pool(hidden[:1], documents=Documents.from_lengths([2, 3]))
     assert torch.equal(packed, hidden[0, [1, 4]])
 
 
@@ -305,7 +305,7 @@ def test_a_bf16_network_has_bf16_logits(name: str) -> None:
 
 
 def test_an_encoder_pools_first_tokens_and_a_decoder_last_ones() -> None:
-    hidden, documents = torch.randn(2, 5, 128), Documents.of([2, 3])
+    hidden, documents = torch.randn(2, 5, 128), Documents.from_lengths([2, 3])
     encoder = build(preset("tiny-encoder", ["pooler=false", "outputs=classes", "labels=3"])).heads
     assert torch.equal(encoder.pool(hidden, torch.tensor([5, 2])), hidden[:, 0])
     assert torch.equal(encoder.pool(hidden[:1], documents=documents), hidden[0, [0, 2]])
@@ -320,7 +320,7 @@ def test_mean_pooling_averages_tokens_without_padding(name: str) -> None:
     expected = torch.stack([hidden[0].mean(0), hidden[1, :2].mean(0)])
     torch.testing.assert_close(heads.pool(hidden, torch.tensor([5, 2])), expected)
     packed = torch.cat([hidden[0], hidden[1, :2]])[None]
-    torch.testing.assert_close(heads.pool(packed, documents=Documents.of([5, 2])), expected)
+    torch.testing.assert_close(heads.pool(packed, documents=Documents.from_lengths([5, 2])), expected)
 
 
 def test_a_row_and_each_document_may_fill_max_positions() -> None:
@@ -328,9 +328,9 @@ def test_a_row_and_each_document_may_fill_max_positions() -> None:
     assert network(torch.zeros(1, 8, dtype=torch.long), cache=KVCache(network.config, 1, capacity=8)).shape[1] == 8
     ids = torch.zeros(1, 12, dtype=torch.long)
     assert network(ids[:, :8]).shape[1] == 8
-    assert network(ids, documents=Documents.of([8, 4])).shape[1] == 12
+    assert network(ids, documents=Documents.from_lengths([8, 4])).shape[1] == 12
     with pytest.raises(ValueError, match="9 tokens is longer than max_positions 8"):
-        network(ids, documents=Documents.of([9, 3]))
+        network(ids, documents=Documents.from_lengths([9, 3]))
 
 
 def test_padding_of_a_step_may_exceed_the_capacity_of_a_cache() -> None:

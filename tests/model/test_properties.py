@@ -50,12 +50,15 @@ def test_source_padding_never_changes_a_translation(config: ModelConfig, lengths
 def test_packed_equals_unpacked(config: ModelConfig, lengths: list[int], data: st.DataObject) -> None:
     network = network_of(config)
     rows = [tokens(1, length) for length in lengths]
-    packed, documents = torch.cat(rows, dim=1), Documents.of(lengths)
+    packed, documents = torch.cat(rows, dim=1), Documents.from_lengths(lengths)
     if isinstance(network, EncoderDecoder):
         sizes = [data.draw(st.integers(1, 7)) for _ in lengths]
         sources = [tokens(1, size) for size in sizes]
         together = network(
-            torch.cat(sources, dim=1), packed, source_documents=Documents.of(sizes), target_documents=documents
+            torch.cat(sources, dim=1),
+            packed,
+            source_documents=Documents.from_lengths(sizes),
+            target_documents=documents,
         )
         alone = [network(source, row) for source, row in zip(sources, rows, strict=True)]
     else:

@@ -45,9 +45,9 @@ def test_segments_of_a_model_without_them_are_refused() -> None:
 def test_documents_must_fit_the_row() -> None:
     network = build(preset("tiny-gpt"))
     with pytest.raises(ValueError, match=r"lengths add up to 5 tokens, but ids are \(1, 6\)"):
-        network(IDS[:1], documents=Documents.of([2, 3]))
+        network(IDS[:1], documents=Documents.from_lengths([2, 3]))
     with pytest.raises(ValueError, match="neither padding nor a cache"):
-        network(IDS[:1], torch.tensor([6]), documents=Documents.of([6]))
+        network(IDS[:1], torch.tensor([6]), documents=Documents.from_lengths([6]))
 
 
 def test_a_cache_must_fit_its_model_and_its_batch() -> None:
@@ -93,10 +93,10 @@ def test_source_and_target_must_match(translator: EncoderDecoder) -> None:
     with pytest.raises(ValueError, match=r"pass encode\(source\)"):
         translator.decode(IDS, None)
     with pytest.raises(ValueError, match="pack both or neither"):
-        translator.decode(IDS[:1], encoder_output, documents=Documents.of([6]))
-    packed = translator.encode(IDS[:1], documents=Documents.of([2, 4]))
+        translator.decode(IDS[:1], encoder_output, documents=Documents.from_lengths([6]))
+    packed = translator.encode(IDS[:1], documents=Documents.from_lengths([2, 4]))
     with pytest.raises(ValueError, match="2 in the source, but 1 in the target"):
-        translator.decode(IDS[:1], packed, documents=Documents.of([6]))
+        translator.decode(IDS[:1], packed, documents=Documents.from_lengths([6]))
 
 
 def test_a_cache_belongs_to_one_source(translator: EncoderDecoder) -> None:

@@ -15,8 +15,8 @@ from clearhead.inference import cuda_graph_replay as graphs
 from clearhead.inference import generate, static_decoder
 from clearhead.ops.triton import decode_attention as kernel
 from clearhead.ops.triton.decode_attention import triton_decode_attention
-from tests.inference.decode_attention_cases import check, given
-from tests.inference.random_models import same, sharpened
+from tests.inference.decode_attention_cases import check_case, random_case
+from tests.inference.random_models import random_model, same_outputs
 from tests.strategies import VOCABULARY
 
 NO_SPLIT, FIVE_SPLITS = (16, 1), (16, 5)  # block size in slots, splits
@@ -42,7 +42,7 @@ def test_the_kernel_equals_the_reference_at_every_block_edge(
     monkeypatch: pytest.MonkeyPatch, splits: tuple[int, int], dtype: torch.dtype, rotated: bool
 ) -> None:
     monkeypatch.setattr(kernel, "split_cache", lambda keys: splits)
-    check(given((len(EDGES), 1, 130, 16), 4, EDGES, dtype, rotated))
+    check_case(random_case((len(EDGES), 1, 130, 16), 4, EDGES, dtype, rotated))
 
 
 @pytest.mark.parametrize("group", [1, 3, 4, 8, 16])
@@ -51,30 +51,30 @@ def test_grouped_queries_of_any_size_equal_the_reference(
     monkeypatch: pytest.MonkeyPatch, splits: tuple[int, int], group: int
 ) -> None:
     monkeypatch.setattr(kernel, "split_cache", lambda keys: splits)
-    check(given((2, 3, 64, 32), group, [0, 63]))
+    check_case(random_case((2, 3, 64, 32), group, [0, 63]))
 
 
 @pytest.mark.parametrize("dim", [16, 32, 64, 128, 256])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_every_power_of_two_head_dim_equals_the_reference(dim: int, rows: int) -> None:
-    check(given((rows, 2, 40, dim), 2, [33, 0, 39, 17][:rows], torch.bfloat16))
+    check_case(random_case((rows, 2, 40, dim), 2, [33, 0, 39, 17][:rows], torch.bfloat16))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_cache_is_split_for_a_single_row_but_not_for_large_batches(dtype: torch.dtype) -> None:
     lengths = [random.Random(row).randrange(130) for row in range(32)]
-    batch, single = given((32, 4, 130, 16), 2, lengths, dtype), given((1, 4, 130, 16), 2, [129], dtype)
+    batch, single = random_case((32, 4, 130, 16), 2, lengths, dtype), random_case((1, 4, 130, 16), 2, [129], dtype)
     assert kernel.split_cache(batch.keys)[1] == 1
     assert kernel.split_cache(single.keys)[1] == 5, "a split is at least one block"
-    check(batch)
-    check(single)
+    check_case(batch)
+    check_case(single)
 
 
 def test_large_scores_and_nan_propagate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "split_cache", lambda keys: FIVE_SPLITS)
-    case = given((2, 1, 130, 16), 4, [90, 90])
+    case = random_case((2, 1, 130, 16), 4, [90, 90])
     case.keys.mul_(200)  # softmax is nearly one-hot, at a slot of any split
-    check(case)
+    check_case(case)
     case.values[1, 0, 3, 5] = torch.nan
     out = triton_decode_attention(*case)
     assert out[1, :, 5].isnan().all()
@@ -87,14 +87,14 @@ def test_generation_with_the_kernel_equals_generation_without(
     monkeypatch: pytest.MonkeyPatch, position: str, rows: int
 ) -> None:
     shape = {"decoder_layers": 2, "dim": 64, "heads": 4, "kv_heads": 2, "max_positions": 64}
-    network = sharpened(ModelConfig(family="decoder", vocab_size=VOCABULARY, position=position, **shape)).float()
+    network = random_model(ModelConfig(family="decoder", vocab_size=VOCABULARY, position=position, **shape)).float()
     prompts = [[3, 4, 5], [6], [7, 8], [9, 3, 4, 5]][:rows]
     settings = GenerationConfig(max_new_tokens=20, logprobs=True)
-    expected = generate(network, prompts, settings, end=())
-    monkeypatch.setattr(graphs, "FIRST_SLOTS", 16)  # so few that the cache has to grow
+    expected = generate(network, prompts, settings, eos_ids=())
+    monkeypatch.setattr(graphs, "MIN_SLOTS", 16)  # so few that the cache has to grow
     monkeypatch.setattr(static_decoder, "triton_works", lambda device: True)
     monkeypatch.setattr(static_decoder, "kernel_supports", lambda heads, keys: calls.append(1) is None)
     calls: list[int] = []
     graphs._GRAPHS[network] = graphs.GraphCache(network, compiled=False)
-    assert same(generate(network, prompts, settings, end=()), expected, within=1e-4)
+    assert same_outputs(generate(network, prompts, settings, eos_ids=()), expected, within=1e-4)
     assert len(calls) == 2 * 19, "two layers, and every token but the first"

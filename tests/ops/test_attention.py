@@ -45,7 +45,7 @@ def test_backends_equal_the_reference(
 def test_packed_rows_equal_the_reference(
     name: str | None, dtype: torch.dtype, pattern: Pattern, causal: bool, lengths: list[int]
 ) -> None:
-    documents = Documents.of(lengths)
+    documents = Documents.from_lengths(lengths)
     q, k, v = inputs(1, 4, 2, documents.total, dtype)
     padding_mask = torch.ones(1, documents.total, dtype=torch.bool)
     check(q, k, v, Mask(causal, pattern, documents=(documents, documents)), padding_mask, name)
@@ -60,8 +60,8 @@ def test_runs_of_documents_equal_the_reference_without_gradients(
     runs: list[tuple[int, int, int]], heads: int, causal: bool
 ) -> None:
     """Self- and cross-attention, short and long documents, with and without lengths in common."""
-    targets = Documents.of([tokens for count, tokens, _ in runs for _ in range(count)])
-    sources = targets if causal else Documents.of([tokens for count, _, tokens in runs for _ in range(count)])
+    targets = Documents.from_lengths([tokens for count, tokens, _ in runs for _ in range(count)])
+    sources = targets if causal else Documents.from_lengths([tokens for count, _, tokens in runs for _ in range(count)])
     q, k, v = (
         torch.randn(1, count, documents.total, 8)
         for count, documents in ((2, targets), (heads, sources), (heads, sources))
@@ -73,7 +73,7 @@ def test_runs_of_documents_equal_the_reference_without_gradients(
 
 @pytest.mark.parametrize("tokens", [4, 12, 40, 150])
 def test_dropout_in_a_run_applies_without_gradients_too(tokens: int) -> None:
-    documents = Documents.of([tokens] * (2000 // tokens))
+    documents = Documents.from_lengths([tokens] * (2000 // tokens))
     q, k, v = (torch.full((1, 2, documents.total, 4), float(number == 2)) for number in range(3))
     mask = Mask(documents=(documents, documents))
     torch.testing.assert_close(attend(q, k, v, mask, backend="packed_cpu"), v)
@@ -134,11 +134,11 @@ def test_attention_dropout_drops_weights_and_keeps_the_mean() -> None:
 
 def test_the_backend_depends_on_the_mask() -> None:
     q, k, _ = inputs(1, 2, 2, 100, torch.float32)
-    documents = Documents.of([60, 40])
+    documents = Documents.from_lengths([60, 40])
     assert choose_backend(q, k, Mask(causal=True)) == "sdpa"
     assert choose_backend(q, k, Mask(True, Pattern("window", 9))) == "sparse"
     assert choose_backend(q, k, Mask(documents=(documents, documents))) == "packed_cpu"
-    mixed = Documents.of([1, 2] * 33 + [1])  # a call for each document would cost more than padding
+    mixed = Documents.from_lengths([1, 2] * 33 + [1])  # a call for each document would cost more than padding
     assert choose_backend(q, k, Mask(documents=(mixed, mixed))) == "padded"
     assert choose_backend(q[:, :, :1], k, Mask(True, Pattern("window", 9), start=torch.tensor([99]))) == "sdpa"
 
@@ -178,7 +178,7 @@ def test_packed_shifted_and_fewer_queries_equal_the_reference_in_every_backend(
     pattern: Pattern, name: str | None
 ) -> None:
     q, k, v = inputs(1, 4, 2, 12, torch.float64)
-    documents = Documents.of([7, 5])
+    documents = Documents.from_lengths([7, 5])
     for mask, queries in (
         (Mask(True, pattern, documents=(documents, documents)), 12),
         (Mask(True, pattern, start=torch.tensor([4])), 12),

@@ -95,7 +95,7 @@ def test_runs_of_a_packed_row_choose_it(causal: bool, monkeypatch: pytest.Monkey
     calls: list[tuple[int, float]] = []
     backend = Backend(lambda q, k, v, mask, dropout: calls.append((len(q), dropout)) or q, cpu_training_refuses)
     monkeypatch.setitem(BACKENDS, "cpu_training", backend)
-    documents = Documents.of([30] * 20 + [40] * 30 + [50] * 2)
+    documents = Documents.from_lengths([30] * 20 + [40] * 30 + [50] * 2)
     q, k, v = _inputs(1, 2, documents.total, documents.total)
     for dropout in (0.0, 0.1):
         attend(q, k, v, Mask(causal, documents=(documents, documents)), dropout)
@@ -111,7 +111,7 @@ def test_it_refuses_what_it_does_not_support_or_does_slowly(monkeypatch: pytest.
             Mask(lengths=torch.tensor([3] * 16)),
             Mask(True, start=torch.tensor([0] * 16)),
             Mask(True, Pattern("window", 3)),
-            Mask(documents=(Documents.of([64]),) * 2),
+            Mask(documents=(Documents.from_lengths([64]),) * 2),
             Mask(tree=TreeMask(torch.ones(16, 64, 64, dtype=torch.bool), torch.zeros(16, 1), torch.zeros(16, 64))),
         ):
             assert cpu_training_refuses(q, k, mask, dropout)

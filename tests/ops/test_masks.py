@@ -78,7 +78,7 @@ def test_strided_alternates_its_patterns_among_other_layers() -> None:
 
 
 def test_documents_never_attend_to_each_other() -> None:
-    documents = Documents.of([2, 3])
+    documents = Documents.from_lengths([2, 3])
     dense = Mask(True, documents=(documents, documents)).dense(5, 5, CPU)[0, 0].int().tolist()
     assert dense == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 1, 1]]
     assert documents.positions.tolist() == [0, 1, 0, 1, 2]
@@ -86,7 +86,7 @@ def test_documents_never_attend_to_each_other() -> None:
 
 
 def test_unpad_inverts_pad() -> None:
-    documents, packed = Documents.of([3, 1, 4]), torch.randn(1, 2, 8, 5)
+    documents, packed = Documents.from_lengths([3, 1, 4]), torch.randn(1, 2, 8, 5)
     rows = documents.pad(packed)
     assert rows.shape == (3, 2, 4, 5)
     assert rows[1, :, 1:].abs().max() == 0
@@ -96,7 +96,7 @@ def test_unpad_inverts_pad() -> None:
 def test_an_empty_document_is_refused() -> None:
     for lengths in ([], [3, 0]):
         with pytest.raises(ValueError, match="at least one"):
-            Documents.of(lengths)
+            Documents.from_lengths(lengths)
 
 
 def test_lengths_and_starts_apply_to_each_row() -> None:

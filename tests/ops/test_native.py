@@ -79,7 +79,7 @@ def test_attention_equals_the_reference(
     out = native.attend(GemmOutput(q), k, v, mask if kind == "mask" else None, lengths, quantized_out=quantized)
     torch.testing.assert_close(out.double(), reference(q, k, v, mask), rtol=1e-5, atol=2e-6)
     expected = native.quantize(GemmOutput(out))
-    assert torch.equal(quantized.numbers, expected.numbers)
+    assert torch.equal(quantized.values, expected.values)
     assert torch.equal(quantized.scales, expected.scales)
 
 
@@ -131,15 +131,15 @@ def test_residual_norm_quantize_equals_the_formula(data: st.DataObject, rows: in
         residual if with_residual else None,
         relu,
         norm if with_norm else None,
-        sum=sums,
-        normed=normed if with_norm else None,
-        small=quantized,
+        sum_out=sums,
+        normed_out=normed if with_norm else None,
+        quantized_out=quantized,
     )
     assert torch.equal(x, before), "only the requested outputs are written"
     torch.testing.assert_close(sums.double(), expected, rtol=1e-5, atol=1e-5)
     if with_norm:
         torch.testing.assert_close(normed.double(), last, rtol=1e-4, atol=1e-4)
-    dequantized = (quantized.numbers.double() - 128) * quantized.scales.double()[:, None]
+    dequantized = (quantized.values.double() - 128) * quantized.scales.double()[:, None]
     assert ((dequantized - last).abs() <= 0.501 * quantized.scales[:, None] + 1e-4).all(), "rounded to nearest"
     assert torch.equal(native.dequantize(GemmOutput(x)), before)
 
@@ -151,7 +151,7 @@ def test_int8_rows_equal_the_formula() -> None:
     expected, scale = quantize_rows(x)
     quantized = native.quantize(GemmOutput(x))
     torch.testing.assert_close(quantized.scales, scale[:, 0])
-    differ = quantized.numbers.int() - 128 != expected.int()
+    differ = quantized.values.int() - 128 != expected.int()
     assert differ.float().mean() < 1e-3, "except where a value lies halfway between two integers"
     zeros = native.quantize(GemmOutput(torch.zeros(2, 32)))
     assert zeros.scales.tolist() == [0, 0]
@@ -164,10 +164,10 @@ def test_nan_propagates() -> None:
     quantized = native.quantize(GemmOutput(x))
     assert quantized.scales.isnan().tolist() == [False, True, False]
     normed = torch.empty(3, 64)
-    native.residual_norm_quantize(GemmOutput(x), norm=NormParams(torch.ones(64), None, 1e-5), normed=normed)
+    native.residual_norm_quantize(GemmOutput(x), norm=NormParams(torch.ones(64), None, 1e-5), normed_out=normed)
     assert normed.isnan().any(dim=1).tolist() == [False, True, False]
     relu = torch.empty(3, 64)
-    native.residual_norm_quantize(GemmOutput(x), relu=True, sum=relu)
+    native.residual_norm_quantize(GemmOutput(x), relu=True, sum_out=relu)
     assert relu.isnan().any(dim=1).tolist() == [False, True, False]
     q, k = torch.randn(2, 32), torch.randn(1, 1, 5, 32)
     q[1, 3] = torch.nan
@@ -189,9 +189,9 @@ def test_threads_and_batch_mates_never_change_a_row() -> None:
             quantized_out = native.empty_quantized_rows(*q.shape)
             attended.append(native.attend(GemmOutput(q), k, v, quantized_out=quantized_out))
             expected = native.quantize(GemmOutput(attended[-1]))
-            assert torch.equal(quantized_out.numbers, expected.numbers)
+            assert torch.equal(quantized_out.values, expected.values)
             assert torch.equal(quantized_out.scales, expected.scales)
-            best.append(native.top_continuations(logprobs, beam_scores, 9))
+            best.append(native.beam_topk(logprobs, beam_scores, 9))
             quantized.append(native.quantize(GemmOutput(x), norm=norm))
     finally:
         torch.set_num_threads(before)
@@ -201,22 +201,22 @@ def test_threads_and_batch_mates_never_change_a_row() -> None:
     alone = native.attend(GemmOutput(q[6:9]), k[2:3], v[2:3])
     assert torch.equal(alone, attended[0][6:9])
     one: QuantizedRows = native.quantize(GemmOutput(x[7:8].clone()), norm=norm)
-    assert torch.equal(one.numbers, quantized[0].numbers[7:8])
+    assert torch.equal(one.values, quantized[0].numbers[7:8])
 
 
 @compiled
 def test_topk_breaks_ties_by_order_and_shows_nan() -> None:
     logprobs, beam_scores = torch.zeros(2, 3, 200), torch.zeros(2, 3)
-    scores, beams, tokens = native.top_continuations(logprobs, beam_scores, 4)
+    scores, beams, tokens = native.beam_topk(logprobs, beam_scores, 4)
     assert scores.tolist() == [[0.0] * 4] * 2
     assert beams.tolist() == [[0] * 4] * 2
     assert tokens.tolist() == [[0, 1, 2, 3]] * 2
     logprobs[1, 2, 150] = torch.nan
-    scores, beams, tokens = native.top_continuations(logprobs, beam_scores, 4)
+    scores, beams, tokens = native.beam_topk(logprobs, beam_scores, 4)
     assert scores.isnan().tolist() == [[False] * 4, [True, False, False, False]]
     assert (beams[1, 0], tokens[1, 0]) == (2, 150)
     logprobs[1] = torch.nan
-    assert native.top_continuations(logprobs, beam_scores, 4)[0][1].isnan().all()
+    assert native.beam_topk(logprobs, beam_scores, 4)[0][1].isnan().all()
 
 
 @compiled
@@ -231,7 +231,7 @@ def test_lengths_are_clamped_to_the_number_of_keys() -> None:
 def test_norm_of_nearly_equal_values_equals_torch() -> None:
     x = 1e-4 * torch.randn(4, 64) + 3
     normed = torch.empty(4, 64)
-    native.residual_norm_quantize(GemmOutput(x), norm=NormParams(torch.ones(64), None, 1e-5), normed=normed)
+    native.residual_norm_quantize(GemmOutput(x), norm=NormParams(torch.ones(64), None, 1e-5), normed_out=normed)
     torch.testing.assert_close(normed, torch.layer_norm(x, (64,)), rtol=1e-3, atol=1e-3)
 
 
@@ -248,6 +248,6 @@ def test_unsupported_inputs_are_refused() -> None:
     with pytest.raises(AssertionError):
         native.attend(GemmOutput(torch.randn(2, 192)), k, k, write_slot=5)
     with pytest.raises(AssertionError):
-        native.residual_norm_quantize(GemmOutput(q.double()), sum=q)
+        native.residual_norm_quantize(GemmOutput(q.double()), sum_out=q)
     with pytest.raises(AssertionError):
-        native.residual_norm_quantize(GemmOutput(q), residual=torch.randn(1, 64), sum=q)
+        native.residual_norm_quantize(GemmOutput(q), residual=torch.randn(1, 64), sum_out=q)

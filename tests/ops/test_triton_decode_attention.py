@@ -14,8 +14,8 @@ from clearhead.ops.triton.decode_attention import (
     MAX_BLOCK,
     MAX_SPLIT_BLOCK,
     TARGET_PROGRAMS,
-    kernel_supports,
     split_cache,
+    triton_decode_attention_supports,
     triton_works,
 )
 
@@ -48,7 +48,9 @@ def test_the_grid_fills_the_gpu_and_no_split_is_always_empty(
 
 
 def test_the_kernel_is_not_used_on_a_cpu() -> None:
-    assert kernel_supports(torch.empty(1, 6, 64), torch.empty(1, 2, 512, 64)), "shapes and dtypes are supported"
+    assert triton_decode_attention_supports(torch.empty(1, 6, 64), torch.empty(1, 2, 512, 64)), (
+        "shapes and dtypes are supported"
+    )
     assert not triton_works(torch.device("cpu"))
 
 

@@ -66,7 +66,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Model]:
 def test_marian_translates_as_in_transformers(marian: tuple[Any, Model]) -> None:
     theirs, model = marian
     assert model.extra["begin"] == [PAD]
-    assert model.extra["banned"] == [[PAD], [8, 9]]
+    assert model.extra["banned_ids"] == [[PAD], [8, 9]]
     found = [result.text for result in model.translate(TEXTS, max_new_tokens=30, no_repeat_ngram_size=2)]
     for text, ours in zip(TEXTS, found, strict=True):
         if not text.strip():
@@ -95,7 +95,7 @@ def test_marian_translates_alike_through_the_engine(marian: tuple[Any, Model], o
 
 def test_the_banned_tokens_of_a_model_stay_banned_with_those_of_the_user(marian: tuple[Any, Model]) -> None:
     model = marian[1]
-    unbanned = Model(model.network, model.tokenizers, {**model.extra, "banned": []})
+    unbanned = Model(model.network, model.tokenizers, {**model.extra, "banned_ids": []})
     text, other = TEXTS[0], [[7]]
     output = unbanned.translate(text, max_new_tokens=9, logprobs=True, banned_ids=other)
     ours = model.translate(text, max_new_tokens=9, logprobs=True, banned_ids=other)
@@ -107,7 +107,7 @@ def test_the_banned_tokens_of_a_model_stay_banned_with_those_of_the_user(marian:
 
 def test_any_of_several_eos_tokens_ends_a_text(llama: tuple[Any, Model]) -> None:
     theirs, model = llama
-    assert model.extra["ends"] == [0, 40, 41, 42, 43]
+    assert model.extra["eos_ids"] == [0, 40, 41, 42, 43]
     texts = [f"w{number} w{2 * number} w30" for number in range(1, 30)]
     single = model.generate(texts, max_new_tokens=25)
     assert any(text.finished for text in single)
@@ -115,7 +115,7 @@ def test_any_of_several_eos_tokens_ends_a_text(llama: tuple[Any, Model]) -> None
     for text, ours in zip(texts, single, strict=True):
         ids = torch.tensor([model.prompt_ids(text)])
         wanted = theirs.generate(ids, do_sample=False, max_new_tokens=25)[0, ids.shape[1] :].tolist()
-        ended = wanted[-1] in model.extra["ends"]
+        ended = wanted[-1] in model.extra["eos_ids"]
         assert (ours.text, ours.finished) == (model.tokenizer.decode(wanted[:-1] if ended else wanted), ended)
     assert [text for _, text in generate_batch_texts(model, texts, max_new_tokens=25)] == single
     assert engine_texts(model, texts, max_new_tokens=25) == [text.text for text in single]
@@ -126,7 +126,7 @@ def test_the_banned_tokens_of_a_decoder_are_banned_everywhere(llama: tuple[Any, 
     plain = llama[1]
     prompts = ["w1", "w2 w3", "w4"]
     first = [plain.tokenizer.encode(result.text)[0] for result in plain.generate(prompts, max_new_tokens=8)]
-    model = Model(plain.network, plain.tokenizers, plain.extra | {"banned": [[number] for number in first]}, "m")
+    model = Model(plain.network, plain.tokenizers, plain.extra | {"banned_ids": [[number] for number in first]}, "m")
     single = [result.text for result in model.generate(prompts, max_new_tokens=8)]
     assert all(not set(model.tokenizer.encode(text)) & set(first) for text in single)
     assert engine_texts(model, prompts, max_new_tokens=8) == single
@@ -147,7 +147,7 @@ def test_a_ctranslate2_model_translates_alike_through_the_engine(tmp_path: Path)
 def test_a_llama2c_model_generates_alike_through_the_engine(tmp_path: Path) -> None:
     import_model(corpus("weights/stories260K/stories260K.bin"), tmp_path / "ours")
     model = load(tmp_path / "ours", "cpu", "fp64")
-    assert len(model.extra["ends"]) == 2
+    assert len(model.extra["eos_ids"]) == 2
     texts = ["Once upon a time", "Tim", "", "The dog\u2014née 🐈"]
     single = model.generate(texts, max_new_tokens=30)
     assert [text for _, text in generate_batch_texts(model, texts, max_new_tokens=30)] == single
@@ -159,10 +159,10 @@ def test_a_llama2c_model_generates_alike_through_the_engine(tmp_path: Path) -> N
     [
         ({"begin": "x"}, "begin"),
         ({"begin": [99_999]}, "begin: token 99999 is outside the vocabulary"),
-        ({"ends": [-1]}, r"ends.0: -1 is too small"),
-        ({"ends": 7}, "ends"),
-        ({"banned": [5]}, "banned"),
-        ({"banned": {"a": 1}}, "banned"),
+        ({"eos_ids": [-1]}, r"eos_ids.0: -1 is too small"),
+        ({"eos_ids": 7}, "eos_ids"),
+        ({"banned_ids": [5]}, "banned_ids"),
+        ({"banned_ids": {"a": 1}}, "banned_ids"),
         ({"source_end": "no"}, "source_end: 'no' is neither true nor false"),
     ],
 )

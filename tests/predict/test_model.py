@@ -104,8 +104,8 @@ def test_the_reference_network_stays_unchanged_by_the_inference_copy(tmp_path: P
         plain.network,
         [[*plain.tokenizer.encode("a man"), plain.tokenizer.id("end")]],
         GenerationConfig(beam=2, max_new_tokens=5),
-        begin=plain.tokenizer.id("begin"),
-        end=plain.tokenizer.id("end"),
+        bos_id=plain.tokenizer.id("begin"),
+        eos_ids=plain.tokenizer.id("end"),
     )[0][0]
     assert (plain.tokenizer.decode(direct.ids), direct.score) == (text, pytest.approx(score, abs=1e-5))
     with pytest.raises(UserError, match="dtype: 'int7' is not allowed; use fp32, bf16, fp16, fp64, int8 or int4"):

@@ -9,14 +9,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from clearhead.data.labeled_tasks import windows
+from clearhead.data.labeled_tasks import window_starts
 from clearhead.errors import UserError
 from clearhead.predict import Model
 from clearhead.predict import answer as answering
 from clearhead.predict.encode_batch import InvalidText
 from clearhead.predict.fill import masked_rows
 from clearhead.text import KINDS, Kind
-from clearhead.text.word_split import words
+from clearhead.text.word_split import split_words
 from tests.predict.readers import LABELS, reader
 
 TEXTS = [
@@ -158,7 +158,7 @@ def test_tags_have_exact_positions_in_any_script(kind: Kind, text: str) -> None:
     try:
         found = model.tag(text, truncate=True)
     except InvalidText:
-        assert not model.tokenizer.offsets(" ".join(text[a:b] for a, b in words(text)))
+        assert not model.tokenizer.offsets(" ".join(text[a:b] for a, b in split_words(text)))
         return
     assert found.text == text
     assert all(word.text == text[word.start : word.end] for word in found.words)
@@ -199,7 +199,7 @@ def test_words_are_split_as_readers_split_them() -> None:
         " \n ": [],
     }
     for text, expected in cases.items():
-        assert [text[a:b] for a, b in words(text)] == expected
+        assert [text[a:b] for a, b in split_words(text)] == expected
 
 
 CONTEXT = "The old cat 🐈 sat on the mät. Zoë's quagmire, née 猫坐在垫子上, sang in the garden behind our house. " * 4
@@ -217,12 +217,12 @@ def test_an_answer_is_found_anywhere_in_a_long_context(kind: Kind, data: st.Data
     question = model.tokenizer.encode("who sat?")
     room = 48 - len(question) - 3
     stride = min(model.data.stride, room // 2)  # type: ignore[union-attr]
-    complete = [first >= start and last < start + room for start in windows(len(tokens), room, stride)]
+    complete = [first >= start and last < start + room for start in window_starts(len(tokens), room, stride)]
 
     def oracle(model: Model, rows: list[answering.Row], each: object) -> list[torch.Tensor]:
         """Certain of the answer in every window that has all of it, and of no answer in the others."""
         scores = [torch.zeros(len(row.ids), 2) for row in rows]
-        for start, table, row in zip(windows(len(tokens), room, stride), scores, rows, strict=True):
+        for start, table, row in zip(window_starts(len(tokens), room, stride), scores, rows, strict=True):
             if first >= start and last < start + room:
                 table[row.boundary + first - start, 0] = table[row.boundary + last - start, 1] = 20.0
             else:

@@ -56,9 +56,9 @@ def test_a_stream_that_ends_inside_a_character_equals_decode(byte_level: Tokeniz
 def test_special_tokens_in_text_are_plain_text_by_default(kind: Kind, tokenizers: dict[Kind, Tokenizer]) -> None:
     tokenizer = tokenizers[kind]
     for role in tokenizer.roles:
-        token = tokenizer.token(tokenizer.id(role))
+        token = tokenizer.id_to_token(tokenizer.id(role))
         assert tokenizer.id(role) not in tokenizer.encode(f"a {token} b") or role == "unknown"
-        assert tokenizer.id(role) in tokenizer.encode(f"a {token} b", specials=True)
+        assert tokenizer.id(role) in tokenizer.encode(f"a {token} b", special_tokens=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -191,6 +191,6 @@ def test_punctuation_is_a_token_of_its_own_and_decodes_without_a_space() -> None
     assert word_level.decode(word_level.encode(texts[0])) == texts[0]
     for kind in ("bpe", "unigram"):
         tokenizer = train(texts, kind, 60)
-        pieces = [tokenizer.token(token_id) for token_id in tokenizer.encode(texts[0])]
+        pieces = [tokenizer.id_to_token(token_id) for token_id in tokenizer.encode(texts[0])]
         assert pieces[-1] == "."
         assert tokenizer.decode(tokenizer.encode(texts[0])) == texts[0]

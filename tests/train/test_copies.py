@@ -10,7 +10,7 @@ from clearhead.config.data import DataConfig
 from clearhead.config.train import TrainConfig
 from clearhead.data import Batch
 from clearhead.model import build
-from clearhead.ops.adamw import Adam
+from clearhead.ops.adamw import FusedAdamW
 from clearhead.train.cuda_graph import linear_parameters
 from clearhead.train.distributed import DistContext, dist_context
 from clearhead.train.objective import Objective
@@ -61,14 +61,14 @@ def test_refresh_copies_changed_weights(frozen: tuple[str, ...]) -> None:
     freeze(network, frozen)
     settings = TrainConfig(steps=5, lr=0.1)
     objective = Objective(network, DataConfig(task="language-model", max_length=16, batch_tokens=64), settings)
-    adam = Adam(build_optimizer(network, settings), linear_parameters(objective), torch.bfloat16)
-    assert bool(adam.copies) != bool(frozen)
+    adam = FusedAdamW(build_optimizer(network, settings), linear_parameters(objective), torch.bfloat16)
+    assert bool(adam.bf16_weights) != bool(frozen)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(1)
-    adam.refresh()
+    adam.refresh_copies()
     weights = dict(objective.named_parameters())
-    assert all(torch.equal(copy, weights[name].bfloat16()) for name, copy in adam.copies.items())
+    assert all(torch.equal(copy, weights[name].bfloat16()) for name, copy in adam.bf16_weights.items())
 
 
 def test_a_single_process_sets_the_current_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ def test_empty_rows_are_left_out_of_metrics_as_of_losses(bases: dict[str, Path],
     made = Recipe.build(made.model_dump(mode="json") | {"data": data}, where="test")
     valid_set = prepared(made)[0].valid
     assert valid_set is not None
-    assert valid_set.size(0) == 9
+    assert valid_set.num_samples(0) == 9
     run(tmp_path / "run", made)
     assert evaluate(load(tmp_path / "run" / "last", "cpu"))["texts"] == 9
     with pytest.raises(UserError, match=r"holes\.tsv, line 10: empty; give some text"):
@@ -200,7 +200,7 @@ def test_balanced_class_weights_give_all_classes_the_same_total(bases: dict[str,
         data, _ = prepared(made)
         weights = class_weights(made, data)
         assert weights is not None
-        batch = data.train.batch(np.arange(data.train.size(0)), 0, 0)
+        batch = data.train.batch(np.arange(data.train.num_samples(0)), 0, 0)
         labels = batch["labels"][batch["labels"] >= 0]
         total = torch.bincount(labels, weights[labels].double(), minlength=len(weights))
         assert total[total > 0].tolist() == pytest.approx(

@@ -84,7 +84,9 @@ def test_a_plain_torch_loop_gives_the_same_losses(family: str, tmp_path: Path) -
     groups = [{"params": matrices, "weight_decay": 0.2}, {"params": vectors, "weight_decay": 0.0}]
     adam = torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-8, foreach=False, fused=False)
     expected = []
-    for step, item in zip(range(1, 11), Loader(data.train, tokens=made.data.batch_tokens, workers=0), strict=False):
+    for step, item in zip(
+        range(1, 11), Loader(data.train, batch_tokens=made.data.batch_tokens, workers=0), strict=False
+    ):
         (batch,) = item.batches
         logits = network(
             *(batch[side] for side in ("source", "target", "source_lengths", "ids") if side in batch.tensors)
@@ -210,7 +212,7 @@ def test_validation_loss_is_the_mean_over_all_tokens_one_sample_at_a_time(family
     assert data.valid is not None
     network = load_model(tmp_path / "last").network
     total, count, correct = 0.0, 0, 0
-    for sample in range(data.valid.size(0)):
+    for sample in range(data.valid.num_samples(0)):
         batch = data.valid.batch(torch.tensor([sample]).numpy(), 0, 0)
         with torch.no_grad():
             if isinstance(network, EncoderDecoder):

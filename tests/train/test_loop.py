@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.checkpoint import average, load_model
+from clearhead.checkpoint import average_weights, load_model
 from clearhead.config.recipe import Recipe, load_recipe
 from clearhead.data import Loader
 from clearhead.model import Network
@@ -55,7 +55,7 @@ def newest_weights(out: Path) -> dict[str, Tensor]:
 def test_the_last_model_is_the_mean_of_the_newest_checkpoints(tmp_path: Path) -> None:
     run(tmp_path, recipe("gpt", save_every=3, keep_checkpoints=4, average_checkpoints=3))
     folders = [tmp_path / "checkpoints" / f"step-{step:08}" for step in (6, 9, 10)]
-    mean = average(folders)
+    mean = average_weights(folders)
     by_hand = sum(load_weights(folder)["decoder.norm.weight"].double() for folder in folders) / 3
     last = weights(load_model(tmp_path / "last").network)
     assert distance(last, mean) == 0
@@ -197,6 +197,6 @@ def test_every_token_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     log_step = loop.log_step
     monkeypatch.setattr(loop, "log_step", lambda run: (seen.append(run.metrics.tokens), log_step(run))[1])
     run(tmp_path, made)
-    steps = Loader(prepared(made)[0].train, tokens=made.data.batch_tokens, workers=0)
-    counts = [sum(batch.tokens for batch in step.batches) for step, _ in zip(steps, range(4), strict=False)]
+    steps = Loader(prepared(made)[0].train, batch_tokens=made.data.batch_tokens, workers=0)
+    counts = [sum(batch.num_tokens for batch in step.batches) for step, _ in zip(steps, range(4), strict=False)]
     assert seen == [sum(counts[:2]), sum(counts[2:])]

@@ -135,10 +135,10 @@ def test_logits_are_chunked_only_above_the_limit(monkeypatch: pytest.MonkeyPatch
 def test_the_logits_of_a_chunk_are_freed_before_the_next() -> None:
     alive: list[weakref.ref[Tensor]] = []
 
-    def chunk_fn(*inputs: Any) -> losses.Chunk:
+    def chunk_fn(*inputs: Any) -> losses.CrossEntropyChunk:
         assert all(logits() is None for logits in alive)
         chunk = losses.cross_entropy_chunk(*inputs)
-        alive.append(weakref.ref(chunk.scores))
+        alive.append(weakref.ref(chunk.logits_grad))
         return chunk
 
     hidden = torch.randn(384, DIM).double().requires_grad_()

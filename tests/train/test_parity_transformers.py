@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from clearhead.checkpoint.formats import read_foreign
-from clearhead.checkpoint.model_folder import with_weights
+from clearhead.checkpoint.model_folder import build_with_weights
 from clearhead.config.data import DataConfig
 from clearhead.config.train import TrainConfig
 from clearhead.data import IGNORED, Batch
@@ -71,7 +71,7 @@ def test_every_step_equals_transformers(task: str, tmp_path: Path) -> None:
     peer = MODELS[task](shape).double()
     peer.save_pretrained(tmp_path)
     imported = read_foreign(tmp_path)
-    network = with_weights(imported.config, imported.weights, "transformers").double()
+    network = build_with_weights(imported.config, imported.weights, "transformers").double()
     objective = Objective(network, DataConfig(task=task, max_length=MAX_LENGTH), settings).train()
     updater = Updater(objective, objective, build_optimizer(network, settings), settings, DIST, torch.float64)
     matrices = [p for p in peer.parameters() if p.dim() >= 2]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.checkpoint import load_model, newest_state
+from clearhead.checkpoint import load_model, newest_checkpoint
 from clearhead.config.recipe import Recipe, load_recipe
 from clearhead.data import GlobalBatch
 from clearhead.errors import UserError
@@ -90,7 +90,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(family: str, tmp_path: Path, 
     for stop in stops:
         out = tmp_path / f"stopped at {stop}"
         runner(out, made, stop)
-        assert newest_state(out)[0].step == stop  # type: ignore[union-attr]
+        assert newest_checkpoint(out)[0].step == stop  # type: ignore[union-attr]
         assert f"resuming from step {stop} of {STEPS}" in runner(out, made)
         assert runner.order == order
         runner.order = []

@@ -79,8 +79,8 @@ def test_packed_documents_keep_their_first_token(config: ModelConfig, lengths: l
         None,
         1.0,
         torch.Generator(),
-        source_documents=Documents.of(sizes),
-        target_documents=Documents.of(lengths),
+        source_documents=Documents.from_lengths(sizes),
+        target_documents=Documents.from_lengths(lengths),
     )
     separate = [
         scheduled_inputs(network, source, row, None, None, 1.0, torch.Generator())

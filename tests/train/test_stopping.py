@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from clearhead.checkpoint import disk, newest_state
+from clearhead.checkpoint import disk, newest_checkpoint
 from clearhead.config.train import TrainConfig
 from clearhead.data import GlobalBatch
 from clearhead.errors import UserError
@@ -57,7 +57,7 @@ def test_a_stopped_run_leaves_a_complete_run_folder(tmp_path: Path) -> None:
 
     summary = run(tmp_path, recipe("gpt", save_every=2, average_checkpoints=2), watch=stop)
     assert (summary.step, summary.stopped) == (3, True)
-    state, damaged = newest_state(tmp_path)
+    state, damaged = newest_checkpoint(tmp_path)
     assert state is not None
     assert (state.step, damaged) == (3, [])
     assert events(tmp_path)[-1] == {"kind": "end", "step": 3, "best": None, "reason": "stopped"}
@@ -73,7 +73,7 @@ def test_patience_ends_a_run_that_does_not_improve(tmp_path: Path, monkeypatch: 
     summary = run(tmp_path, made)
     assert (summary.step, summary.best, summary.stopped) == (10, 4.0, False)
     assert events(tmp_path)[-1]["reason"] == "loss has not improved for 3 validations"
-    assert newest_state(tmp_path)[0].step == 10  # type: ignore[union-attr]
+    assert newest_checkpoint(tmp_path)[0].step == 10  # type: ignore[union-attr]
     assert run(tmp_path, made, resume=True).step == 10, "resuming changes nothing: patience is still exhausted"
     assert next(values) == 3.0
     config = (tmp_path / "best" / "config.json").read_text()
@@ -279,7 +279,7 @@ def test_a_full_disk_is_an_error_and_the_run_can_resume(tmp_path: Path, monkeypa
         patch.setattr(disk, "write_json", full)
         with pytest.raises(UserError, match=r"step-00000008/state\.json cannot be written \(No space left on device\)"):
             run(tmp_path / "out", made)
-    state, damaged = newest_state(tmp_path / "out")
+    state, damaged = newest_checkpoint(tmp_path / "out")
     assert state is not None
     assert (state.step, damaged) == (4, [])
     run(tmp_path / "out", made, resume=True)

@@ -126,7 +126,7 @@ SMALL = FAMILIES["translator"] | {"train": TRAIN}
         ),
         ({"train": TRAIN | {"freeze": ["*"]}}, "freeze: nothing would be left to train; remove a pattern"),
         ({"model": {"init_from": "nothing"}}, "no model 'nothing': neither a folder nor a name"),
-        ({"model": {"init_from": "x", "dim": 8}}, "model: a folder has its architecture already"),
+        ({"model": {"init_from": "x", "dim": 8}}, "model: init_from fixes the architecture"),
         ({"model": {"init_from": "x", "pooling": "max"}}, "pooling"),
         ({"model": {"init_from": "x", "dropout": 2}}, "dropout"),
     ],

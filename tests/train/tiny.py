@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.checkpoint import newest_state
-from clearhead.config.load import apply
+from clearhead.checkpoint import newest_checkpoint
+from clearhead.config.load import apply_overrides
 from clearhead.config.recipe import Recipe
 from clearhead.data import Data, prepare
 from clearhead.model import Network
@@ -71,7 +71,7 @@ def recipe(family: str, *changes: str, **train_settings: Any) -> Recipe:
     """The tiny recipe of a family, changed by key=value and by train settings."""
     settings = FAMILIES[family] | {"train": TRAIN | train_settings}
     settings["data"] = settings["data"] | {"workers": 0}
-    return Recipe.build(apply(settings, changes), where="test")
+    return Recipe.build(apply_overrides(settings, changes), where="test")
 
 
 def prepared(recipe: Recipe) -> tuple[Data, Network]:
@@ -102,7 +102,7 @@ def losses(out: Path) -> list[float]:
 
 def tensors(out: Path) -> dict[str, Tensor]:
     """Weights and optimizer of the newest checkpoint, by name."""
-    state, damaged = newest_state(out)
+    state, damaged = newest_checkpoint(out)
     assert state is not None
     assert not damaged
     return {f"weights {name}": x.clone() for name, x in state.weights().items()} | {

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from clearhead import cli
-from clearhead.checkpoint import disk, load_model, newest_state
+from clearhead.checkpoint import disk, load_model, newest_checkpoint
 from clearhead.config.recipe import dump_recipe
 from clearhead.train import loop, validate
 from clearhead.train.run_log import read_log
@@ -138,14 +138,14 @@ class Campaign:
             assert self.run.exists() == existed
             return
         assert events(self.run)[-1]["reason"] == "stopped"
-        state, _ = newest_state(self.run)
+        state, _ = newest_checkpoint(self.run)
         assert state is not None
         assert f"stopped at step {state.step:,}" in self.output
         load_model(self.run / "last")
 
     def check(self) -> None:
         """Check what is on disk after an interruption."""
-        state, damaged = newest_state(self.run)
+        state, damaged = newest_checkpoint(self.run)
         assert damaged == [], "the newest checkpoint is intact"
         saved = 0 if state is None else state.step
         log = self.run / "log.jsonl"

@@ -1,43 +1,50 @@
 """Model folders and training checkpoints on disk: atomic, checksummed, safetensors and JSON only."""
 
-from clearhead.checkpoint.averaging import average
+from clearhead.checkpoint.averaging import average_weights
 from clearhead.checkpoint.card import Card, Score, model_card, read_card
 from clearhead.checkpoint.gather import (
-    gather,
+    gather_state,
     gather_weights,
     load_optimizer_state,
+    load_state,
     load_weights,
     optimizer_state,
-    scatter,
 )
-from clearhead.checkpoint.model_folder import Loaded, load_model, save_model, with_weights
-from clearhead.checkpoint.state import State, discard_state, newest_state, read_state, run_lock, save_state
+from clearhead.checkpoint.model_folder import LoadedModel, build_with_weights, load_model, save_model
+from clearhead.checkpoint.state import (
+    TrainingCheckpoint,
+    delete_checkpoint,
+    newest_checkpoint,
+    read_checkpoint,
+    run_lock,
+    write_checkpoint,
+)
 from clearhead.checkpoint.summary import ModelFolderInfo, model_folder_info
 from clearhead.checkpoint.tensors import save_tensors
 
 __all__ = [
     "Card",
-    "Loaded",
+    "LoadedModel",
     "ModelFolderInfo",
     "Score",
-    "State",
-    "average",
-    "discard_state",
-    "gather",
+    "TrainingCheckpoint",
+    "average_weights",
+    "build_with_weights",
+    "delete_checkpoint",
+    "gather_state",
     "gather_weights",
     "load_model",
     "load_optimizer_state",
+    "load_state",
     "load_weights",
     "model_card",
     "model_folder_info",
-    "newest_state",
+    "newest_checkpoint",
     "optimizer_state",
     "read_card",
-    "read_state",
+    "read_checkpoint",
     "run_lock",
     "save_model",
-    "save_state",
     "save_tensors",
-    "scatter",
-    "with_weights",
+    "write_checkpoint",
 ]

@@ -18,7 +18,7 @@ from clearhead.errors import UserError
 Readers = dict[str, Callable[[], Tensor]]  # by tensor name
 
 
-def average(paths: Sequence[Path]) -> dict[str, Tensor]:
+def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     """Return the mean of the weights in checkpoints or model folders, summed in fp64 and returned in fp32 or fp64."""
     if not paths:
         raise ValueError("paths: none; give one folder or more")

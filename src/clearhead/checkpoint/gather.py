@@ -10,27 +10,27 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from clearhead.checkpoint.tensors import check_fit, tensors_of
+from clearhead.checkpoint.tensors import check_fit, named_tensors
 from clearhead.errors import UserError
 
 NamedParameter = tuple[str, nn.Parameter, dict[str, Any]]  # name, parameter, parameter group of the optimizer
 NO_STATE = "untouched"  # key of a parameter that has had no gradient yet, and so no optimizer state
 
 
-def gather(network: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def gather_state(network: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return full weights and optimizer state on the CPU; every rank must call it, ranks other than 0 get {}.
 
     Tensors on the CPU are not copied: write them before the next step.
     """
-    return _full_tensors(tensors_of(network)), optimizer_state(network, optimizer)
+    return _full_tensors(named_tensors(network)), optimizer_state(network, optimizer)
 
 
 def gather_weights(network: nn.Module) -> dict[str, Tensor]:
     """Return the weights alone, as `gather` does."""
-    return _full_tensors(tensors_of(network))
+    return _full_tensors(named_tensors(network))
 
 
-def scatter(
+def load_state(
     network: nn.Module, optimizer: Optimizer, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]
 ) -> None:
     """Load the result of `gather` into a network and its optimizer; every rank passes the same full tensors."""
@@ -40,7 +40,7 @@ def scatter(
 
 def load_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy full weights into the network's own tensors."""
-    own = tensors_of(network)
+    own = named_tensors(network)
     check_fit(own, weights, "weights")
     with torch.no_grad():
         for name, tensor in own.items():
@@ -100,7 +100,7 @@ def _problems(parameters: list[NamedParameter], by_name: Mapping[str, Mapping[st
 
 def _parameters(network: nn.Module, optimizer: Optimizer) -> list[NamedParameter]:
     """Return every parameter of the optimizer with its name in the network and its group."""
-    names = {id(tensor): name for name, tensor in tensors_of(network).items()}
+    names = {id(tensor): name for name, tensor in named_tensors(network).items()}
     parameters = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
     if any(id(parameter) not in names for parameter, _ in parameters):
         raise ValueError("the optimizer holds a parameter that the network does not have; pass both of the same model")

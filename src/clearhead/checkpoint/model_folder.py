@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.checkpoint import disk
 from clearhead.checkpoint.int8_storage import SCALE_SUFFIX, from_int8_storage, to_int8_storage
-from clearhead.checkpoint.tensors import check_fit, read_tensors, save_tensors, stored_names, tensors_of
+from clearhead.checkpoint.tensors import check_fit, named_tensors, read_tensors, save_tensors, stored_names
 from clearhead.checkpoint.version1 import migrate_config, migrate_name
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
@@ -27,7 +27,7 @@ MAX_ATTEMPTS = 5  # at reading a folder that another process keeps replacing
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """The contents of a model folder; the network is in evaluation mode."""
 
     network: Network
@@ -53,9 +53,9 @@ def save_model(
     config, extra = network.config, dict(extra or {})
     if taken := {"format", "version", "model"} & extra.keys():
         raise ValueError(f"extra: {', '.join(sorted(taken))} is a key of config.json itself; use another name")
-    tensors = tensors_of(network)
+    tensors = named_tensors(network)
     try:
-        check_fit(tensors_of(build(config, "meta")), tensors, "network")
+        check_fit(named_tensors(build(config, "meta")), tensors, "network")
     except UserError as error:
         raise ValueError(f"the network does not match its config: {error}") from None
     _check_tokenizers(tokenizers, config, folder)
@@ -77,17 +77,17 @@ def write_tokenizers(folder: Path, engines: Sequence[Engine]) -> None:
         disk.write_text(folder / name, engine.to_str(pretty=False))
 
 
-def with_weights(config: ModelConfig, weights: Mapping[str, Tensor], where: Path | str = "weights") -> Network:
+def build_with_weights(config: ModelConfig, weights: Mapping[str, Tensor], where: Path | str = "weights") -> Network:
     """Build the network of a config from these tensors, in evaluation mode."""
     network = build(config, "meta")
-    check_fit(tensors_of(network), weights, where)
+    check_fit(named_tensors(network), weights, where)
     network.load_state_dict({name: weights[stored] for name, stored in stored_names(network).items()}, assign=True)
     return network.eval()
 
 
 def load_model(
     folder: Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None, verify: bool = True
-) -> Loaded:
+) -> LoadedModel:
     """Read a model folder; `dtype` converts the weights, `verify=False` skips the checksums.
 
     On a CPU without a dtype, the weights are memory-mapped.
@@ -106,7 +106,7 @@ def load_model(
     raise UserError(f"{folder} is being replaced continuously; try again when no process writes it")
 
 
-def _load(folder: Path, device: torch.device | str, dtype: torch.dtype | None, verify: bool) -> Loaded:
+def _load(folder: Path, device: torch.device | str, dtype: torch.dtype | None, verify: bool) -> LoadedModel:
     names = _file_names(folder, verify)
     config, tokenizers, extra = read_settings(folder, names)
     migrate = format_version(folder) == 1
@@ -115,8 +115,8 @@ def _load(folder: Path, device: torch.device | str, dtype: torch.dtype | None, v
         tensors = from_int8_storage(read_tensors(folder / file, device), folder / file)
         for name, tensor in tensors.items():
             weights[migrate_name(name) if migrate else name] = tensor.to(_stored_dtype(tensor, dtype))
-    network = with_weights(config, weights, folder / WEIGHTS)
-    return Loaded(network, config, tokenizers, extra)
+    network = build_with_weights(config, weights, folder / WEIGHTS)
+    return LoadedModel(network, config, tokenizers, extra)
 
 
 def read_settings(folder: Path, names: set[str]) -> tuple[ModelConfig, tuple[Tokenizer, ...], dict[str, Any]]:

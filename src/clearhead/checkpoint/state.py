@@ -26,12 +26,12 @@ FOLDER, LOCK_FILE = "checkpoints", ".lock"
 
 
 @dataclass(frozen=True)
-class State:
+class TrainingCheckpoint:
     """A verified training checkpoint; its tensors are read on request."""
 
     folder: Path
     step: int
-    numbers: dict[str, Any]  # data position, loss scaler, digest of the recipe
+    metadata: dict[str, Any]  # data position, loss scaler, digest of the recipe
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights by name."""
@@ -42,12 +42,12 @@ class State:
         return read_tensors(self.folder / OPTIMIZER)
 
 
-def save_state(
+def write_checkpoint(
     run: Path,
     step: int,
     weights: Mapping[str, Tensor],
     optimizer: Mapping[str, Tensor],
-    numbers: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     keep: int,
 ) -> Path:
     """Write the checkpoint of a step, delete all but the `keep` newest up to it, and return its folder.
@@ -61,15 +61,15 @@ def save_state(
         save_tensors(temporary / WEIGHTS, weights)
         save_tensors(temporary / OPTIMIZER, optimizer)
         disk.write_json(
-            temporary / STATE, {"format": FORMAT, "version": VERSION, "step": step, "numbers": dict(numbers)}
+            temporary / STATE, {"format": FORMAT, "version": VERSION, "step": step, "numbers": dict(metadata)}
         )
     # A newer one was damaged when this run resumed: it is not counted, and replaced when the run reaches its step.
     for old in [path for number, path in _step_folders(run) if number <= step][keep:]:
-        discard_state(old)
+        delete_checkpoint(old)
     return folder
 
 
-def discard_state(folder: Path) -> None:
+def delete_checkpoint(folder: Path) -> None:
     """Delete a checkpoint, renaming it first so that a partly deleted one is never read."""
     try:
         disk.discard(folder)
@@ -79,7 +79,7 @@ def discard_state(folder: Path) -> None:
         ) from None
 
 
-def newest_state(run: Path) -> tuple[State | None, list[str]]:
+def newest_checkpoint(run: Path) -> tuple[TrainingCheckpoint | None, list[str]]:
     """Return the newest undamaged checkpoint and the errors of all newer ones.
 
     None with errors means that every checkpoint is damaged: do not silently restart from step 0.
@@ -87,13 +87,13 @@ def newest_state(run: Path) -> tuple[State | None, list[str]]:
     errors: list[str] = []
     for step, folder in _step_folders(run):
         try:
-            return read_state(folder, step), errors
+            return read_checkpoint(folder, step), errors
         except UserError as error:
             errors.append(str(error))
     return None, errors
 
 
-def read_state(folder: Path, step: int | None = None) -> State:
+def read_checkpoint(folder: Path, step: int | None = None) -> TrainingCheckpoint:
     """Read the checkpoint in a folder, verifying every file."""
     names = disk.verify(folder)
     if missing := {WEIGHTS, OPTIMIZER, STATE} - names:
@@ -108,7 +108,7 @@ def read_state(folder: Path, step: int | None = None) -> State:
     for name in (WEIGHTS, OPTIMIZER):
         with open_tensors(folder / name):
             pass  # check the header
-    return State(folder, data["step"], data["numbers"])
+    return TrainingCheckpoint(folder, data["step"], data["numbers"])
 
 
 _lock_descriptors: set[int] = set()  # a forked worker must not keep the lock of a parent that died

@@ -18,7 +18,7 @@ from clearhead.errors import UserError
 MAX_SHOWN = 3  # names in an error message, before "and 17 more"
 
 
-def tensors_of(network: nn.Module) -> dict[str, Tensor]:
+def named_tensors(network: nn.Module) -> dict[str, Tensor]:
     """Return every parameter and buffer once, by name; a tied tensor has its first name."""
     unique: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in network.state_dict(keep_vars=True).items():

@@ -58,7 +58,7 @@ def evaluate(
         lowercase=lowercase,
         moses=tokenized_bleu,
         unseen=unseen,
-        say=lambda line: typer.echo(line, err=True),
+        log=lambda line: typer.echo(line, err=True),
     )
     if as_json:
         finite = {name: None if value != value else value for name, value in metrics.items()}  # JSON has no NaN

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.options import DTYPES, ModelName, parse_dtype
+from clearhead.cli.options import ModelName
+from clearhead.config.dtypes import DTYPES, parse_dtype
 
 IMPORT_DTYPES = ("fp32", "bf16", "fp16")
 
@@ -22,7 +23,7 @@ def import_(
     Example: clearhead import downloads/all-MiniLM-L6-v2 models/minilm
     """
     if dtype is not None:
-        dtype = parse_dtype(dtype, IMPORT_DTYPES)
+        dtype = parse_dtype(dtype, IMPORT_DTYPES, "--dtype")
 
     import torch
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.options import DTYPES, FLOAT_DTYPES, parse_dtype
+from clearhead.config.dtypes import DTYPES, FLOAT_DTYPES, parse_dtype
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def presets(
     """
     from clearhead.config import preset, preset_names
 
-    dtype = parse_dtype(dtype, FLOAT_DTYPES)
+    dtype = parse_dtype(dtype, FLOAT_DTYPES, "--dtype")
     if name is None:
         configs = {preset_name: preset(preset_name) for preset_name in preset_names()}
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.options import FLOAT_DTYPES, parse_dtype
+from clearhead.config.dtypes import FLOAT_DTYPES, parse_dtype
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def train(
 
     overrides = list(changes or ())
     overrides += [f"train.device={device}"] if device is not None else []
-    overrides += [f"train.precision={parse_dtype(dtype, FLOAT_DTYPES)}"] if dtype is not None else []
+    overrides += [f"train.precision={parse_dtype(dtype, FLOAT_DTYPES, '--dtype')}"] if dtype is not None else []
     overrides += [f"train.seed={seed}"] if seed is not None else []
     loaded = load_recipe(recipe, overrides)
     if dry_run:

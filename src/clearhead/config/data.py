@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from clearhead.config.settings import Settings, several
+from clearhead.config.settings import Settings, as_tuple
 
 Format = Literal["text", "parallel", "tsv", "csv", "jsonl", "conll", "squad", "trec", "embedded", "symbols"]
 Task = Literal[
@@ -41,7 +41,7 @@ def _ranges(value: Any) -> Any:
     return tuple(tuple(each) for each in value)
 
 
-NameList = Annotated[tuple[str, ...], BeforeValidator(several)]
+NameList = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 Ranges = Annotated[tuple[tuple[Count, Count], ...], BeforeValidator(_ranges)]
 
 
@@ -67,7 +67,7 @@ class Corpus(Settings):
     skip: Ranges = ()  # ranges of records to leave out, first and last, counted from 1 over all files: [[2451, 3450]]
     weight: float = Field(default=1.0, gt=0, le=1000)  # 2: every sample twice an epoch; 0.5: half of them, alternating
     # Synthetic data
-    languages: Annotated[tuple[Language, ...], BeforeValidator(several)] = ("en", "de")  # embedded: source, target
+    languages: Annotated[tuple[Language, ...], BeforeValidator(as_tuple)] = ("en", "de")  # embedded: source, target
     level: Literal[1, 2, 3] = 3  # embedded: 1: simple clauses of about 120 words; 3: the whole grammar
     split: Literal["train", "valid", "test"] = "train"  # no record is in two splits
     count: Count = 100_000  # records

@@ -12,6 +12,7 @@ DTYPES = {  # short name: torch's name
     "int8": "int8",
     "int4": "int4",
 }
+FLOAT_DTYPES = ("fp32", "bf16", "fp16", "fp64")
 ALIASES = {long: short for short, long in DTYPES.items()}
 
 

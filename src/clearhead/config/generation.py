@@ -16,7 +16,7 @@ def _as_tuples(value: Any) -> Any:
 
 
 TokenSequence = Annotated[tuple[Annotated[int, Field(ge=0, lt=1 << 24)], ...], Field(min_length=1, max_length=256)]
-Words = Annotated[tuple[TokenSequence, ...], BeforeValidator(_as_tuples), Field(max_length=10_000)]
+TokenSequences = Annotated[tuple[TokenSequence, ...], BeforeValidator(_as_tuples), Field(max_length=10_000)]
 
 
 class GenerationConfig(Settings):
@@ -46,8 +46,8 @@ class GenerationConfig(Settings):
     repetition_penalty: float = Field(default=1.0, gt=0, le=100)  # scales the logits of tokens in the text; 1: off
     presence_penalty: float = Field(default=0.0, ge=-100, le=100)  # subtracted from the logits of tokens in the text
     no_repeat_ngram_size: int = Field(default=0, ge=0, le=1024)  # no n-gram of this size occurs twice; 0: off
-    banned_ids: Words = ()  # token sequences that never occur
-    forced_ids: Words = ()  # token sequences that occur before the end token
+    banned_ids: TokenSequences = ()  # token sequences that never occur
+    forced_ids: TokenSequences = ()  # token sequences that occur before the end token
 
     # Additional outputs
     logprobs: bool = False  # log-probabilities of the tokens; beam search always returns its scores

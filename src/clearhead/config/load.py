@@ -24,7 +24,7 @@ def preset_names() -> list[str]:
 def preset(name: str | Path, overrides: str | Iterable[str] = ()) -> ModelConfig:
     """Return the config of preset `name` (or of a YAML file), with `key=value` overrides applied."""
     changes = [overrides] if isinstance(overrides, str) else overrides
-    return ModelConfig.build(apply(preset_data(str(name)), changes, section="model"), where=str(name))
+    return ModelConfig.build(apply_overrides(preset_data(str(name)), changes, section="model"), where=str(name))
 
 
 def preset_data(name: str) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def preset_data(name: str) -> dict[str, Any]:
     return preset_data(base) | data
 
 
-def apply(data: dict[str, Any], overrides: Iterable[str], section: str = "") -> dict[str, Any]:
+def apply_overrides(data: dict[str, Any], overrides: Iterable[str], section: str = "") -> dict[str, Any]:
     """Return `data` with `key=value` and `group.key=value` overrides; a leading `section.` is optional."""
     for override in overrides:
         key, equals, text = override.partition("=")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from clearhead.config.settings import Settings, several
+from clearhead.config.settings import Settings, as_tuple
 
 Family = Literal["encoder-decoder", "encoder", "decoder"]
 AttentionPattern = Literal["full", "window", "strided", "fixed"]
@@ -52,7 +52,7 @@ class ModelConfig(Settings):
     head_dim: int = Field(default_factory=lambda known: max(1, known["dim"] // known["heads"]), ge=1, le=1 << 13)
     # One pattern for all layers, or several that the layers cycle through
     attention: Annotated[
-        tuple[AttentionPattern, ...], BeforeValidator(several), Field(min_length=1, max_length=1024)
+        tuple[AttentionPattern, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=1024)
     ] = ("full",)
     window: int | None = Field(default=None, ge=1, le=1 << 24)  # window: tokens to attend to
     stride: int | None = Field(default=None, ge=1, le=1 << 24)  # strided and fixed (Sparse Transformer): block length
@@ -87,7 +87,7 @@ class ModelConfig(Settings):
     scale_embedding: bool = False  # multiply embeddings by √dim, as in the paper
     segments: int = Field(default=0, ge=0, le=1024)  # BERT's token types; 0: none
     embedding_norm: bool = False  # BERT's LayerNorm after the embeddings
-    outputs: Annotated[tuple[Output, ...], BeforeValidator(several)] = ("lm",)
+    outputs: Annotated[tuple[Output, ...], BeforeValidator(as_tuple)] = ("lm",)
     output_bias: bool = False  # of lm_head
     # Input of the sequence heads: the first token (encoder) or the last (decoder), or the mean of all tokens
     pooling: Literal["cls", "mean"] = "cls"

@@ -9,7 +9,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from clearhead.config.data import DataConfig, TokenizerConfig
-from clearhead.config.load import apply, preset_data, read_yaml
+from clearhead.config.load import apply_overrides, preset_data, read_yaml
 from clearhead.config.model import ModelConfig
 from clearhead.config.settings import Settings, nearest
 from clearhead.config.train import TrainConfig
@@ -98,7 +98,7 @@ class Recipe(Settings):
             settings |= {"source_vocab_size": sizes[0], "target_vocab_size": sizes[-1]}
             if settings.get("tie") == "all":
                 settings["tie"] = "output"  # separate vocabularies cannot share a matrix
-        settings |= outputs(self.data, labels, settings)
+        settings |= task_outputs(self.data, labels, settings)
         config = ModelConfig.build(settings, where="model")
         self.check_model(config)
         return config
@@ -123,7 +123,7 @@ class Recipe(Settings):
         return (preset_data(str(base)) if base is not None else {}) | data
 
 
-def outputs(data: DataConfig, labels: int, settings: dict[str, Any]) -> dict[str, Any]:
+def task_outputs(data: DataConfig, labels: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the output settings of a model for a task."""
     output = TASK_REQUIREMENTS[data.task][1]
     result: dict[str, Any] = {"outputs": [output] if output else [], "labels": 0}
@@ -154,7 +154,7 @@ def recipe_text(name: str) -> str:
 
 def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
     """Load a recipe by name or path and apply `group.key=value` overrides."""
-    return Recipe.build(apply(read_yaml(recipe_text(name), name), overrides), where=name)
+    return Recipe.build(apply_overrides(read_yaml(recipe_text(name), name), overrides), where=name)
 
 
 def dump_recipe(recipe: Recipe) -> str:

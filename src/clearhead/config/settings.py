@@ -37,12 +37,12 @@ class Settings(BaseModel):
             raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
-def switch(value: Any) -> Any:
+def on_off(value: Any) -> Any:
     """Undo YAML's reading of `on` and `off` as booleans."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
-def several(value: Any) -> Any:
+def as_tuple(value: Any) -> Any:
     """Accept one name or a list of names as a tuple."""
     if isinstance(value, str):
         return (value,)

@@ -4,18 +4,18 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from clearhead.config.settings import Settings, several, switch
+from clearhead.config.dtypes import ALIASES
+from clearhead.config.settings import Settings, as_tuple, on_off
 
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 DECAYING = ("linear", "cosine", "wsd")  # the schedules that end at min_lr_ratio
-PRECISION_ALIASES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
 
 
 def precision_name(value: Any) -> Any:
     """The short name of a dtype (`float32` → `fp32`); quantized dtypes are refused."""
     if value in ("int8", "int4"):
         raise ValueError(f"{value} is for inference only; train with fp32, bf16, fp16 or fp64 and quantize afterwards")
-    return PRECISION_ALIASES.get(value, value) if isinstance(value, str) else value
+    return ALIASES.get(value, value) if isinstance(value, str) else value
 
 
 class ScheduleConfig(Settings):
@@ -92,7 +92,7 @@ class TrainConfig(ScheduleConfig, OptimizerConfig):
     grad_accum: int = Field(default=1, ge=1, le=1 << 20)  # micro-batches per process and step
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     scheduled_sampling: ScheduledSamplingConfig | None = None
-    freeze: Annotated[tuple[str, ...], BeforeValidator(several)] = ()  # patterns of parameter names
+    freeze: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()  # patterns of parameter names
     # Loss weight per class, like {spam: 5}, default 1; balanced: inversely proportional to class frequency.
     class_weights: Literal["balanced"] | dict[str, Weight] | None = None
 
@@ -111,7 +111,7 @@ class TrainConfig(ScheduleConfig, OptimizerConfig):
     # auto: bf16 on a GPU that supports it, else fp32; float32, bfloat16, float16 and float64 are accepted too
     precision: Annotated[Literal["auto", "fp32", "bf16", "fp16", "fp64"], BeforeValidator(precision_name)] = "auto"
     # auto: on for GPUs, per layer; whole: encoder and decoder as one graph each, slower to compile, 1-2% faster
-    compile: Annotated[Literal["auto", "on", "whole", "off"], BeforeValidator(switch)] = "auto"
+    compile: Annotated[Literal["auto", "on", "whole", "off"], BeforeValidator(on_off)] = "auto"
     activation_checkpointing: bool = False  # recompute activations in backward: less memory, a third more compute
     parallel: Literal["ddp", "fsdp"] = "ddp"  # with several processes (torchrun)
 

@@ -2,7 +2,7 @@
 
 from clearhead.data.batch import Batch
 from clearhead.data.batch_order import Position
-from clearhead.data.build_datasets import Data, from_records, open_set, prepare
+from clearhead.data.build_datasets import Data, from_records, open_dataset, prepare
 from clearhead.data.dataset import Dataset
 from clearhead.data.loader import GlobalBatch, Loader
 from clearhead.ops.cross_entropy import IGNORED
@@ -16,6 +16,6 @@ __all__ = [
     "Loader",
     "Position",
     "from_records",
-    "open_set",
+    "open_dataset",
     "prepare",
 ]

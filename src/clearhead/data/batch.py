@@ -53,7 +53,7 @@ class Batch:
     """
 
     tensors: dict[str, Tensor]
-    tokens: int  # of all sides, without padding
+    num_tokens: int  # of all sides, without padding
     documents: dict[str, Documents] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -64,7 +64,7 @@ class Batch:
         return self.tensors.get(name)
 
     @property
-    def size(self) -> int:
+    def padded_tokens(self) -> int:
         """Tokens that the model computes, padding included."""
         sides = ("source", "target") if "source" in self.tensors else ("ids", "first", "second")
         return sum(self.tensors[side].numel() for side in sides if side in self.tensors and self.tensors[side].ndim > 1)
@@ -78,13 +78,13 @@ class Batch:
         }
         return replace(self, tensors=tensors, documents=documents)
 
-    def pin(self) -> Batch:
+    def pin_memory(self) -> Batch:
         """Copy to pinned memory."""
         tensors = {name: tensor.pin_memory() for name, tensor in self.tensors.items()}
         documents = {side: replace(docs, lengths=docs.lengths.pin_memory()) for side, docs in self.documents.items()}
         return replace(self, tensors=tensors, documents=documents)
 
-    def rounded(self, max_length: int) -> Batch:
+    def pad_to_bucket(self, max_length: int) -> Batch:
         """Pad a packed batch to a bucketed shape, so that CUDA graphs captured for one batch fit many.
 
         Appends documents of padding, none longer than `max_length`, and empty ones; their labels are ignored.
@@ -107,7 +107,7 @@ class Batch:
         return replace(self, tensors=tensors, documents=documents)
 
     @property
-    def shape(self) -> tuple[object, ...]:
+    def shape_key(self) -> tuple[object, ...]:
         """All sizes that kernels depend on: the key of captured CUDA graphs."""
         packed = ((side, len(docs.lengths), docs.max_length, docs.total) for side, docs in self.documents.items())
         return (*((name, *tensor.shape) for name, tensor in self.tensors.items()), *packed)
@@ -122,7 +122,7 @@ class Batch:
         return Batch(tensors, 0, self.documents)
 
 
-def arrange(
+def collate(
     sides: Mapping[str, Mapping[str, NDArray[Any]]],
     lengths: Mapping[str, NDArray[np.int64]],
     packed: bool,
@@ -139,7 +139,7 @@ def arrange(
         for name, values in fields.items():
             tensors[name] = RaggedArray(values, lengths[side]).to_tensor(packed, pad_values.get(name, 0))
         if packed:
-            documents[side] = Documents.of(lengths[side].tolist())
+            documents[side] = Documents.from_lengths(lengths[side].tolist())
         else:
             tensors[f"{side}_lengths"] = torch.from_numpy(lengths[side])
     for name, values in (per_row or {}).items():
@@ -159,7 +159,7 @@ def concat_batches(batches: list[Batch], pad_values: Mapping[str, int]) -> Batch
             parts = [F.pad(part, (0, max_length - part.shape[1]), value=pad_values.get(name, 0)) for part in parts]
         tensors[name] = torch.cat(parts, dim=1 if batches[0].documents and parts[0].ndim == 2 else 0)
     documents = {
-        side: Documents.of(torch.cat([batch.documents[side].lengths for batch in batches]))
+        side: Documents.from_lengths(torch.cat([batch.documents[side].lengths for batch in batches]))
         for side in batches[0].documents
     }
-    return Batch(tensors, sum(batch.tokens for batch in batches), documents)
+    return Batch(tensors, sum(batch.num_tokens for batch in batches), documents)

@@ -37,12 +37,12 @@ class BatchPlan(NamedTuple):
 
 
 def batch_plans(
-    dataset: Dataset, batch_tokens: int, seed: int, *, pool: int, shuffle: bool, position: Position = START
+    dataset: Dataset, batch_tokens: int, seed: int, *, bucket_size: int, shuffle: bool, position: Position = START
 ) -> Iterator[BatchPlan]:
     """Yield global batches from a position on: endless if shuffled, otherwise one epoch in order."""
     epoch, bucket, batch = position
     while True:
-        size = dataset.size(epoch)
+        size = dataset.num_samples(epoch)
         if not size:
             raise UserError(
                 "data: no samples; all records were dropped or the files are empty, check the data settings"
@@ -50,7 +50,7 @@ def batch_plans(
         rows = 0  # per batch, where all samples have the same length
         if dataset.task.fixed_length:
             rows = max(1, batch_tokens // int(dataset.lengths(np.zeros(1, np.int64), epoch).sum()))
-        bucket_size = rows * max(1, pool // rows) if rows else pool
+        bucket_size = rows * max(1, bucket_size // rows) if rows else bucket_size
         if shuffle and rows and size > rows:
             size -= size % rows  # drop the incomplete batch; windows start elsewhere in the next epoch
         buckets = -(-size // bucket_size)

@@ -11,9 +11,9 @@ from typing import Any
 
 from clearhead.config.data import Corpus, DataConfig, TokenizerConfig
 from clearhead.data import synthetic
-from clearhead.data.cleaning import Cleaner, Part, chunks
+from clearhead.data.cleaning import Cleaner, Split, chunks
 from clearhead.data.dataset import Dataset
-from clearhead.data.formats import TEXT_COLUMNS, Location, Record, find_file, paths, read_corpus
+from clearhead.data.formats import TEXT_COLUMNS, Location, Record, corpus_files, find_file, read_corpus
 from clearhead.data.labeled_tasks import Answering, Classification, Regression, Similarity, Tagging
 from clearhead.data.masked_lm import MaskedLanguageModel
 from clearhead.data.tasks import LanguageModel, Task, Translation, split_documents
@@ -28,7 +28,7 @@ from clearhead.data.token_store import (
     file_digest,
 )
 from clearhead.errors import UserError
-from clearhead.files import locked, read_text, write_text
+from clearhead.files import file_lock, read_text, write_text
 from clearhead.text import Tokenizer, load_folder, train
 
 TASKS: dict[str, type[Task]] = {
@@ -67,7 +67,7 @@ def prepare(
     config: DataConfig,
     tokenizer: TokenizerConfig | Sequence[Tokenizer],
     labels: Sequence[str] = (),
-    say: Log = lambda line: None,
+    log: Log = lambda line: None,
 ) -> Data:
     """Build the datasets of a run; reports slow steps, one line each.
 
@@ -75,10 +75,10 @@ def prepare(
     """
     if not config.train:
         raise UserError("data.train: missing; name the training files")
-    builder = _Builder(config, say)
+    builder = _Builder(config, log)
     tokenizers = builder.tokenizers(tokenizer) if isinstance(tokenizer, TokenizerConfig) else tuple(tokenizer)
     names = tuple(labels or config.labels or builder.labels())
-    split: Part = "kept" if config.held_out and not config.valid else "all"
+    split: Split = "kept" if config.held_out and not config.valid else "all"
     train_set = builder.dataset(config.train, tokenizers, names, split, config.swap_pairs)
     if config.valid:
         valid_set: Dataset | None = builder.dataset(config.valid, tokenizers, names, "all")
@@ -87,7 +87,7 @@ def prepare(
     return Data(train_set, valid_set, train_set.task, tokenizers, names)
 
 
-def open_set(
+def open_dataset(
     config: DataConfig,
     corpora: Sequence[Corpus],
     tokenizers: Sequence[Tokenizer],
@@ -109,8 +109,8 @@ def from_records(
     `swap_pairs` and `held_out` are not applied.
     """
     task = TASKS[config.task](config, tokenizers, labels or config.labels)
-    located = _as_records(records, task.reads(config))
-    cleaner = Cleaner(config, task.reads(config))
+    located = _as_records(records, task.record_columns(config))
+    cleaner = Cleaner(config, task.record_columns(config))
     return Dataset(task, [build_temporary_store(task.dtypes, lambda writer: _fill(writer, task, located, cleaner))])
 
 
@@ -155,13 +155,13 @@ class _Builder:
     def records(self, corpus: Corpus) -> Iterator[Record]:
         """Yield the records of a corpus; plain text is split into documents."""
         task = TASKS[self.config.task]
-        records = raw_records(corpus, task.reads(self.config), self.config.source_url)
+        records = raw_records(corpus, task.record_columns(self.config), self.config.source_url)
         is_plain_text = task.is_stream and corpus.format == "text"
         return split_documents(records, self.config.documents) if is_plain_text else records
 
     def identity(self, corpus: Corpus) -> list[Any]:
         """Return what determines the records of a corpus: its settings and the digests of its files."""
-        files = [file_digest(path, self.folder) for path in paths(corpus, self.config.source_url)]
+        files = [file_digest(path, self.folder) for path in corpus_files(corpus, self.config.source_url)]
         grammar = synthetic.grammar_version() if corpus.format == "embedded" else ""
         return [corpus.model_dump(mode="json", exclude={"files", "weight"}), files, grammar]
 
@@ -170,7 +170,7 @@ class _Builder:
         corpora: Sequence[Corpus],
         tokenizers: Sequence[Tokenizer],
         labels: tuple[str, ...],
-        split: Part,
+        split: Split,
         swap_pairs: bool = False,
     ) -> Dataset:
         task = TASKS[self.config.task](self.config, tokenizers, labels)
@@ -180,7 +180,7 @@ class _Builder:
             task.stream_range = (0.0, boundary) if split == "kept" else (boundary, 1.0)
         stores = [self.store(corpus, task, "all" if task.is_stream else split, swap_pairs) for corpus in corpora]
         dataset = Dataset(task, stores, [corpus.weight for corpus in corpora])
-        if not dataset.size(0):
+        if not dataset.num_samples(0):
             dropped = Counter[str]()
             for store in stores:
                 dropped.update(store.stats["dropped"])
@@ -195,7 +195,7 @@ class _Builder:
             raise UserError("data.next_sentence: needs two documents or more; set data.documents to heading")
         return dataset
 
-    def store(self, corpus: Corpus, task: Task, split: Part, swap_pairs: bool) -> TokenStore:
+    def store(self, corpus: Corpus, task: Task, split: Split, swap_pairs: bool) -> TokenStore:
         settings = self.config.model_dump(mode="json", exclude=NOT_IN_CACHE_KEY)
         split_key = [split, self.config.held_out if split != "all" else 0, swap_pairs]
         name = cache_key(
@@ -205,7 +205,7 @@ class _Builder:
         if (folder / "store.json").exists():
             return TokenStore(folder)
         self.log(f"tokenizing {', '.join(corpus.files) or corpus.format} …")
-        cleaner = Cleaner(self.config, task.reads(self.config), split, swap_pairs)
+        cleaner = Cleaner(self.config, task.record_columns(self.config), split, swap_pairs)
         store = build_store(folder, task.dtypes, lambda writer: _fill(writer, task, self.records(corpus), cleaner))
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in store.stats["dropped"].items())
         self.log(f"{len(store):,} rows" + (f"; left out: {dropped}" if dropped else ""))
@@ -216,7 +216,7 @@ class _Builder:
         if settings.path:
             return load_folder(find_file(settings.path))
         task = TASKS[self.config.task]
-        columns = task.reads(self.config)
+        columns = task.record_columns(self.config)
         separate = self.config.task == "translation" and not settings.joint
         tokenizers = []
         for side in (0, 1) if separate else (None,):
@@ -228,7 +228,7 @@ class _Builder:
             name = cache_key("tokenizer", options, side, size, task.roles, cleaning, columns_key, identities)
             file = self.folder / "tokenizers" / f"{name}.json"
             if not file.exists():
-                with cache_write_errors(file), locked(file.with_suffix(".lock")):
+                with cache_write_errors(file), file_lock(file.with_suffix(".lock")):
                     if not file.exists():
                         self.log(f"training a {settings.kind} tokenizer of {size:,} …")
                         texts = self._texts(side)
@@ -241,13 +241,13 @@ class _Builder:
     def _texts(self, side: int | None) -> Iterator[str]:
         """Yield the training texts of one side or all."""
         task = TASKS[self.config.task]
-        columns = task.reads(self.config)
+        columns = task.record_columns(self.config)
         text_columns = [n for n, name in enumerate(columns) if name in TEXT_COLUMNS and side in (None, n)]
-        split: Part = "kept" if self.config.held_out and not self.config.valid and not task.is_stream else "all"
+        split: Split = "kept" if self.config.held_out and not self.config.valid and not task.is_stream else "all"
         for corpus in self.config.train:
             cleaner = Cleaner(self.config, columns, split)
             for chunk in chunks(self.records(corpus)):
-                for record in cleaner.chunk(chunk):
+                for record in cleaner.clean_chunk(chunk):
                     for value in (record.values[n] for n in text_columns):
                         yield " ".join(value) if isinstance(value, list) else value
 
@@ -263,10 +263,10 @@ class _Builder:
         for record in chain.from_iterable(self.records(corpus) for corpus in self.config.train):
             value = record.values[-1]
             if value == "" or (isinstance(value, list) and "" in value):
-                raise UserError(f"{record.place}: the label is missing; add it, or set columns.label")
+                raise UserError(f"{record.location}: the label is missing; add it, or set columns.label")
             labels.update(map(str, value if isinstance(value, list) else [value]))
             if len(labels) > MAX_LABELS:
-                raise UserError(f"{record.place}: more than {MAX_LABELS:,} different labels; set columns.label")
+                raise UserError(f"{record.location}: more than {MAX_LABELS:,} different labels; set columns.label")
         if len(labels) == 1 and self.config.task == "classification":
             raise UserError(f"data.train: {labels.pop()!r:.40} is the only label; classification needs two or more")
         names = sorted(labels, key=lambda name: (name != "O", name))
@@ -278,5 +278,5 @@ class _Builder:
 def _fill(writer: StoreWriter, task: Task, records: Iterator[Record], cleaner: Cleaner) -> Mapping[str, Any]:
     """Clean, tokenize and write all records; return statistics for `store.json`."""
     for chunk in chunks(records):
-        writer.add(task.encode_records(cleaner.chunk(chunk), cleaner.dropped))
+        writer.add(task.encode_records(cleaner.clean_chunk(chunk), cleaner.dropped))
     return {"dropped": dict(cleaner.dropped)}

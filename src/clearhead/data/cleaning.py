@@ -13,7 +13,7 @@ from clearhead.config.data import DataConfig
 from clearhead.data.formats import TEXT_COLUMNS, Record
 from clearhead.errors import UserError
 
-Part = Literal["all", "kept", "held out"]
+Split = Literal["all", "kept", "held out"]
 
 
 class Cleaner:
@@ -23,13 +23,13 @@ class Cleaner:
     trained on in neither order; deduplication comes last, so each order occurs once.
     """
 
-    def __init__(self, config: DataConfig, columns: tuple[str, ...], split: Part = "all", swap_pairs: bool = False):
+    def __init__(self, config: DataConfig, columns: tuple[str, ...], split: Split = "all", swap_pairs: bool = False):
         self.config, self.split, self.swap_pairs = config, split, swap_pairs
         self.columns = columns
         self.dropped: Counter[str] = Counter()
         self.seen = DuplicateFilter()
 
-    def chunk(self, records: list[Record]) -> list[Record]:
+    def clean_chunk(self, records: list[Record]) -> list[Record]:
         """Return the records of a chunk that remain, cleaned."""
         clean = [self._clean_record(record) for record in records]
         if self.split != "all":
@@ -37,7 +37,7 @@ class Cleaner:
             clean = [
                 record
                 for record in clean
-                if (share(record.group or record.values[0]) < self.config.held_out) == held_out
+                if (hash_fraction(record.group or record.values[0]) < self.config.held_out) == held_out
             ]
         if self.swap_pairs:
             clean = [each for record in clean for each in (record, swap_texts(record))]
@@ -58,19 +58,19 @@ class Cleaner:
 
     def _clean_text(self, record: Record, value: Any) -> str:
         check_text(record, value)
-        value = cleaned(value, self.config)
+        value = normalize_text(value, self.config)
         try:
             value.encode()
         except UnicodeEncodeError as error:
             code = f"U+{ord(value[error.start]):04X}"
-            raise UserError(f"{record.place}: {code} is half of a surrogate pair; replace it") from None
+            raise UserError(f"{record.location}: {code} is half of a surrogate pair; replace it") from None
         return value
 
 
 def check_text(record: Record, value: Any) -> None:
     """Raise if a text value is not a string."""
     if not isinstance(value, str):
-        raise UserError(f"{record.place}: {value!r:.40} is {type(value).__name__}, not a text; put it in quotes")
+        raise UserError(f"{record.location}: {value!r:.40} is {type(value).__name__}, not a text; put it in quotes")
 
 
 def swap_texts(record: Record) -> Record:
@@ -79,7 +79,7 @@ def swap_texts(record: Record) -> Record:
     return record._replace(values=(second, first, *rest))
 
 
-def cleaned(text: str, config: DataConfig) -> str:
+def normalize_text(text: str, config: DataConfig) -> str:
     """Normalize and lowercase a text as configured, in training and inference."""
     if config.normalize != "none":
         text = unicodedata.normalize("NFC" if config.normalize == "nfc" else "NFKC", text)
@@ -91,7 +91,7 @@ def hash64(value: Any) -> int:
     return int.from_bytes(hashlib.blake2b(repr(value).encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
-def share(value: Any) -> float:
+def hash_fraction(value: Any) -> float:
     """Hash a value to [0, 1): decides the held-out split, so equal source texts fall into the same part."""
     return hash64(value) / 2**64
 

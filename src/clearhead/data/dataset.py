@@ -29,7 +29,7 @@ class Dataset:
         sizes = self.store_sizes(epoch)
         return np.where(sizes > 0, np.maximum(1, np.rint(sizes * np.array(self.weights))), 0).astype(np.int64)
 
-    def size(self, epoch: int) -> int:
+    def num_samples(self, epoch: int) -> int:
         """Return the number of samples in an epoch."""
         return int(self.samples_per_store(epoch).sum())
 

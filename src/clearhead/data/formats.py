@@ -25,7 +25,7 @@ class Location(NamedTuple):
     unit: str = "line"
     line_per_item: bool = False  # every item of the record has its own line, as in CoNLL
 
-    def at(self, item: int) -> "Location":
+    def for_item(self, item: int) -> "Location":
         """Return the location of one item of the record."""
         return self._replace(number=self.number + item) if self.line_per_item and isinstance(self.number, int) else self
 
@@ -36,7 +36,7 @@ class Location(NamedTuple):
 class Record(NamedTuple):
     """One value per column of the task, and the location."""
 
-    place: Location
+    location: Location
     values: tuple[Any, ...]
     group: str = ""  # key of the held-out split; empty: the first value
 
@@ -44,7 +44,7 @@ class Record(NamedTuple):
 # Columns that the tasks read, in the order of a record's values
 TRANSLATION, TEXT, PAIR = ("source", "target"), ("text",), ("text", "second")
 TAGS, ANSWERS = ("tokens", "tags"), ("context", "question", "answer", "start")
-ALL_ANSWERS = (*ANSWERS, "references")  # for evaluation: all correct answers
+ANSWERS_WITH_REFERENCES = (*ANSWERS, "references")  # for evaluation: all correct answers
 TEXT_COLUMNS = ("source", "target", "text", "second", "tokens", "context", "question")  # cleaned and tokenized
 
 DEFAULT_COLUMNS = {
@@ -71,7 +71,7 @@ def find_file(name: str, source_url: str = "") -> Path:
     raise UserError(f"{name} does not exist; {fix}" + (f"; it is published at {source_url}" if source_url else ""))
 
 
-def paths(corpus: Corpus, source_url: str = "") -> list[Path]:
+def corpus_files(corpus: Corpus, source_url: str = "") -> list[Path]:
     """List the files of a corpus; a folder means all files in it, sorted by name."""
     files: list[Path] = []
     for name in corpus.files:
@@ -88,7 +88,7 @@ def paths(corpus: Corpus, source_url: str = "") -> list[Path]:
 
 def read_corpus(corpus: Corpus, columns: tuple[str, ...], source_url: str = "") -> Iterator[Record]:
     """Yield the records of a corpus of files."""
-    files = paths(corpus, source_url)
+    files = corpus_files(corpus, source_url)
     unknown = set(corpus.columns) - set(columns)
     if unknown:
         name = sorted(unknown)[0]
@@ -150,7 +150,7 @@ def _text(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Reco
 
 def _table(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     """Read TSV (no quoting: quotes are literal) or CSV (quoted)."""
-    if columns in (TAGS, ANSWERS, ALL_ANSWERS):
+    if columns in (TAGS, ANSWERS, ANSWERS_WITH_REFERENCES):
         raise UserError(
             f"format: {corpus.format} has no lists in its columns; this task reads {', '.join(columns[:4])}; use jsonl"
         )
@@ -209,7 +209,7 @@ def _json_lines(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterato
             if name not in item:
                 raise UserError(f"{place}: no key {name!r}{nearest(name, list(item))}")
         values = [item[name] for name in names]
-        yield Record(place, (*values, [values[2]]) if columns == ALL_ANSWERS else tuple(values))
+        yield Record(place, (*values, [values[2]]) if columns == ANSWERS_WITH_REFERENCES else tuple(values))
 
 
 def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
@@ -243,7 +243,7 @@ def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
 
 def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     """Read SQuAD 1.1 or 2.0: the first answer of each question, or none; held out by article."""
-    if columns not in (ANSWERS, ALL_ANSWERS):
+    if columns not in (ANSWERS, ANSWERS_WITH_REFERENCES):
         raise UserError(f"format: squad holds questions and answers; this task reads {', '.join(columns)}")
     text = "\n".join(line for _, line in _lines(path))
     if not text.strip():
@@ -256,7 +256,7 @@ def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
                     number += 1
                     answers = [] if question.get("is_impossible") else question["answers"]
                     answer = (answers[0]["text"], answers[0]["answer_start"]) if answers else ("", 0)
-                    references = [[each["text"] for each in answers]] if columns == ALL_ANSWERS else []
+                    references = [[each["text"] for each in answers]] if columns == ANSWERS_WITH_REFERENCES else []
                     place = Location(str(path), str(question.get("id", number)), "question")
                     values = (paragraph["context"], question["question"], *answer, *references)
                     yield Record(place, values, str(article.get("title", "")))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from clearhead.config.data import DataConfig
 from clearhead.config.settings import nearest
-from clearhead.data.batch import Batch, arrange
+from clearhead.data.batch import Batch, collate
 from clearhead.data.formats import ANSWERS, PAIR, TAGS, TEXT, Record
 from clearhead.data.tasks import SampleIds, Task, token_dtype
 from clearhead.data.token_store import Row, TokenStore
@@ -25,18 +25,18 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)  # scores are stored as float32
 ROLES: tuple[Role, ...] = ("pad", "unknown", "class", "separator", "mask")
 
 
-def frame(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+def special_prefix_suffix(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """Return the special tokens before and after a text: BERT's [CLS] and [SEP], or begin and end, or none."""
     roles = tokenizer.roles
     opens, closes = ("class", "separator") if "separator" in roles else ("begin", "end")
     return [roles[role] for role in (opens,) if role in roles], [roles[role] for role in (closes,) if role in roles]
 
 
-def enclose(
+def add_special_tokens(
     tokenizer: Tokenizer, max_length: int, first: list[int], second: list[int] | None = None
 ) -> tuple[list[int], int]:
     """Add special tokens, truncating the longer text first to `max_length`; return ids and start of the second text."""
-    prefix, suffix = frame(tokenizer)
+    prefix, suffix = special_prefix_suffix(tokenizer)
     room = max_length - len(prefix) - len(suffix) * (1 if second is None else 2)
     n, m = len(first), len(second or ())
     if n + m > room:  # each keeps at least half of the room, or all of its tokens
@@ -46,15 +46,15 @@ def enclose(
     return (ids, len(ids)) if second is None else ([*ids, *second[:m], *suffix], len(ids))
 
 
-def label_number(record: Record, label: Any, labels: tuple[str, ...]) -> int:
+def label_id(record: Record, label: Any, labels: tuple[str, ...]) -> int:
     """Return the id of a label; raise if it is not in the label set."""
     if not isinstance(label, str | int) or isinstance(label, bool):
-        raise UserError(f"{record.place}: {label!r:.40} is not a label; use a string or an integer")
+        raise UserError(f"{record.location}: {label!r:.40} is not a label; use a string or an integer")
     if label == "":
-        raise UserError(f"{record.place}: the label is missing; add it, or set columns.label")
+        raise UserError(f"{record.location}: the label is missing; add it, or set columns.label")
     if str(label) not in labels:
         hint = nearest(str(label), list(labels)) if labels else ", which is empty; name the labels"
-        raise UserError(f"{record.place}: label {str(label)!r:.40} is not in the label set{hint}")
+        raise UserError(f"{record.location}: label {str(label)!r:.40} is not in the label set{hint}")
     return labels.index(str(label))
 
 
@@ -69,7 +69,7 @@ class _SequenceTask(Task):
     roles = ROLES
 
     def add_special_tokens(self, first: list[int], second: list[int] | None = None) -> tuple[list[int], int]:
-        return enclose(self.tokenizer, self.config.max_length, first, second)
+        return add_special_tokens(self.tokenizer, self.config.max_length, first, second)
 
     def collate_sequences(
         self, store: TokenStore, samples: SampleIds, per_row: dict[str, NDArray[Any]], **fields: NDArray[Any]
@@ -79,7 +79,7 @@ class _SequenceTask(Task):
         position = np.arange(len(ids)) - np.repeat(lengths.cumsum() - lengths, lengths)
         boundary = np.repeat(store.gather("boundary", samples)[0], lengths)
         sides = {"ids": {"ids": ids, "segments": (position >= boundary).astype(np.int64), **fields}}
-        return arrange(sides, {"ids": lengths}, self.config.packed, self.pad_values, per_row)
+        return collate(sides, {"ids": lengths}, self.config.packed, self.pad_values, per_row)
 
 
 class Classification(_SequenceTask):
@@ -88,7 +88,7 @@ class Classification(_SequenceTask):
     label_dtype = "int64"
 
     @classmethod
-    def reads(cls, config: DataConfig) -> tuple[str, ...]:
+    def record_columns(cls, config: DataConfig) -> tuple[str, ...]:
         return (*(PAIR if config.text_pairs else TEXT), "label")
 
     @property
@@ -112,7 +112,7 @@ class Classification(_SequenceTask):
 
     def label(self, record: Record) -> float:
         """Return the label of a record as a number."""
-        return label_number(record, record.values[-1], self.labels)
+        return label_id(record, record.values[-1], self.labels)
 
     def batch(self, store: TokenStore, samples: SampleIds, epoch: int, seed: int) -> Batch:
         labels = store.gather("label", samples)[0]
@@ -125,7 +125,7 @@ class Regression(Classification):
     label_dtype = "float32"
 
     def label(self, record: Record) -> float:
-        return number(record)
+        return score_value(record)
 
 
 class Similarity(Classification):
@@ -134,7 +134,7 @@ class Similarity(Classification):
     label_dtype = "float32"
 
     @classmethod
-    def reads(cls, config: DataConfig) -> tuple[str, ...]:
+    def record_columns(cls, config: DataConfig) -> tuple[str, ...]:
         return PAIR if config.contrastive else (*PAIR, "label")
 
     @property
@@ -161,9 +161,9 @@ class Similarity(Classification):
 
     def scaled_score(self, record: Record) -> float:
         """Return the score divided by `max_score`, the range of a cosine."""
-        value, max_score = number(record), self.config.max_score
+        value, max_score = score_value(record), self.config.max_score
         if abs(value) > max_score:
-            raise UserError(f"{record.place}: a score of {value:g}, but data.max_score is {max_score:g}; raise it")
+            raise UserError(f"{record.location}: a score of {value:g}, but data.max_score is {max_score:g}; raise it")
         return value / max_score
 
     def lengths(self, store: TokenStore, samples: SampleIds, epoch: int) -> NDArray[np.int64]:
@@ -175,7 +175,7 @@ class Similarity(Classification):
             values, lengths[side] = store.gather(side, samples)
             sides[side] = {side: values}
         labels = np.array(store.gather("label", samples)[0])
-        return arrange(sides, lengths, self.config.packed, self.pad_values, {"labels": labels})
+        return collate(sides, lengths, self.config.packed, self.pad_values, {"labels": labels})
 
 
 class Tagging(_SequenceTask):
@@ -194,13 +194,17 @@ class Tagging(_SequenceTask):
         rows: list[Row] = []
         for record, tokens in zip(records, self.tokenizer.offsets_batch(texts), strict=True):
             tags = enumerate(record.values[1])
-            tag_ids = [label_number(Record(record.place.at(n), record.values), tag, self.labels) for n, tag in tags]
+            tag_ids = [
+                label_id(Record(record.location.for_item(n), record.values), tag, self.labels) for n, tag in tags
+            ]
             if not tokens:
                 dropped["empty"] += 1
                 continue
-            prefix, suffix = frame(self.tokenizer)
+            prefix, suffix = special_prefix_suffix(self.tokenizer)
             tokens = tokens[: self.config.max_length - len(prefix) - len(suffix)]
-            labels = [IGNORED if word is None else tag_ids[word] for word in first_tokens(record.values[0], tokens)]
+            labels = [
+                IGNORED if word is None else tag_ids[word] for word in first_token_words(record.values[0], tokens)
+            ]
             ids, boundary = self.add_special_tokens([token for token, _, _ in tokens])
             labels = [IGNORED] * len(prefix) + labels + [IGNORED] * len(suffix)
             rows.append({"ids": ids, "boundary": [boundary], "labels": labels})
@@ -210,7 +214,7 @@ class Tagging(_SequenceTask):
         return self.collate_sequences(store, samples, {}, labels=store.gather("labels", samples)[0])
 
 
-def first_tokens(words: list[str], tokens: list[tuple[int, int, int]]) -> list[int | None]:
+def first_token_words(words: list[str], tokens: list[tuple[int, int, int]]) -> list[int | None]:
     """Return, for each token of the space-joined words, the index of the word it starts, or None."""
     starts = [0]
     for word in words[:-1]:
@@ -230,11 +234,11 @@ def check_tags(record: Record) -> None:
     """Raise if tokens and tags are not lists of the same length."""
     tokens, tags = record.values
     if isinstance(tokens, str):
-        raise UserError(f"{record.place}: tokens are a string; give a list of words")
+        raise UserError(f"{record.location}: tokens are a string; give a list of words")
     if not isinstance(tokens, list) or not isinstance(tags, list):
-        raise UserError(f"{record.place}: tokens and tags must be lists; give a list of words and a list of tags")
+        raise UserError(f"{record.location}: tokens and tags must be lists; give a list of words and a list of tags")
     if len(tokens) != len(tags):
-        raise UserError(f"{record.place}: {len(tokens)} tokens but {len(tags)} tags; give every token one tag")
+        raise UserError(f"{record.location}: {len(tokens)} tokens but {len(tags)} tags; give every token one tag")
 
 
 class Answering(_SequenceTask):
@@ -254,7 +258,7 @@ class Answering(_SequenceTask):
             check_answer(record)
         contexts = self.tokenizer.offsets_batch([record.values[0] for record in records])
         questions = self.tokenizer.encode_batch([record.values[1] for record in records])
-        prefix, suffix = frame(self.tokenizer)
+        prefix, suffix = special_prefix_suffix(self.tokenizer)
         rows: list[Row] = []
         for record, context, question in zip(records, contexts, questions, strict=True):
             first, last = self._answer_span(record, context)
@@ -264,7 +268,7 @@ class Answering(_SequenceTask):
             question = question[: self.config.max_length // 2]
             offset = len(prefix) + len(question) + len(suffix)
             size = self.config.max_length - offset - len(suffix)
-            for start in windows(len(context), size, self.config.stride):
+            for start in window_starts(len(context), size, self.config.stride):
                 window = [token for token, _, _ in context[start : start + size]]
                 inside = first is not None and start <= first and last < start + size
                 span = [offset + (first or 0) - start, offset + last - start] if inside else [0, 0]
@@ -285,7 +289,7 @@ class Answering(_SequenceTask):
         )
 
 
-def windows(length: int, window: int, stride: int) -> list[int]:
+def window_starts(length: int, window: int, stride: int) -> list[int]:
     """Return the starts of windows that cover `length` tokens and overlap by `stride`."""
     if window <= stride:
         raise UserError(f"stride: {stride}, but max_length leaves only {window} tokens for the context; lower it")
@@ -299,23 +303,25 @@ def check_answer(record: Record) -> None:
     """Raise if the context does not contain the answer at its start offset."""
     context, _, answer, start = record.values
     if not isinstance(answer, str):
-        raise UserError(f"{record.place}: the answer is {answer!r:.40}, not a text; put it in quotes")
+        raise UserError(f"{record.location}: the answer is {answer!r:.40}, not a text; put it in quotes")
     if not isinstance(start, int) or isinstance(start, bool) or start < 0:
-        raise UserError(f"{record.place}: the answer's start is {start!r:.40}; give an integer from 0 on")
+        raise UserError(f"{record.location}: the answer's start is {start!r:.40}; give an integer from 0 on")
     actual = context[start : start + len(answer)]
     if actual != answer:
         raise UserError(
-            f"{record.place}: the answer {answer!r:.40} is not at character {start} of the context (there: "
+            f"{record.location}: the answer {answer!r:.40} is not at character {start} of the context (there: "
             f"{actual!r:.40}); count characters, not bytes, from 0"
         )
 
 
-def number(record: Record) -> float:
+def score_value(record: Record) -> float:
     """Return the last value of a record as a finite number."""
     try:
         value = float(record.values[-1])
     except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not abs(value) <= FLOAT32_MAX or isinstance(record.values[-1], bool):
-        raise UserError(f"{record.place}: {record.values[-1]!r:.40} is not a number; check which column is the score")
+        raise UserError(
+            f"{record.location}: {record.values[-1]!r:.40} is not a number; check which column is the score"
+        )
     return value

@@ -19,7 +19,7 @@ class GlobalBatch(NamedTuple):
     plan: BatchPlan
 
     @property
-    def after(self) -> Position:
+    def next_position(self) -> Position:
         """The position to resume from after this step."""
         return self.plan.next_position
 
@@ -35,28 +35,28 @@ class Loader:
         self,
         dataset: Dataset,
         *,
-        tokens: int,
+        batch_tokens: int,
         seed: int = 0,
         shuffle: bool = True,
-        pool: int = 1 << 15,
+        bucket_size: int = 1 << 15,
         position: Position = START,
         rank: int = 0,
-        processes: int = 1,
-        accumulation: int = 1,
+        world_size: int = 1,
+        grad_accum: int = 1,
         workers: int = 2,
-        pinned: bool = False,
+        pin_memory: bool = False,
     ):
         self.dataset, self.seed, self.shuffle, self.position = dataset, seed, shuffle, position
-        self.batch_tokens, self.bucket_size = tokens, pool
-        self.rank, self.world_size, self.grad_accum = rank, processes, accumulation
-        self.workers, self.pin_memory = workers, pinned
+        self.batch_tokens, self.bucket_size = batch_tokens, bucket_size
+        self.rank, self.world_size, self.grad_accum = rank, world_size, grad_accum
+        self.workers, self.pin_memory = workers, pin_memory
 
     def __iter__(self) -> Iterator[GlobalBatch]:
         plans = batch_plans(
             self.dataset,
             self.batch_tokens,
             self.seed,
-            pool=self.bucket_size,
+            bucket_size=self.bucket_size,
             shuffle=self.shuffle,
             position=self.position,
         )
@@ -84,4 +84,4 @@ class Loader:
             else self.dataset.batch(plan.samples[:1], plan.epoch, self.seed).without_labels()
             for part in parts[self.rank * self.grad_accum : (self.rank + 1) * self.grad_accum]
         ]
-        return GlobalBatch(tuple(batch.pin() if self.pin_memory else batch for batch in batches), plan)
+        return GlobalBatch(tuple(batch.pin_memory() if self.pin_memory else batch for batch in batches), plan)

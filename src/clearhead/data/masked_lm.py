@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.config.data import DataConfig
-from clearhead.data.batch import Batch, arrange
+from clearhead.data.batch import Batch, collate
 from clearhead.data.formats import TEXT, Record
 from clearhead.data.random import randint, uniform
 from clearhead.data.tasks import SampleIds, Task, token_dtype
@@ -42,7 +42,7 @@ class MaskedLanguageModel(Task):
         self.is_special = np.zeros(len(self.tokenizer), bool)
         self.is_special[list(self.tokenizer.roles.values())] = True
         self.ordinary_ids = np.flatnonzero(~self.is_special)
-        self.is_continuation = np.array(self.tokenizer.continues())
+        self.is_continuation = np.array(self.tokenizer.continuation_flags())
         self.document, self.remainder = 0, list[int]()
 
     @property
@@ -105,7 +105,7 @@ class MaskedLanguageModel(Task):
         chosen, masked = self._mask(ids, lengths, rows, epoch, seed)
         fields = {"ids": masked, "segments": segments, "labels": np.where(chosen, ids, IGNORED)}
         per_row = {"next_sentence": swapped.astype(np.int64)} if self.config.next_sentence else None
-        return arrange({"ids": fields}, {"ids": lengths}, self.config.packed, self.pad_values, per_row)
+        return collate({"ids": fields}, {"ids": lengths}, self.config.packed, self.pad_values, per_row)
 
     def _second_rows(
         self, store: TokenStore, rows: SampleIds, epoch: int, seed: int

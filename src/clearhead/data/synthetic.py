@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from clearhead.config.data import Corpus, Language
-from clearhead.data.formats import ALL_ANSWERS, ANSWERS, PAIR, TAGS, TEXT, TRANSLATION, Location, Record
+from clearhead.data.formats import ANSWERS, ANSWERS_WITH_REFERENCES, PAIR, TAGS, TEXT, TRANSLATION, Location, Record
 from clearhead.data.random import randint
 from clearhead.errors import UserError
 
@@ -38,8 +38,8 @@ def _embedded(corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     label = str(corpus.columns.get("label", LABEL_NAMES[0]))
     if "label" in columns and label not in LABEL_NAMES:
         raise UserError(f"columns: the embedded corpus has the labels {' and '.join(LABEL_NAMES)}, not {label!r}")
-    if columns in (ANSWERS, ALL_ANSWERS):
-        yield from _question_records(corpus, grammar, source, columns == ALL_ANSWERS)
+    if columns in (ANSWERS, ANSWERS_WITH_REFERENCES):
+        yield from _question_records(corpus, grammar, source, columns == ANSWERS_WITH_REFERENCES)
         return
     if columns == TEXT:
         for index, sentences in _texts(corpus, grammar):

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from clearhead.config.data import DataConfig
-from clearhead.data.batch import Batch, arrange
+from clearhead.data.batch import Batch, collate
 from clearhead.data.formats import TEXT, TRANSLATION, Location, Record
 from clearhead.data.random import hash_ints
 from clearhead.data.token_store import Row, TokenStore, concat_ranges
@@ -42,7 +42,7 @@ class Task(ABC):
         self.pad_values["labels"] = IGNORED
 
     @classmethod
-    def reads(cls, config: DataConfig) -> tuple[str, ...]:
+    def record_columns(cls, config: DataConfig) -> tuple[str, ...]:
         """Return the columns of a record."""
         return cls.columns
 
@@ -116,7 +116,7 @@ class Translation(Task):
         values = store.fields["target"][0]
         index = concat_ranges(starts, lengths - 1)
         sides = {"source": {"source": source}, "target": {"target": values[index], "labels": values[index + 1]}}
-        return arrange(sides, {"source": source_lengths, "target": lengths - 1}, self.config.packed, self.pad_values)
+        return collate(sides, {"source": source_lengths, "target": lengths - 1}, self.config.packed, self.pad_values)
 
 
 class LanguageModel(Task):
@@ -144,7 +144,7 @@ class LanguageModel(Task):
 
     def _range(self, store: TokenStore, epoch: int) -> tuple[int, int]:
         """Return the start of the first window and the end of the last."""
-        start, end = (int(fraction * store.total("ids")) for fraction in self.stream_range)
+        start, end = (int(fraction * store.num_values("ids")) for fraction in self.stream_range)
         shift = int(hash_ints(epoch)) % self.config.max_length if epoch else 0
         return min(start + shift, max(start, end - self.config.max_length - 1)), end
 
@@ -177,7 +177,7 @@ class LanguageModel(Task):
             "ids": torch.from_numpy(tokens[:, :-1].reshape(1, -1)),
             "labels": torch.from_numpy(labels.reshape(1, -1)),
         }
-        return Batch(tensors, num_tokens, {"ids": Documents.of(lengths.tolist())})
+        return Batch(tensors, num_tokens, {"ids": Documents.from_lengths(lengths.tolist())})
 
     def _document_starts(self, store: TokenStore, starts: SampleIds, size: int) -> NDArray[np.bool_]:
         """Mark the first token of each document in the windows: (B, size)."""
@@ -203,7 +203,7 @@ def split_documents(records: Iterator[Record], unit: str, max_chars: int = 1 << 
     """
     if unit == "line":
         yield from (
-            Record(record.place, (record.values[0], True, True)) for record in records if record.values[0].strip()
+            Record(record.location, (record.values[0], True, True)) for record in records if record.values[0].strip()
         )
         return
     lines: list[str] = []
@@ -211,14 +211,14 @@ def split_documents(records: Iterator[Record], unit: str, max_chars: int = 1 << 
     for record in records:
         line: str = record.values[0]
         ends = (unit == "paragraph" and not line.strip()) or (unit == "heading" and HEADING.match(line))
-        if record.place.file != location.file or ends:
+        if record.location.file != location.file or ends:
             yield from _join_lines(location, lines, opens, True)
-            lines, location, opens, size = [], record.place, True, 0
+            lines, location, opens, size = [], record.location, True, 0
             if unit == "paragraph" and not line.strip():
                 continue
         elif size >= max_chars and lines[-1] and not lines[-1][-1].isspace() and line and not line[0].isspace():
             yield from _join_lines(location, lines, opens, False)
-            lines, location, opens, size = [""], record.place, False, 0  # the newline goes to the next piece
+            lines, location, opens, size = [""], record.location, False, 0  # the newline goes to the next piece
         lines.append(line)
         size += len(line)
     yield from _join_lines(location, lines, opens, True)

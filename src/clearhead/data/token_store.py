@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.errors import UserError
-from clearhead.files import locked, named, write_text
+from clearhead.files import file_errors, file_lock, write_text
 
 CLOCK_RESOLUTION = 1_000_000_000  # nanoseconds; coarsest timestamps of any file system
 VERSION = 4  # of the file layout, and of all code that decides a store's content
@@ -57,7 +57,7 @@ class TokenStore:
     def __len__(self) -> int:
         return self.num_rows
 
-    def total(self, field: str) -> int:
+    def num_values(self, field: str) -> int:
         """Return the number of values in a field, over all rows."""
         return len(self.fields[field][0])
 
@@ -118,7 +118,7 @@ def build_store(
     """Open the store at `folder`, creating it with `fill` if missing; a lock keeps processes from doing it twice."""
     if (folder / "store.json").exists():
         return TokenStore(folder)
-    with cache_write_errors(folder), locked(folder.with_name(folder.name + ".lock")):
+    with cache_write_errors(folder), file_lock(folder.with_name(folder.name + ".lock")):
         if not (folder / "store.json").exists():
             temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
             for stale in folder.parent.glob(f".{folder.name}.*.tmp"):  # of killed processes, since we hold the lock
@@ -175,7 +175,7 @@ def cache_write_errors(folder: Path) -> Iterator[None]:
 
 def file_digest(path: Path, cache: Path) -> str:
     """Return the SHA-256 of a file, cached under `cache` by path, size, times and inode."""
-    with named(str(path)), path.open("rb") as file:
+    with file_errors(str(path)), path.open("rb") as file:
         stat = os.fstat(file.fileno())
         times = (stat.st_mtime_ns, stat.st_ctime_ns)  # programs can reset mtime but not ctime
         identity = (os.path.realpath(path), stat.st_size, *times, stat.st_ino)

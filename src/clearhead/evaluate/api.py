@@ -64,7 +64,7 @@ def evaluate(
     if data is None and (format or columns or labels):
         raise UserError("data: missing; format, columns and labels describe its files")
     corpora = [] if data is None else [corpus_of(loaded.data, data, format, columns, labels)]
-    return Evaluation(score(loaded, corpora, beam=beam, lowercase=lowercase, moses=moses, unseen=unseen, say=log))
+    return Evaluation(score(loaded, corpora, beam=beam, lowercase=lowercase, moses=moses, unseen=unseen, log=log))
 
 
 def corpus_of(

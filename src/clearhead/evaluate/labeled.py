@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from clearhead.config.data import Corpus, DataConfig
 from clearhead.data.build_datasets import TASKS, raw_records
-from clearhead.data.cleaning import Cleaner, Part, check_text, chunks
-from clearhead.data.formats import ALL_ANSWERS, ANSWERS, Record
-from clearhead.data.labeled_tasks import check_answer, check_tags, is_empty, label_number, number
+from clearhead.data.cleaning import Cleaner, Split, check_text, chunks
+from clearhead.data.formats import ANSWERS, ANSWERS_WITH_REFERENCES, Record
+from clearhead.data.labeled_tasks import check_answer, check_tags, is_empty, label_id, score_value
 from clearhead.errors import UserError
 from clearhead.evaluate.classification_metrics import (
     accuracy,
@@ -23,33 +23,33 @@ from clearhead.evaluate.classification_metrics import (
 from clearhead.predict import Model
 from clearhead.predict.encode_batch import InvalidText, clean, label_names
 from clearhead.text.correlation import pearson, spearman
-from clearhead.text.entities import is_entity_scheme
+from clearhead.text.entities import is_bio_scheme
 
 MAX_SAMPLES = 5
 
 
-class Scores(NamedTuple):
+class LabeledScores(NamedTuple):
     """Metrics by name, the confusion matrix of labels, and a few samples."""
 
-    numbers: dict[str, Any]
+    metrics: dict[str, Any]
     confusion: dict[str, Any] | None = None
     samples: list[dict[str, str]] = []  # noqa: RUF012  never changed
 
 
-def records(data: DataConfig, corpora: Sequence[Corpus], part: Part = "held out") -> Iterator[Record]:
+def records(data: DataConfig, corpora: Sequence[Corpus], part: Split = "held out") -> Iterator[Record]:
     """Yield the records of corpora; without corpora, those of one part of the recipe's training data."""
-    columns = TASKS[data.task].reads(data)
-    columns = ALL_ANSWERS if columns == ANSWERS else columns
+    columns = TASKS[data.task].record_columns(data)
+    columns = ANSWERS_WITH_REFERENCES if columns == ANSWERS else columns
     for corpus in corpora:
         yield from raw_records(corpus, columns, data.source_url)
     if not corpora:
         cleaner = Cleaner(data, columns, part)
         for corpus in data.train:
             for chunk in chunks(raw_records(corpus, columns, data.source_url)):
-                yield from cleaner.chunk(chunk)
+                yield from cleaner.clean_chunk(chunk)
 
 
-def own_records(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> list[Record]:
+def eval_records(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> list[Record]:
     """Return the records of a recipe's own evaluation sets, without empty texts, which data preparation drops too."""
     kept = list(records(data, corpora))
     if data.task == "tagging":
@@ -63,14 +63,14 @@ def own_records(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> li
     return kept
 
 
-def score_labeled(model: Model, data: DataConfig, examples: Sequence[Record]) -> Scores:
+def score_labeled(model: Model, data: DataConfig, examples: Sequence[Record]) -> LabeledScores:
     """Score the model's predictions for the records of a labeled task."""
     if not examples:
         raise UserError("data: there are no texts to score on; name some with --data")
     try:
-        return LABELED[data.task](model, data, examples)
+        return LABELED_TASKS[data.task](model, data, examples)
     except InvalidText as error:
-        raise UserError(f"{examples[error.number].place}: {error.problem}") from None
+        raise UserError(f"{examples[error.number].location}: {error.problem}") from None
 
 
 def _texts(data: DataConfig, examples: Sequence[Record]) -> tuple[list[str], list[str] | None]:
@@ -86,9 +86,9 @@ def _join_pairs(firsts: Sequence[str], seconds: Sequence[str] | None) -> Sequenc
     return [f"{first}\n{second}" for first, second in zip(firsts, seconds, strict=True)] if seconds else firsts
 
 
-def _score_classification(model: Model, data: DataConfig, examples: Sequence[Record]) -> Scores:
+def _score_classification(model: Model, data: DataConfig, examples: Sequence[Record]) -> LabeledScores:
     names = label_names(model, model.config.labels)
-    references = [names[label_number(record, record.values[-1], tuple(names))] for record in examples]
+    references = [names[label_id(record, record.values[-1], tuple(names))] for record in examples]
     texts, seconds = _texts(data, examples)
     predictions = [result.label for result in model.classify(texts, seconds, truncate=True)]
     binary = len(names) == 2
@@ -100,18 +100,18 @@ def _score_classification(model: Model, data: DataConfig, examples: Sequence[Rec
         "matthews": matthews_corrcoef(predictions, references),
     }
     table = {"labels": names, "counts": confusion_matrix(predictions, references, names)}
-    return Scores(metrics, table, _samples(_join_pairs(texts, seconds), references, predictions))
+    return LabeledScores(metrics, table, _samples(_join_pairs(texts, seconds), references, predictions))
 
 
-def _score_regression(model: Model, data: DataConfig, examples: Sequence[Record]) -> Scores:
-    references = [number(record) for record in examples]
+def _score_regression(model: Model, data: DataConfig, examples: Sequence[Record]) -> LabeledScores:
+    references = [score_value(record) for record in examples]
     texts, seconds = _texts(data, examples)
     predictions = model.regress(texts, seconds, truncate=True)
     shown = ([f"{value:.3g}" for value in values] for values in (references, predictions))
-    return Scores(_correlations(predictions, references), None, _samples(_join_pairs(texts, seconds), *shown))
+    return LabeledScores(_correlations(predictions, references), None, _samples(_join_pairs(texts, seconds), *shown))
 
 
-def _score_similarity(model: Model, data: DataConfig, examples: Sequence[Record]) -> Scores:
+def _score_similarity(model: Model, data: DataConfig, examples: Sequence[Record]) -> LabeledScores:
     """Correlate cosines with scores or, for contrastive data, measure how often a text's pair is the nearest text."""
     for record in examples:
         for text in record.values[:2]:
@@ -120,19 +120,19 @@ def _score_similarity(model: Model, data: DataConfig, examples: Sequence[Record]
     first_vectors, second_vectors = model.embed(firsts, truncate=True), model.embed(seconds, truncate=True)
     if data.contrastive:
         nearest = (first_vectors @ second_vectors.T).argmax(1).tolist()
-        return Scores({"accuracy": accuracy([seconds[n] for n in nearest], seconds)})
-    references = [number(record) for record in examples]
+        return LabeledScores({"accuracy": accuracy([seconds[n] for n in nearest], seconds)})
+    references = [score_value(record) for record in examples]
     cosines = (first_vectors * second_vectors).sum(1).tolist()
     expected, predicted = [f"{x / data.max_score:.3g}" for x in references], [f"{x:.3g}" for x in cosines]
     samples = _samples(_join_pairs(firsts, seconds), expected, predicted)
-    return Scores(_correlations(cosines, references), None, samples)
+    return LabeledScores(_correlations(cosines, references), None, samples)
 
 
 def _correlations(predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
     return {"pearson": pearson(predictions, references), "spearman": spearman(predictions, references)}
 
 
-def _score_tagging(model: Model, data: DataConfig, examples: Sequence[Record]) -> Scores:
+def _score_tagging(model: Model, data: DataConfig, examples: Sequence[Record]) -> LabeledScores:
     """Entity F1 as in seqeval, or macro F1 if the tags are not B-/I-/O; tags after a truncation are O."""
     names = tuple(label_names(model, model.config.labels))
     references = []
@@ -140,13 +140,13 @@ def _score_tagging(model: Model, data: DataConfig, examples: Sequence[Record]) -
         check_tags(record)
         tags = enumerate(record.values[1])
         references.append(
-            [names[label_number(record._replace(place=record.place.at(n)), tag, names)] for n, tag in tags]
+            [names[label_id(record._replace(location=record.location.for_item(n)), tag, names)] for n, tag in tags]
         )
     tagged = model.tag([record.values[0] for record in examples], truncate=True)
     predictions = [[word.tag for word in text.words] for text in tagged]
     flat_predictions, flat_references = ([tag for tags in side for tag in tags] for side in (predictions, references))
     metrics: dict[str, Any] = {"accuracy": accuracy(flat_predictions, flat_references)}
-    if is_entity_scheme(names):
+    if is_bio_scheme(names):
         scores = entity_f1(predictions, references)
         metrics |= {"f1": scores.all.f1, "precision": scores.all.precision, "recall": scores.all.recall}
         metrics |= {f"f1_{kind}": score.f1 for kind, score in scores.types.items()}
@@ -158,14 +158,14 @@ def _score_tagging(model: Model, data: DataConfig, examples: Sequence[Record]) -
         [_mark_tags(record.values[0], tags) for record, tags in zip(examples, side, strict=True)]
         for side in (references, predictions)
     )
-    return Scores(metrics, table, _samples(texts, expected, predicted))
+    return LabeledScores(metrics, table, _samples(texts, expected, predicted))
 
 
 def _mark_tags(words: Sequence[str], tags: Sequence[str]) -> str:
     return " ".join(word if tag == "O" else f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
 
 
-def _score_answering(model: Model, data: DataConfig, examples: Sequence[Record]) -> Scores:
+def _score_answering(model: Model, data: DataConfig, examples: Sequence[Record]) -> LabeledScores:
     """Exact match and F1 of SQuAD over all questions, and over those with and without an answer."""
     for record in examples:
         for text in (*record.values[:2], *record.values[4]):
@@ -181,7 +181,7 @@ def _score_answering(model: Model, data: DataConfig, examples: Sequence[Record])
             scores = squad_scores([prediction for prediction, _ in part], [answers for _, answers in part])
             metrics |= {f"{name}_exact": scores.exact, f"{name}_f1": scores.f1}
     expected = [answers[0] if answers else "" for answers in references]
-    return Scores(metrics, None, _samples(_join_pairs(questions, contexts), expected, predictions))
+    return LabeledScores(metrics, None, _samples(_join_pairs(questions, contexts), expected, predictions))
 
 
 def _samples(texts: Sequence[str], references: Sequence[str], predictions: Sequence[str]) -> list[dict[str, str]]:
@@ -191,7 +191,7 @@ def _samples(texts: Sequence[str], references: Sequence[str], predictions: Seque
     return [{"source": text, "reference": reference, "output": prediction} for text, reference, prediction in rows]
 
 
-LABELED: dict[str, Callable[[Model, DataConfig, Sequence[Record]], Scores]] = {
+LABELED_TASKS: dict[str, Callable[[Model, DataConfig, Sequence[Record]], LabeledScores]] = {
     "classification": _score_classification,
     "regression": _score_regression,
     "similarity": _score_similarity,

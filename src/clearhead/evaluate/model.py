@@ -10,13 +10,13 @@ import torch
 from torch.nn import functional as F
 
 from clearhead.config.data import Corpus, DataConfig
-from clearhead.data import IGNORED, Loader, open_set, prepare
+from clearhead.data import IGNORED, Loader, open_dataset, prepare
 from clearhead.data.build_datasets import raw_records
-from clearhead.data.cleaning import cleaned, share
+from clearhead.data.cleaning import hash_fraction, normalize_text
 from clearhead.data.formats import TEXT, TRANSLATION, Record
 from clearhead.errors import UserError
 from clearhead.evaluate.bleu import bleu, chrf, tokenized_bleu
-from clearhead.evaluate.labeled import own_records, records, score_labeled
+from clearhead.evaluate.labeled import eval_records, records, score_labeled
 from clearhead.model import Decoder, Encoder
 from clearhead.predict import Model
 from clearhead.predict.encode_batch import limit
@@ -33,7 +33,7 @@ def evaluate(
     lowercase: bool = False,
     moses: str = "",
     unseen: bool = False,
-    say: Log = lambda line: None,
+    log: Log = lambda line: None,
 ) -> dict[str, Any]:
     """Return the metrics of a model on corpora, by default on the test (else validation, else held-out) set.
 
@@ -48,16 +48,16 @@ def evaluate(
     if not corpora and not (data.held_out and data.train):
         raise UserError("data: this model's recipe names no test or validation set; name one with --data")
     if not corpora:
-        say(f"there is no test set; using the {data.held_out:.3%} of the training data that were held out")
+        log(f"there is no test set; using the {data.held_out:.3%} of the training data that were held out")
     if data.task == "translation":
-        return _evaluate_translation(model, data, corpora, beam, lowercase, moses, say)
+        return _evaluate_translation(model, data, corpora, beam, lowercase, moses, log)
     if data.task == "language-model":
         return _evaluate_language_model(model, data, corpora)
     if data.task == "masked-language-model":
         return _evaluate_masked_language_model(model, data, corpora)
-    examples = list(records(data, corpora)) if has_corpora else own_records(model, data, corpora)
+    examples = list(records(data, corpora)) if has_corpora else eval_records(model, data, corpora)
     scores = score_labeled(model, data, examples)
-    result = {"texts": len(examples)} | scores.numbers
+    result = {"texts": len(examples)} | scores.metrics
     if scores.confusion is not None:
         result["confusion"] = scores.confusion
     return result | (_score_unseen(model, recipe_data, corpora, examples) if unseen else {})
@@ -83,7 +83,7 @@ def _score_unseen(
     seen = records(data, data.train) if corpora else records(data, (), "kept")
     seen_text = "\n".join(_first_text(record) for record in seen)
     unseen = [record for record in examples if _first_text(record).strip() not in seen_text]
-    metrics = score_labeled(model, data, unseen).numbers if unseen else {}
+    metrics = score_labeled(model, data, unseen).metrics if unseen else {}
     return {"unseen_texts": len(unseen)} | {f"unseen_{name}": value for name, value in metrics.items()}
 
 
@@ -99,11 +99,11 @@ def _perplexity(loss: float) -> float:
 def _evaluate_masked_language_model(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> dict[str, Any]:
     """Return perplexity and accuracy of masked tokens (masks of seed 0), and next-sentence accuracy."""
     assert isinstance(model.network, Encoder)
-    dataset = open_set(data, corpora, model.tokenizers) if corpora else prepare(data, model.tokenizers).valid
+    dataset = open_dataset(data, corpora, model.tokenizers) if corpora else prepare(data, model.tokenizers).valid
     assert dataset is not None  # `evaluate` has checked that there is held-out data
     heads, total_loss, tokens, correct, pairs, correct_pairs = model.network.heads, 0.0, 0, 0, 0, 0
     with torch.inference_mode():
-        for step in Loader(dataset, tokens=data.batch_tokens, shuffle=False, workers=1):
+        for step in Loader(dataset, batch_tokens=data.batch_tokens, shuffle=False, workers=1):
             for cpu_batch in step.batches:
                 batch = cpu_batch.to(model.device)
                 lengths, documents = batch.get("ids_lengths"), batch.documents.get("ids")
@@ -153,7 +153,7 @@ def pairs(data: DataConfig, corpora: Sequence[Corpus] = ()) -> tuple[list[str], 
         record.values
         for corpus in corpora or data.train
         for record in raw_records(corpus, TRANSLATION, data.source_url)
-        if corpora or share(cleaned(record.values[0], data)) < data.held_out
+        if corpora or hash_fraction(normalize_text(record.values[0], data)) < data.held_out
     ]
     if not values:
         raise UserError("data: there are no texts to score on; name some with --data")
@@ -173,11 +173,11 @@ def _evaluate_language_model(model: Model, data: DataConfig, corpora: Sequence[C
     """Return the perplexity of tokens and, for text files, of words separated by spaces; windows are independent."""
     network = model.inference_network
     assert isinstance(network, Decoder)
-    dataset = open_set(data, corpora, model.tokenizers) if corpora else prepare(data, model.tokenizers).valid
+    dataset = open_dataset(data, corpora, model.tokenizers) if corpora else prepare(data, model.tokenizers).valid
     assert dataset is not None  # `evaluate` has checked that there is held-out data
     total_loss, tokens = 0.0, 0
     with torch.inference_mode():
-        for step in Loader(dataset, tokens=data.batch_tokens, shuffle=False, workers=1):
+        for step in Loader(dataset, batch_tokens=data.batch_tokens, shuffle=False, workers=1):
             for cpu_batch in step.batches:
                 batch = cpu_batch.to(model.device)
                 logits = network(batch["ids"], documents=batch.documents.get("ids"))

@@ -3,10 +3,10 @@
 from clearhead.inference.alignment import alignment_links, alignment_weights, format_alignment
 from clearhead.inference.alternatives import alternatives
 from clearhead.inference.cuda_graph_replay import enable_cuda_graphs
-from clearhead.inference.engine import Engine, Job, QueueFull, in_order
+from clearhead.inference.engine import Engine, EngineRequest, QueueFull, run_in_order
 from clearhead.inference.engine_thread import EngineThread
 from clearhead.inference.generate import generate, translate
-from clearhead.inference.model_runner import Step
+from clearhead.inference.model_runner import ModelRunner
 from clearhead.inference.optimize import optimize_for_inference
 from clearhead.inference.output import GenerationOutput
 from clearhead.inference.speculative import DraftModel, PromptLookup
@@ -18,12 +18,12 @@ __all__ = [
     "INT4",
     "DraftModel",
     "Engine",
+    "EngineRequest",
     "EngineThread",
     "GenerationOutput",
-    "Job",
+    "ModelRunner",
     "PromptLookup",
     "QueueFull",
-    "Step",
     "StopStrings",
     "alignment_links",
     "alignment_weights",
@@ -31,8 +31,8 @@ __all__ = [
     "enable_cuda_graphs",
     "format_alignment",
     "generate",
-    "in_order",
     "optimize_for_inference",
+    "run_in_order",
     "stream",
     "stream_text",
     "translate",

@@ -17,7 +17,7 @@ def alternatives(
     count: int,
     config: GenerationConfig,
     *,
-    end: EosIds,
+    eos_ids: EosIds,
     source: TokenIds | None = None,
     seed: int = 0,
 ) -> list[GenerationOutput]:
@@ -30,7 +30,7 @@ def alternatives(
     vocab_size = network.config.target_vocab
     if not 1 <= count <= vocab_size:
         raise UserError(f"{count} alternatives, but the vocabulary has {vocab_size} tokens; ask for 1 to {vocab_size}")
-    eos, sources = eos_tuple(end), None if source is None else [source]
+    eos, sources = eos_tuple(eos_ids), None if source is None else [source]
     validate(network, [prompt], sources, config, eos)
     config = config.model_copy(update={"samples": count})
     with torch.inference_mode():

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from clearhead.config import GenerationConfig
 from clearhead.inference.generation_batch import COMPACT_THRESHOLD, sync_interval
 from clearhead.inference.logits_processors import build_processors
-from clearhead.inference.model_runner import Step, TokenIds, new_token_limits
+from clearhead.inference.model_runner import ModelRunner, TokenIds, new_token_limits
 from clearhead.inference.output import GenerationOutput, length_penalty
 from clearhead.inference.sampling import top_continuations
 from clearhead.inference.token_buffer import TokenBuffer
@@ -28,7 +28,7 @@ class BeamSearch:
 
     def __init__(
         self,
-        runner: Step,
+        runner: ModelRunner,
         logits: Tensor,
         prompts: Sequence[TokenIds],
         config: GenerationConfig,
@@ -61,7 +61,7 @@ class BeamSearch:
             if not self.active:
                 return [self.outputs[index] for index in sorted(self.outputs)]
             self.runner.reorder_beams(parents)
-            self.logits = self.runner.next(self.tokens[:, :, -1])
+            self.logits = self.runner.decode_step(self.tokens[:, :, -1])
 
     def _advance(self) -> Tensor:
         """Extend the beams by one token and collect finished hypotheses; return the parent beams (B, K)."""

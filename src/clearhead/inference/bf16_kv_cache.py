@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from clearhead.inference.translator_decode_layer import TranslatorDecodeLayer
 from clearhead.model.cache import LayerKVCache
-from clearhead.ops.attention.sdpa import MANY_HEADS
+from clearhead.ops.attention.sdpa import MIN_BATCH_HEADS
 from clearhead.ops.linear.quantized import QuantizedLinear
 
 SLOT_BLOCK = 32  # slots are allocated in multiples of this
@@ -52,7 +52,7 @@ class BF16KVCache(LayerKVCache):
 def can_use_bf16_cache(network: nn.Module, rows: int) -> bool:
     """Return whether bf16 is faster for beams of `rows` rows: int8 weights, enough heads, a CPU with bf16."""
     layers = [module for module in network.modules() if isinstance(module, TranslatorDecodeLayer)]
-    if not layers or rows * layers[0].heads < MANY_HEADS or not _has_bf16():
+    if not layers or rows * layers[0].heads < MIN_BATCH_HEADS or not _has_bf16():
         return False
     return all(isinstance(layer.attention.output, QuantizedLinear) for layer in layers)
 

@@ -23,7 +23,7 @@ from clearhead.model import Decoder
 from clearhead.model.positions import rope_cos_sin
 
 
-class Choice(NamedTuple):
+class GraphSampling(NamedTuple):
     """What a captured step does with its logits: store them (sampler None) or choose tokens, maybe with logprobs."""
 
     sampler: Sampler | None
@@ -88,7 +88,7 @@ class CapturedGraph:
 
     user: ReferenceType[object] | None = None  # whose rows are in the static tensors
 
-    def __init__(self, network: Decoder, functions: StepFunctions, rows: int, slots: int, choice: Choice):
+    def __init__(self, network: Decoder, functions: StepFunctions, rows: int, slots: int, choice: GraphSampling):
         self.network, self.functions, self.rows, self.slots, self.choice = network, functions, rows, slots, choice
         config, weight = network.config, network.decoder.embedding.tokens.weight
         with torch.inference_mode(False), torch.no_grad(), torch.device(weight.device):

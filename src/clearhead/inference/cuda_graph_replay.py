@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from clearhead.config import GenerationConfig
-from clearhead.inference.cuda_graph import CapturedGraph, Choice, step_functions
+from clearhead.inference.cuda_graph import CapturedGraph, GraphSampling, step_functions
 from clearhead.inference.generation_batch import GenerationBatch, sync_interval
 from clearhead.inference.logits_processors import build_processors
-from clearhead.inference.model_runner import Step, TokenIds
+from clearhead.inference.model_runner import ModelRunner, TokenIds
 from clearhead.inference.sampling import Sampler
 from clearhead.inference.static_decoder import CHUNK, FusedLinear, can_be_static, static_copy
 from clearhead.inference.stop_strings import StopStrings
 from clearhead.model import Decoder, Network
 
 MIN_NEW_TOKENS = 16  # with fewer, a capture does not pay
-FIRST_SLOTS = 4 * CHUNK  # of the smallest graph; there is one for each doubling
+MIN_SLOTS = 4 * CHUNK  # of the smallest graph; there is one for each doubling
 MAX_IDLE_GRAPHS = 4
 
 
@@ -40,29 +40,29 @@ class GraphCache:
         modules = self.static_network.modules()
         self.int8 = any(isinstance(module, FusedLinear) and module.scale is not None for module in modules)
         self.data_ptrs = _data_ptrs(network)
-        self.recordings: list[CapturedGraph] = []
+        self.captured: list[CapturedGraph] = []
         self.lock = Lock()
 
-    def acquire(self, user: object, rows: int, tokens: int, choice: Choice) -> CapturedGraph:
+    def acquire(self, user: object, rows: int, tokens: int, choice: GraphSampling) -> CapturedGraph:
         """Return a graph for at least `rows` rows of `tokens` tokens, reserved until its user is garbage-collected."""
-        key = _next_power_of_2(rows), max(FIRST_SLOTS, _next_power_of_2(tokens)), choice
+        key = _next_power_of_2(rows), max(MIN_SLOTS, _next_power_of_2(tokens)), choice
         with self.lock:
-            idle = [graph for graph in self.recordings if graph.user is None or graph.user() is None]
+            idle = [graph for graph in self.captured if graph.user is None or graph.user() is None]
             matching = [graph for graph in idle if (graph.rows, graph.slots, graph.choice) == key]
             acquired = matching[0] if matching else self._capture(*key)
             acquired.user = ref(user)
-            busy = [graph for graph in self.recordings if graph not in idle]
+            busy = [graph for graph in self.captured if graph not in idle]
             still_idle = [graph for graph in idle if graph is not acquired]
-            self.recordings = [*busy, *still_idle[-MAX_IDLE_GRAPHS:], acquired]
+            self.captured = [*busy, *still_idle[-MAX_IDLE_GRAPHS:], acquired]
         return acquired
 
-    def _capture(self, rows: int, slots: int, choice: Choice) -> CapturedGraph:
+    def _capture(self, rows: int, slots: int, choice: GraphSampling) -> CapturedGraph:
         functions = step_functions(self.compiled, rows, self.int8)
         return CapturedGraph(self.static_network, functions, rows, slots, choice)
 
     def make_batch(
         self,
-        runner: Step,
+        runner: ModelRunner,
         logits: Tensor,
         prompts: Sequence[TokenIds],
         config: GenerationConfig,
@@ -74,9 +74,9 @@ class GraphCache:
         if config.max_new_tokens < MIN_NEW_TOKENS:
             return GenerationBatch(runner, logits, prompts, config, eos_ids, seeds, stop_strings)
         if build_processors(config, torch.tensor(eos_ids)):  # these need all tokens, so sampling stays outside
-            replay_runner = ReplayStep(runner, self, Choice(None))
+            replay_runner = ReplayRunner(runner, self, GraphSampling(None))
             return GenerationBatch(replay_runner, logits, prompts, config, eos_ids, seeds, stop_strings)
-        replay_runner = ReplayStep(runner, self, Choice(Sampler.from_config(config), config.logprobs))
+        replay_runner = ReplayRunner(runner, self, GraphSampling(Sampler.from_config(config), config.logprobs))
         replay_runner.set_seeds(seeds)
         return ReplayBatch(replay_runner, logits, prompts, config, eos_ids, seeds, stop_strings)
 
@@ -114,44 +114,44 @@ def _next_power_of_2(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-class ReplayStep(Step):
+class ReplayRunner(ModelRunner):
     """A runner whose decode steps are graph replays; it takes over the KV cache of another, without beams or rewind."""
 
-    def __init__(self, runner: Step, graphs: GraphCache, choice: Choice):
+    def __init__(self, runner: ModelRunner, graphs: GraphCache, choice: GraphSampling):
         cache = runner.cache
         self.network, self.device, self.graphs = runner.network, runner.device, graphs
         self.max_length, self.num_rows = cache.max_length, len(cache)
         # Slots for a start only, not for max_new_tokens: a step reads every slot, and most texts end early.
-        tokens = min(cache.capacity, self.max_length + FIRST_SLOTS // 2)
-        self.recording = graphs.acquire(self, self.num_rows, tokens, choice)
+        tokens = min(cache.capacity, self.max_length + MIN_SLOTS // 2)
+        self.graph = graphs.acquire(self, self.num_rows, tokens, choice)
         layers = [(x.keys, x.values) for x in cache.layers if x.keys is not None and x.values is not None]
-        self.recording.load_cache(layers, cache.lengths, self.max_length)
+        self.graph.load_cache(layers, cache.lengths, self.max_length)
 
     def set_seeds(self, seeds: Sequence[int]) -> None:
         """Set the seed of each row; the first new token is sampled outside of the graph."""
-        self.recording.seeds[: self.num_rows] = torch.tensor(seeds).to(self.device)
-        self.recording.prompt_lengths.copy_(self.recording.lengths)
+        self.graph.seeds[: self.num_rows] = torch.tensor(seeds).to(self.device)
+        self.graph.prompt_lengths.copy_(self.graph.lengths)
 
-    def next(self, ids: Tensor) -> Tensor:
+    def decode_step(self, ids: Tensor) -> Tensor:
         """Run a decode step on ids (B, 1); return logits (B, 1, V), valid until the next call."""
         self.set_inputs(ids)
         self.replay()
-        return self.recording.logits[: self.num_rows, None]
+        return self.graph.logits[: self.num_rows, None]
 
     def set_inputs(self, ids: Tensor) -> None:
         """Set the input tokens (B, 1) of the next replay."""
-        self.recording.ids[: self.num_rows] = ids
+        self.graph.ids[: self.num_rows] = ids
 
     def replay(self) -> None:
         """Replay one step, moving to a larger graph if all slots are used."""
-        if self.max_length == self.recording.slots:
+        if self.max_length == self.graph.slots:
             self._grow()
-        self.recording.replay()
+        self.graph.replay()
         self.max_length += 1
 
     def _grow(self) -> None:
-        old = self.recording
-        new = self.recording = self.graphs.acquire(self, old.rows, 2 * old.slots, old.choice)
+        old = self.graph
+        new = self.graph = self.graphs.acquire(self, old.rows, 2 * old.slots, old.choice)
         new.load_cache(list(zip(old.keys, old.values, strict=True)), old.lengths, self.max_length)
         pairs = ((new.ids, old.ids), (new.prompt_lengths, old.prompt_lengths), (new.seeds, old.seeds))
         for target, source in pairs:
@@ -160,14 +160,14 @@ class ReplayStep(Step):
 
     def select(self, rows: Tensor) -> None:
         """Keep or reorder rows: row n becomes the old row rows[n]."""
-        self.recording.select(rows)
+        self.graph.select(rows)
         self.num_rows = len(rows)
 
 
 class ReplayBatch(GenerationBatch):
     """A batch whose tokens are chosen inside the graph; the host reads several steps at a time."""
 
-    runner: ReplayStep
+    runner: ReplayRunner
 
     def advance(self) -> Tensor:
         """Decode one or more tokens in every row; return the tokens (B, N)."""
@@ -181,7 +181,7 @@ class ReplayBatch(GenerationBatch):
         columns, logprobs = [], []
         for _ in range(steps):
             self.runner.replay()
-            graph, rows = self.runner.recording, self.runner.num_rows
+            graph, rows = self.runner.graph, self.runner.num_rows
             columns.append(graph.ids[:rows].clone())
             logprobs.append(graph.logprobs[:rows].clone() if self.config.logprobs else None)
         for column, logprob in zip(columns, logprobs, strict=True):

@@ -20,7 +20,7 @@ from clearhead.config import EngineConfig, GenerationConfig
 from clearhead.errors import UserError
 from clearhead.inference.generate import EosIds, check_seeds, eos_tuple, validate
 from clearhead.inference.logits_processors import LogitsProcessor, build_processors
-from clearhead.inference.model_runner import GenerativeNetwork, Step, TokenIds, new_token_limits
+from clearhead.inference.model_runner import GenerativeNetwork, ModelRunner, TokenIds, new_token_limits
 from clearhead.inference.output import GenerationOutput, make_output
 from clearhead.inference.sampling import Sampler
 from clearhead.inference.stop_strings import IncrementalDetokenizer, StopStrings
@@ -32,7 +32,7 @@ class QueueFull(RuntimeError):
     """The queue of waiting requests is full; try again later."""
 
 
-class Job:
+class EngineRequest:
     """A request and its output so far: `ids` and `text` grow with every step until it is `done`."""
 
     def __init__(self, prompt: TokenIds, source: TokenIds | None, config: GenerationConfig, seed: int, limit: int):
@@ -56,7 +56,7 @@ class Job:
         """The text that is final: no incomplete character, nothing that may be the beginning of a stop string."""
         return "" if self.detokenizer is None else self.detokenizer.text
 
-    def take(self) -> str:
+    def take_text(self) -> str:
         """Return the text added since the last call."""
         text = self.text
         start, self._text_taken = self._text_taken, len(text)
@@ -97,19 +97,19 @@ class Engine:
         self,
         network: GenerativeNetwork,
         *,
-        end: EosIds,
+        eos_ids: EosIds,
         tokenizer: Tokenizer | None = None,
         config: EngineConfig | None = None,
     ):
         self.network, self.tokenizer, self.config = network, tokenizer, config or EngineConfig()
-        self.eos_ids = eos_tuple(end)
-        self.waiting: deque[Job] = deque()
-        self.running: list[Job] = []  # one for each row of the batch
-        self._runner: Step | None = None  # None while no request is running
+        self.eos_ids = eos_tuple(eos_ids)
+        self.waiting: deque[EngineRequest] = deque()
+        self.running: list[EngineRequest] = []  # one for each row of the batch
+        self._runner: ModelRunner | None = None  # None while no request is running
         self._buffer: TokenBuffer | None = None
         self._seeds = torch.zeros(0, dtype=torch.long)  # (B,)
         self._groups: list[SamplingGroup] = []
-        Step(network, 0, 1)  # refuses a network in training mode now, not at the first request
+        ModelRunner(network, 0, 1)  # refuses a network in training mode now, not at the first request
 
     @property
     def busy(self) -> bool:
@@ -124,7 +124,7 @@ class Engine:
         seed: int = 0,
         source: TokenIds | None = None,
         stop: Sequence[str] = (),
-    ) -> Job:
+    ) -> EngineRequest:
         """Queue a request; for a translator, `source` is the source and the prompt starts with BOS.
 
         Raises QueueFull if too many requests are waiting, and UserError if the request can never be served.
@@ -138,7 +138,7 @@ class Engine:
         check_seeds([seed])
         validate(self.network, [prompt], None if source is None else [source], config, self.eos_ids)
         [limit] = new_token_limits([prompt], config.max_new_tokens, self.network.config.max_positions)
-        request = Job(prompt, source, config, seed, limit)
+        request = EngineRequest(prompt, source, config, seed, limit)
         if not self._fits([request]):
             raise UserError(
                 f"the request may take {request.max_cache_tokens + len(source or ())} tokens, but the engine holds "
@@ -151,7 +151,7 @@ class Engine:
         self.waiting.append(request)
         return request
 
-    def cancel(self, request: Job) -> None:
+    def cancel(self, request: EngineRequest) -> None:
         """Cancel a request and free its row at once; a request that is done stays as it is."""
         if request.done:
             return
@@ -162,9 +162,9 @@ class Engine:
             self.waiting.remove(request)
 
     @torch.inference_mode()
-    def step(self) -> list[Job]:
+    def step(self) -> list[EngineRequest]:
         """Admit waiting requests that fit and decode one token in every row; return the requests that got one."""
-        logits = [] if self._runner is None else [self._runner.next(self._last_tokens())[:, 0]]
+        logits = [] if self._runner is None else [self._runner.decode_step(self._last_tokens())[:, 0]]
         if admitted := self._admit():
             logits.append(self._prefill(admitted))
         if not logits:
@@ -174,7 +174,7 @@ class Engine:
         self._remove([row for row, request in enumerate(self.running) if request.done])
         return advanced
 
-    def _fits(self, requests: Sequence[Job]) -> bool:
+    def _fits(self, requests: Sequence[EngineRequest]) -> bool:
         """Return whether the KV cache can hold these requests, every row as long as the longest may get."""
         max_source = max(len(request.source or ()) for request in requests)
         return (
@@ -182,9 +182,9 @@ class Engine:
             <= self.config.cache_tokens
         )
 
-    def _admit(self) -> list[Job]:
+    def _admit(self) -> list[EngineRequest]:
         """Take the requests that join now, strictly first come, first served, so that none starves."""
-        admitted: list[Job] = []
+        admitted: list[EngineRequest] = []
         max_length = 0
         while self.waiting and len(self.running) + len(admitted) < self.config.max_batch_size:
             request = self.waiting[0]
@@ -196,13 +196,13 @@ class Engine:
             admitted.append(self.waiting.popleft())
         return admitted
 
-    def _prefill(self, admitted: list[Job]) -> Tensor:
+    def _prefill(self, admitted: list[EngineRequest]) -> Tensor:
         """Prefill the admitted requests and add them to the batch; return the logits (B', V) after their prompts."""
         prompts = [request.prompt for request in admitted]
         sources = None if admitted[0].source is None else [request.source or () for request in admitted]
         capacity = max(request.max_cache_tokens for request in [*self.running, *admitted])
-        runner = Step(self.network, len(admitted), capacity)
-        logits = runner.start(prompts, sources)
+        runner = ModelRunner(self.network, len(admitted), capacity)
+        logits = runner.prefill(prompts, sources)
         buffer = TokenBuffer(prompts, [request.limit for request in admitted], logits.shape[-1], runner.device)
         if self._runner is None or self._buffer is None:
             self._runner, self._buffer = runner, buffer
@@ -278,7 +278,7 @@ class Engine:
         self._group_rows()
 
 
-def in_order(engine: Engine, requests: Iterable[Job | None]) -> Iterator[Job]:
+def run_in_order(engine: Engine, requests: Iterable[EngineRequest | None]) -> Iterator[EngineRequest]:
     """Step the engine and yield finished requests in the order of submission.
 
     Advancing `requests` submits the next one. Only enough of them to keep the rows busy are in flight, so a stream of
@@ -286,7 +286,7 @@ def in_order(engine: Engine, requests: Iterable[Job | None]) -> Iterator[Job]:
     `requests` is raised after all requests before it are finished.
     """
     max_in_flight = min(4 * engine.config.max_batch_size, engine.config.max_queue)
-    source, in_flight = iter(requests), deque[Job]()
+    source, in_flight = iter(requests), deque[EngineRequest]()
     more, failure = True, None
     try:
         while more or in_flight:

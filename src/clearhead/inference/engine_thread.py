@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Self
 
-from clearhead.inference.engine import Engine, Job
+from clearhead.inference.engine import Engine, EngineRequest
 from clearhead.inference.output import GenerationOutput
 
 
@@ -19,13 +19,13 @@ class EngineThread:
     def __init__(self, engine: Engine):
         self.engine = engine
         self._changed = threading.Condition()  # notified of every request and after every step
-        self._cancellations: list[Job] = []
+        self._cancellations: list[EngineRequest] = []
         self._closed = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="clearhead-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, *args: Any, **options: Any) -> Job:
+    def submit(self, *args: Any, **options: Any) -> EngineRequest:
         """Submit a request; arguments are those of `Engine.submit`."""
         with self._changed:
             self._check()
@@ -33,20 +33,20 @@ class EngineThread:
             self._changed.notify_all()
             return request
 
-    def cancel(self, request: Job) -> None:
+    def cancel(self, request: EngineRequest) -> None:
         """Cancel a request after the current step."""
         with self._changed:
             self._cancellations.append(request)
             self._changed.notify_all()
 
-    def stream(self, request: Job) -> Iterator[str]:
+    def stream(self, request: EngineRequest) -> Iterator[str]:
         """Yield the text of a request in pieces; closing the iterator cancels the request."""
         try:
             done = False
             while not done:
                 with self._changed:
                     done = request.done  # read before the text: a request that is done gets no more
-                    while not (piece := request.take()) and not done:
+                    while not (piece := request.take_text()) and not done:
                         self._wait()
                         done = request.done
                 if piece:
@@ -54,7 +54,7 @@ class EngineThread:
         finally:
             self.cancel(request)
 
-    def result(self, request: Job) -> GenerationOutput | None:
+    def result(self, request: EngineRequest) -> GenerationOutput | None:
         """Wait for the output of a request; None if it was cancelled."""
         with self._changed:
             while not request.done:
@@ -100,7 +100,7 @@ class EngineThread:
                 self.engine.cancel(request)
             self._changed.notify_all()
 
-    def _wait_for_work(self) -> list[Job]:
+    def _wait_for_work(self) -> list[EngineRequest]:
         """Sleep until there is something to do; return the requests to cancel."""
         with self._changed:
             while not (self._closed or self._cancellations or self.engine.busy):

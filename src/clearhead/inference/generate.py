@@ -14,7 +14,7 @@ from clearhead.inference.batches import run_in_batches
 from clearhead.inference.beam_search import BeamSearch
 from clearhead.inference.cuda_graph_replay import cuda_graphs_of
 from clearhead.inference.generation_batch import GenerationBatch
-from clearhead.inference.model_runner import GenerativeNetwork, Step, TokenIds
+from clearhead.inference.model_runner import GenerativeNetwork, ModelRunner, TokenIds
 from clearhead.inference.output import GenerationOutput
 from clearhead.inference.sampling import sample_seeds
 from clearhead.inference.speculative import Draft, SpeculativeBatch
@@ -33,9 +33,9 @@ def generate(
     prompts: Sequence[TokenIds],
     config: GenerationConfig,
     *,
-    end: EosIds,
+    eos_ids: EosIds,
     seeds: Sequence[int] | None = None,
-    stops: StopStrings | None = None,
+    stop_strings: StopStrings | None = None,
     draft: Draft | None = None,
 ) -> list[list[GenerationOutput]]:
     """Return for each prompt the `n_best` hypotheses of beam search, or `samples` outputs of greedy search or sampling.
@@ -45,7 +45,7 @@ def generate(
     """
     if config.align:
         raise UserError("align: only a translator has a source to align with; set it to false")
-    return _generate(network, prompts, None, config, end, seeds, stops, draft)
+    return _generate(network, prompts, None, config, eos_ids, seeds, stop_strings, draft)
 
 
 def translate(
@@ -53,18 +53,18 @@ def translate(
     sources: Sequence[TokenIds],
     config: GenerationConfig,
     *,
-    begin: int,
-    end: EosIds,
+    bos_id: int,
+    eos_ids: EosIds,
     prefixes: Sequence[TokenIds] | None = None,
     seeds: Sequence[int] | None = None,
-    stops: StopStrings | None = None,
+    stop_strings: StopStrings | None = None,
     draft: Draft | None = None,
 ) -> list[list[GenerationOutput]]:
     """Translate sources; `begin` is the BOS id of the target. A target continues its prefix, which is not returned."""
-    prompts = [[begin, *prefix] for prefix in (prefixes if prefixes is not None else [()] * len(sources))]
+    prompts = [[bos_id, *prefix] for prefix in (prefixes if prefixes is not None else [()] * len(sources))]
     if len(prompts) != len(sources):
         raise ValueError(f"{len(sources)} sources, but {len(prompts)} prefixes; give one for each, or none")
-    outputs = _generate(network, prompts, sources, config, end, seeds, stops, draft)
+    outputs = _generate(network, prompts, sources, config, eos_ids, seeds, stop_strings, draft)
     return add_alignments(network, sources, prompts, outputs) if config.align else outputs
 
 
@@ -125,10 +125,10 @@ def prefill(
     prompts: Sequence[TokenIds],
     sources: Sequence[TokenIds] | None,
     config: GenerationConfig,
-) -> tuple[Step, Tensor]:
+) -> tuple[ModelRunner, Tensor]:
     """Prefill the prompts; return the runner and the logits (B, V) after each prompt."""
-    runner = Step(network, len(prompts), max(map(len, prompts)) + config.max_new_tokens)
-    return runner, runner.start(prompts, sources)
+    runner = ModelRunner(network, len(prompts), max(map(len, prompts)) + config.max_new_tokens)
+    return runner, runner.prefill(prompts, sources)
 
 
 def prepare_batch(

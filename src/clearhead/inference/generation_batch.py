@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.config import GenerationConfig
 from clearhead.inference.logits_processors import build_processors
-from clearhead.inference.model_runner import Step, TokenIds, new_token_limits
+from clearhead.inference.model_runner import ModelRunner, TokenIds, new_token_limits
 from clearhead.inference.output import GenerationOutput, make_output
 from clearhead.inference.sampling import Sampler
 from clearhead.inference.stop_strings import StopStrings
@@ -28,7 +28,7 @@ class GenerationBatch:
 
     def __init__(
         self,
-        runner: Step,
+        runner: ModelRunner,
         logits: Tensor,
         prompts: Sequence[TokenIds],
         config: GenerationConfig,
@@ -61,7 +61,7 @@ class GenerationBatch:
     def advance(self) -> Tensor:
         """Decode one more token in every row; return the tokens (B, 1)."""
         if self.pending is not None:
-            self.logits = self.runner.next(self.pending[:, None])[:, 0]
+            self.logits = self.runner.decode_step(self.pending[:, None])[:, 0]
         tokens = self.choose(self.logits)
         self.accept(tokens)
         return tokens[:, None]

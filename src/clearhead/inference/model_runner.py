@@ -19,10 +19,10 @@ from clearhead.model import Decoder, EncoderDecoder, KVCache, TreeCache
 
 GenerativeNetwork = Decoder | EncoderDecoder
 TokenIds = Sequence[int]
-PIECE = 512  # prompt tokens of a prefill chunk, where all prompts have the same length
+PREFILL_CHUNK = 512  # prompt tokens of a prefill chunk, where all prompts have the same length
 
 
-class Step:
+class ModelRunner:
     """A network and the KV cache of a batch of B rows."""
 
     def __init__(self, network: GenerativeNetwork, rows: int, capacity: int):
@@ -32,12 +32,12 @@ class Step:
         self.cache = KVCache(network.config, rows, min(capacity, network.config.max_positions))
         self.device = network.decoder.embedding.tokens.weight.device
 
-    def start(self, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None = None) -> Tensor:
+    def prefill(self, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None = None) -> Tensor:
         """Encode the sources of a translator and prefill the prompts; return the logits (B, V) after each prompt."""
-        ids, lengths = pad(prompts, self.device)
+        ids, lengths = pad_batch(prompts, self.device)
         if isinstance(self.network, EncoderDecoder):
             assert sources is not None
-            encoder_output = self.network.encode(*pad(sources, self.device))
+            encoder_output = self.network.encode(*pad_batch(sources, self.device))
             hidden = self.network.decode(ids, encoder_output, lengths, cache=self.cache)  # (B, P, D)
         else:
             hidden = self._prefill(ids, lengths)
@@ -49,12 +49,12 @@ class Step:
         assert isinstance(self.network, Decoder)
         if lengths is not None:
             return self.network.decode(ids, lengths, cache=self.cache)
-        *chunks, last = ids.split(PIECE, dim=1)
+        *chunks, last = ids.split(PREFILL_CHUNK, dim=1)
         for chunk in chunks:
             self.network.decode(chunk, cache=self.cache)
         return self.network.decode(last, cache=self.cache)
 
-    def next(self, ids: Tensor) -> Tensor:
+    def decode_step(self, ids: Tensor) -> Tensor:
         """Run a decode step on ids (B, T), or (B, K) with beams; return logits (B, T, V) or (B, K, V)."""
         raise_if_cancelled()
         if isinstance(self.network, EncoderDecoder):
@@ -69,7 +69,7 @@ class Step:
         """Keep, repeat or reorder rows: row n becomes the old row rows[n]."""
         self.cache.select(rows, tighten=self.device.type == "cpu")
 
-    def concat(self, other: Step, capacity: int) -> None:
+    def concat(self, other: ModelRunner, capacity: int) -> None:
         """Append the rows of another runner of this network; a row may then have `capacity` tokens."""
         self.cache.concat(other.cache, capacity)
 
@@ -93,7 +93,7 @@ class Step:
         self.cache.reorder_beams(parents)
 
 
-def pad(rows: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Tensor | None]:
+def pad_batch(rows: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Return rows of ids as one tensor (B, T), and their lengths (B,) or None if all are equal."""
     lengths = [len(row) for row in rows]
     max_length = max(lengths)

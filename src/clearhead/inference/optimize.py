@@ -20,7 +20,7 @@ from clearhead.model import Decoder, Network
 from clearhead.model.attention import Attention
 from clearhead.model.embedding import Embedding
 from clearhead.model.feedforward import FeedForward
-from clearhead.ops.linear.int4 import GROUP, INT4, Int4Linear
+from clearhead.ops.linear.int4 import GROUP_SIZE, INT4, Int4Linear
 from clearhead.ops.linear.int8 import Int8Embedding, Int8Linear, has_int8_kernel
 from clearhead.ops.linear.packed import PackedLinear, can_pack
 from clearhead.ops.linear.quantized import QuantizedLinear
@@ -109,7 +109,7 @@ def _identity(x: Tensor) -> Tensor:
 
 def _bits(linear: nn.Linear, int4: bool) -> int:
     """Return 4 for int4 if the shape of the weight allows groups, else 8."""
-    return 4 if int4 and linear.in_features % GROUP == 0 and linear.out_features % 16 == 0 else 8
+    return 4 if int4 and linear.in_features % GROUP_SIZE == 0 and linear.out_features % 16 == 0 else 8
 
 
 def _prepacked_linear(linear: nn.Linear, int4: bool) -> nn.Module:

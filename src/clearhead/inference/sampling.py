@@ -76,7 +76,7 @@ def top_continuations(logprobs: Tensor, beam_scores: Tensor, count: int) -> tupl
         sums, index = (beam_scores[:, :, None] + values).flatten(1).topk(min(count, values[0].numel()), dim=1)
         return sums, index // tokens.shape[2], tokens.flatten(1).gather(1, index)
     if count and logprobs.dtype == beam_scores.dtype == torch.float32 and native.library() is not None:
-        return native.top_continuations(logprobs.contiguous(), beam_scores.contiguous(), count)
+        return native.beam_topk(logprobs.contiguous(), beam_scores.contiguous(), count)
     num_blocks, rest = divmod(vocab_size, BLOCK)  # the rest, less than a block, is always searched
     blocks = logprobs[:, :, : vocab_size - rest].unflatten(2, (num_blocks, BLOCK))
     best_blocks = (blocks.amax(dim=3) + beam_scores[:, :, None]).flatten(1).topk(count, dim=1).indices  # (B, count)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clearhead.errors import UserError
 from clearhead.inference.generation_batch import GenerationBatch
-from clearhead.inference.model_runner import GenerativeNetwork, Step, TokenIds
+from clearhead.inference.model_runner import GenerativeNetwork, ModelRunner, TokenIds
 
 
 class DraftState(Protocol):
@@ -57,7 +57,7 @@ class SpeculativeBatch(GenerationBatch):
         if self.pending is None or room < 1:
             return super().advance()
         draft = self.draft_state.propose(self, min(self.num_draft_tokens, room))  # (B, N)
-        logits = self.runner.next(torch.cat([self.pending[:, None], draft], dim=1))  # (B, N + 1, V)
+        logits = self.runner.decode_step(torch.cat([self.pending[:, None], draft], dim=1))  # (B, N + 1, V)
         all_match = torch.ones_like(self.finished)  # (B,) whether all draft tokens so far were right
         columns, valid = [], []
         for position in range(logits.shape[1]):
@@ -105,20 +105,20 @@ class DraftModel:
     ) -> DraftModelState:
         """Prefill the prompts."""
         total = max(map(len, prompts)) + max_new_tokens
-        runner = Step(self.network, len(prompts), total)
+        runner = ModelRunner(self.network, len(prompts), total)
         if total > self.network.config.max_positions:
             raise UserError(
                 f"the draft model has {self.network.config.max_positions} positions, but prompt and text may need "
                 f"{total}; lower max_new_tokens, or use another draft"
             )
-        runner.start(prompts, sources)
+        runner.prefill(prompts, sources)
         return DraftModelState(runner, [len(prompt) for prompt in prompts])
 
 
 class DraftModelState:
     """The draft model's KV cache of a batch."""
 
-    def __init__(self, runner: Step, cached: list[int]):
+    def __init__(self, runner: ModelRunner, cached: list[int]):
         self.runner, self.cached = runner, cached  # tokens of each row in the draft model's KV cache
 
     def propose(self, batch: GenerationBatch, count: int) -> Tensor:
@@ -129,7 +129,7 @@ class DraftModelState:
         self.runner.rewind([length - missing for length in lengths])  # the same number of tokens for every row
         ids, columns = buffer.last_tokens(missing), []
         for _ in range(count):
-            chosen = batch.choose(self.runner.next(ids)[:, -1])
+            chosen = batch.choose(self.runner.decode_step(ids)[:, -1])
             columns.append(chosen)
             buffer.append(chosen)
             ids = chosen[:, None]

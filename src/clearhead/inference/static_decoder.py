@@ -23,7 +23,11 @@ from clearhead.model.feedforward import FeedForward
 from clearhead.model.positions import apply_rope
 from clearhead.ops.attention.sdpa import sdpa
 from clearhead.ops.linear.quantized import QuantizedLinear
-from clearhead.ops.triton.decode_attention import kernel_supports, triton_decode_attention, triton_works
+from clearhead.ops.triton.decode_attention import (
+    triton_decode_attention,
+    triton_decode_attention_supports,
+    triton_works,
+)
 
 CHUNK = 128  # slots summed together in `cached_attention`; the number of slots is a multiple of it
 MIN_CHUNKED_SLOTS = 1024  # above this, sums over slots are chunked
@@ -98,7 +102,7 @@ class StaticAttention(nn.Module):
         """(B, 1, D) to (B, 1, D); the new key and value are stored in the cache."""
         assert cache is not None
         heads = self.qkv(x).unflatten(-1, (self.heads + 2 * self.kv_heads, -1))  # (B, 1, H + 2G, E)
-        if self.use_triton and kernel_supports(heads[:, 0], cache.keys):
+        if self.use_triton and triton_decode_attention_supports(heads[:, 0], cache.keys):
             out = triton_decode_attention(heads[:, 0], rope, cache.keys, cache.values, cache.lengths)
             return self.output(out.reshape(len(x), 1, -1))
         q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=2)

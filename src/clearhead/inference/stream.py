@@ -20,7 +20,7 @@ def stream(
     prompt: TokenIds,
     config: GenerationConfig,
     *,
-    end: EosIds,
+    eos_ids: EosIds,
     seed: int = 0,
     source: TokenIds | None = None,
     draft: Draft | None = None,
@@ -31,7 +31,7 @@ def stream(
     """
     if config.beam > 1 or config.samples > 1:
         raise UserError("a stream is one sequence of greedy search or sampling; use beam=1 and samples=1")
-    eos = eos_tuple(end)
+    eos = eos_tuple(eos_ids)
     sources = None if source is None else [source]
     validate(network, [prompt], sources, config, eos)
 
@@ -59,12 +59,12 @@ def stream_text(
     config: GenerationConfig,
     tokenizer: Tokenizer,
     *,
-    end: EosIds,
+    eos_ids: EosIds,
     seed: int = 0,
     source: TokenIds | None = None,
     draft: Draft | None = None,
     stop: tuple[str, ...] = (),
 ) -> Iterator[str]:
     """Yield the text of `stream` in pieces of complete characters, up to the first stop string."""
-    pieces = tokenizer.stream(stream(network, prompt, config, end=end, seed=seed, source=source, draft=draft))
+    pieces = tokenizer.stream(stream(network, prompt, config, eos_ids=eos_ids, seed=seed, source=source, draft=draft))
     return StopStrings(stop, tokenizer).truncate_stream(pieces) if stop else pieces

@@ -173,7 +173,7 @@ class NativeTranslatorDecodeLayer(TranslatorDecodeLayer):
         if norm is None:
             return ResidualState(flat, flat)
         normed = torch.empty_like(flat)
-        native.residual_norm_quantize(output, norm=norm, normed=normed)
+        native.residual_norm_quantize(output, norm=norm, normed_out=normed)
         return ResidualState(flat, normed)
 
     def _end(self, state: ResidualState) -> Tensor:
@@ -187,21 +187,21 @@ class NativeTranslatorDecodeLayer(TranslatorDecodeLayer):
 
     def _add_output(self, state: ResidualState, sublayer: int, linear: Any, x: Any) -> ResidualState:
         output, residual = self._linear(linear, x), state.residual
-        sums = output.numbers  # updated in place to the new residual stream
+        sums = output.values  # updated in place to the new residual stream
         if self.pre and sublayer == 2:  # the norm that follows is the next layer's
-            native.residual_norm_quantize(output, residual, sum=sums)
+            native.residual_norm_quantize(output, residual, sum_out=sums)
             return ResidualState(sums, sums)
         quantized = native.empty_quantized_rows(*sums.shape) if self.quantized else None
         if not self.pre:
             normed, norm = torch.empty_like(sums), self.norm_params[sublayer]
-            native.residual_norm_quantize(output, residual, norm=norm, normed=normed, small=quantized)
+            native.residual_norm_quantize(output, residual, norm=norm, normed_out=normed, quantized_out=quantized)
             return ResidualState(normed, quantized or normed)
         norm = self.norm_params[sublayer + 1]
         if quantized is not None:
-            native.residual_norm_quantize(output, residual, norm=norm, sum=sums, small=quantized)
+            native.residual_norm_quantize(output, residual, norm=norm, sum_out=sums, quantized_out=quantized)
             return ResidualState(sums, quantized)
         normed = torch.empty_like(sums)
-        native.residual_norm_quantize(output, residual, norm=norm, sum=sums, normed=normed)
+        native.residual_norm_quantize(output, residual, norm=norm, sum_out=sums, normed_out=normed)
         return ResidualState(sums, normed)
 
     def _up(self, state: ResidualState, up: Any) -> Tensor | QuantizedRows:
@@ -232,7 +232,7 @@ class NativeTranslatorDecodeLayer(TranslatorDecodeLayer):
         first_slot: int | None,
     ) -> Tensor | QuantizedRows:
         """Attend natively; with `first_slot`, the keys and values of qkv are stored from that slot on first."""
-        rows, dim = len(q_or_qkv.numbers), keys.shape[1] * keys.shape[3]
+        rows, dim = len(q_or_qkv.values), keys.shape[1] * keys.shape[3]
         quantized = native.empty_quantized_rows(rows, dim) if self.quantized else None
         heads = native.attend(q_or_qkv, keys, values, mask, lengths, first_slot, quantized)
         return quantized or heads

@@ -78,10 +78,10 @@ class Heads(nn.Module):
 
     def pool(self, hidden: Tensor, lengths: Tensor | None = None, documents: Documents | None = None) -> Tensor:
         """Pool each row (or document) of hidden (B, T, D) into one vector (B, D), for next_sentence and classes."""
-        x = (mean_pool if self.pools_mean else self.summary)(hidden, lengths, documents)
+        x = (mean_pool if self.pools_mean else self.token_pool)(hidden, lengths, documents)
         return x if self.pooler is None else self.pooler(x)
 
-    def summary(self, hidden: Tensor, lengths: Tensor | None = None, documents: Documents | None = None) -> Tensor:
+    def token_pool(self, hidden: Tensor, lengths: Tensor | None = None, documents: Documents | None = None) -> Tensor:
         """Return the first (encoder) or last (decoder) token of each row or document: (B, T, D) to (B, D)."""
         if documents is not None:
             starts = documents.starts.long()

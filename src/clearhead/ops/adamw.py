@@ -29,7 +29,7 @@ def fused_adamw_supports(device: torch.device, dtype: torch.dtype, parameters: I
     return all(p.dtype == torch.float32 and p.is_contiguous() and p.data_ptr() % 16 == 0 for p in parameters)
 
 
-class Adam:
+class FusedAdamW:
     """Steps a torch AdamW optimizer, using its state, and keeps `copies`: bf16 weights by name.
 
     All parameter groups share a learning rate; weight decay may differ. Each parameter gets a gradient in every step or
@@ -42,7 +42,7 @@ class Adam:
         self.parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
         copies = {p: p.detach().to(dtype).requires_grad_() for p in matmul_weights.values() if p.requires_grad}
         self.parameter_copies = [copies.get(p) for p in self.parameters]  # None: this parameter has no copy
-        self.copies = {name: copies[p] for name, p in matmul_weights.items() if p in copies}
+        self.bf16_weights = {name: copies[p] for name, p in matmul_weights.items() if p in copies}
         states = [_state(optimizer, p) for p in self.parameters]
         self.steps = [state["step"] for state in states]
         device = self.parameters[0].device
@@ -60,7 +60,7 @@ class Adam:
         self.aligned = all(row[-1] % 16 == 0 for row in rows)  # sizes that allow vectorized loads and stores
         self.betas = torch.tensor(self.settings["betas"], device=device, dtype=torch.float64)
 
-    def refresh(self) -> None:
+    def refresh_copies(self) -> None:
         """Update the copies after something else has changed the weights."""
         pairs = [(copy, p) for copy, p in zip(self.parameter_copies, self.parameters, strict=True) if copy is not None]
         if pairs:  # _foreach_copy_ refuses empty lists; there are no copies where all matmul weights are frozen
@@ -69,10 +69,10 @@ class Adam:
 
     def zero_grad(self) -> None:
         """Release all gradients."""
-        for tensor in (*self.parameters, *self.copies.values()):
+        for tensor in (*self.parameters, *self.bf16_weights.values()):
             tensor.grad = None
 
-    def places(self) -> Tensor:
+    def new_grad_pointers(self) -> Tensor:
         """Allocate the pinned gradient pointer table of a step; a captured graph reads it at every replay."""
         return torch.empty(len(self.parameters), dtype=torch.int64, pin_memory=self.table.is_cuda)
 

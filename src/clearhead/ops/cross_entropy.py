@@ -14,33 +14,33 @@ from torch.nn import functional as F
 IGNORED = -100  # label of positions without a loss
 
 
-class Chunk(NamedTuple):
+class CrossEntropyChunk(NamedTuple):
     """Loss statistics of some rows, and the gradient of their total loss."""
 
     # (4, N): logsumexp of each row's logits, the label's logit, the largest, and (with label smoothing) the mean
     stats: Tensor
-    scores: Tensor  # (N, V) gradient with respect to the logits
+    logits_grad: Tensor  # (N, V) gradient with respect to the logits
 
 
 def cross_entropy_chunk(
     x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, label_smoothing: float
-) -> Chunk:
+) -> CrossEntropyChunk:
     """Cross-entropy of x Wᵀ + b and its gradient, softmax minus the smoothed label, in few passes once compiled.
 
     x (N, D), weight (V, D), labels (N,).
     """
     logits = to_fp32(F.linear(x, weight, bias))  # (N, V)
     vocab_size, targets = logits.shape[-1], labels.clamp(min=0)[:, None]
-    eps = torch_smoothing(label_smoothing, vocab_size)
+    eps = torch_label_smoothing(label_smoothing, vocab_size)
     max_logit = logits.amax(dim=1, keepdim=True)
     logsumexp = max_logit + (logits - max_logit).exp().sum(dim=1, keepdim=True).log()
     stats = torch.cat([logsumexp, logits.gather(1, targets), max_logit, logits.mean(dim=1, keepdim=True)], 1)
     one_hot = torch.arange(vocab_size, device=x.device) == targets
     grad = (logits - logsumexp).exp() - eps / vocab_size - (1 - eps) * one_hot.to(logits)
-    return Chunk(stats.T, grad.masked_fill((labels == IGNORED)[:, None], 0).to(x.dtype))
+    return CrossEntropyChunk(stats.T, grad.masked_fill((labels == IGNORED)[:, None], 0).to(x.dtype))
 
 
-def torch_smoothing(label_smoothing: float, classes: int) -> float:
+def torch_label_smoothing(label_smoothing: float, classes: int) -> float:
     """Convert our label smoothing ε, spread over the wrong classes, to torch's, spread over all classes."""
     return label_smoothing * classes / max(1, classes - 1)
 
@@ -69,7 +69,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         label_smoothing: float,
         chunk_size: int,
-        chunk_fn: Callable[..., Chunk],
+        chunk_fn: Callable[..., CrossEntropyChunk],
     ) -> tuple[Tensor, ...]:
         # Cast once: autocast would cast the weight for every chunk. Sums over chunks stay in fp32.
         dtype = matmul_dtype(x)
@@ -81,15 +81,15 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(x), chunk_size):
             rows = slice(start, start + chunk_size)
             chunk = chunk_fn(inputs[rows], matrix, offset, labels[rows], label_smoothing)
-            _matmul_into(chunk.scores, matrix, grads[0][rows])  # type: ignore[index]
-            grads[1] = _add_matmul(grads[1], chunk.scores.T, inputs[rows])
+            _matmul_into(chunk.logits_grad, matrix, grads[0][rows])  # type: ignore[index]
+            grads[1] = _add_matmul(grads[1], chunk.logits_grad.T, inputs[rows])
             if bias is not None:
-                bias_grad = chunk.scores.sum(0, dtype=accumulation_dtype(chunk.scores))
+                bias_grad = chunk.logits_grad.sum(0, dtype=accumulation_dtype(chunk.logits_grad))
                 grads[2] = bias_grad if grads[2] is None else grads[2].add_(bias_grad)
             stats.append(chunk.stats)
             del chunk  # free its logits before the next chunk
         ctx.save_for_backward(*grads)
-        eps = torch_smoothing(label_smoothing, len(weight))
+        eps = torch_label_smoothing(label_smoothing, len(weight))
         total, count, unsmoothed, correct = _loss_sums(labels, torch.cat(stats, 1), eps)
         sum_dtype = accumulation_dtype(x)
         constants = count, unsmoothed.to(sum_dtype, copy=True), correct

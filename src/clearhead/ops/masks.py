@@ -79,7 +79,7 @@ class Documents:
     total: int  # N
 
     @classmethod
-    def of(cls, lengths: Sequence[int] | Tensor, device: torch.device | str | None = None) -> Documents:
+    def from_lengths(cls, lengths: Sequence[int] | Tensor, device: torch.device | str | None = None) -> Documents:
         """Make documents from the number of tokens in each."""
         sizes = [int(n) for n in (lengths.tolist() if isinstance(lengths, Tensor) else lengths)]
         if not sizes or min(sizes) < 1:

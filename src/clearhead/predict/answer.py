@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.data.labeled_tasks import frame, is_empty, windows
+from clearhead.data.labeled_tasks import is_empty, special_prefix_suffix, window_starts
 from clearhead.errors import UserError
 from clearhead.model import Documents
 from clearhead.predict.encode_batch import InvalidText, Row, check_text, clean, head, limit, read
@@ -70,11 +70,11 @@ def answer(
 
 def _add_windows(model: Model, question: list[int], tokens: list[Token], rows: list[Row]) -> list[int]:
     """Append the windows of one context to `rows`; return the first token of each."""
-    opens, closes = frame(model.tokenizer)
+    opens, closes = special_prefix_suffix(model.tokenizer)
     prefix = [*opens, *question, *closes]
     room = limit(model) - len(prefix) - len(closes)
     stride = STRIDE if model.data is None else model.data.stride
-    begins = windows(len(tokens), room, min(stride, room // 2))
+    begins = window_starts(len(tokens), room, min(stride, room // 2))
     for begin in begins:
         ids = [token for token, _, _ in tokens[begin : begin + room]]
         rows.append(Row([*prefix, *ids, *closes], len(prefix)))

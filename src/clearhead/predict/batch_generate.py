@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self, Unpack
 
 from clearhead.config.generation import EngineConfig
-from clearhead.inference import Engine, EngineThread, GenerationOutput, Job, StopStrings, in_order
+from clearhead.inference import Engine, EngineRequest, EngineThread, GenerationOutput, StopStrings, run_in_order
 from clearhead.inference.sampling import sample_seeds
 from clearhead.model import Decoder, EncoderDecoder
 from clearhead.predict.generation import stop_strings, to_result
@@ -23,7 +23,7 @@ def engine_for(model: Model, **limits: Unpack[EngineOptions]) -> Engine:
     family = EncoderDecoder if isinstance(model.network, EncoderDecoder) else Decoder
     network = model.inference_as(family, "generate")
     config = EngineConfig.build({"cache_tokens": max(CACHE_TOKENS, 2 * model.config.max_positions), **limits})
-    return Engine(network, end=model.special_tokens.eos_ids, tokenizer=model.tokenizers[-1], config=config)
+    return Engine(network, eos_ids=model.special_tokens.eos_ids, tokenizer=model.tokenizers[-1], config=config)
 
 
 def submit(
@@ -34,11 +34,11 @@ def submit(
     seed: int = 0,
     stop: Sequence[str] = (),
     **options: Unpack[GenerationOptions],
-) -> Job:
+) -> EngineRequest:
     """Queue a prompt to continue or, for a translator, a text to translate; options are those of GenerationConfig."""
     [(prompt, source, config)] = requests(model, [text], options)
     if source == []:  # an empty text stays empty
-        job = Job(prompt, source, config, seed, 1)
+        job = EngineRequest(prompt, source, config, seed, 1)
         job.output = GenerationOutput([], finished=True)
         return job
     return engine.submit(prompt, config, seed=seed, source=source, stop=stop)
@@ -58,10 +58,10 @@ def generate_batch_texts(
     Prompts are read as the batch has room for them, so that a stream of any length takes little memory. None among
     them means that no other is ready now.
     """
-    engine, prompt_of = engine_for(model), dict[Job, str]()
+    engine, prompt_of = engine_for(model), dict[EngineRequest, str]()
     stops = stop_strings(model, stop)
 
-    def jobs() -> Iterator[Job | None]:
+    def jobs() -> Iterator[EngineRequest | None]:
         number = 0
         for prompt in prompts:
             if prompt is None:
@@ -73,7 +73,7 @@ def generate_batch_texts(
                 yield job
             number += 1
 
-    for job in in_order(engine, jobs()):
+    for job in run_in_order(engine, jobs()):
         assert job.output is not None
         yield prompt_of.pop(job), to_result(model, job.output, stops=stops)
 
@@ -113,7 +113,7 @@ class ModelEngine:
 class Request:
     """A submitted text: iterate over it for pieces as they are generated, or wait for its `result`."""
 
-    def __init__(self, engine: ModelEngine, job: Job, stops: StopStrings | None):
+    def __init__(self, engine: ModelEngine, job: EngineRequest, stops: StopStrings | None):
         self.engine, self.job, self.stops = engine, job, stops
 
     def __iter__(self) -> Iterator[str]:

@@ -51,7 +51,7 @@ def form_of(model: Model) -> Form:
         return Transcript()
     tokens = model.special_tokens
     begin = tokens.begin if "begin" in model.extra else ()
-    return Template(template, model.tokenizer, begin, tokens.eos_ids if "ends" in model.extra else ())
+    return Template(template, model.tokenizer, begin, tokens.eos_ids if "eos_ids" in model.extra else ())
 
 
 class Chat:

@@ -32,7 +32,7 @@ def embed(
     pooling = pooling or (model.extra.get("pooling", "mean") if model.data is None else model.data.pooling)
     if pooling not in POOLINGS:
         raise UserError(f"pooling: {pooling!r} is not allowed; use {' or '.join(POOLINGS)}")
-    pool = mean_pool if pooling == "mean" else model.inference_network.heads.summary
+    pool = mean_pool if pooling == "mean" else model.inference_network.heads.token_pool
 
     def each(hidden: Tensor, documents: Documents, numbers: list[int]) -> list[Vectors]:
         vectors = pool(hidden, None, documents).float()

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from clearhead.data.cleaning import cleaned
-from clearhead.data.labeled_tasks import enclose, frame, is_empty
+from clearhead.data.cleaning import normalize_text
+from clearhead.data.labeled_tasks import add_special_tokens, is_empty, special_prefix_suffix
 from clearhead.errors import UserError
 from clearhead.model import Decoder, Documents, Encoder, EncoderDecoder
 
@@ -58,7 +58,7 @@ def clean(model: Model, texts: Sequence[str]) -> list[str]:
     """Normalize texts as the training data was."""
     for number, text in enumerate(texts):
         check_text(number, text)
-    return list(texts) if model.data is None else [cleaned(text, model.data) for text in texts]
+    return list(texts) if model.data is None else [normalize_text(text, model.data) for text in texts]
 
 
 def limit(model: Model) -> int:
@@ -82,7 +82,7 @@ def rows(
         if any(map(is_empty, strings, parts)):
             raise InvalidText(number, "empty; give some text")
         check_length(model, number, sum(map(len, parts)), sum(map(len, strings)), len(parts), truncate)
-        framed.append(Row(*enclose(model.tokenizer, limit(model), *parts)))
+        framed.append(Row(*add_special_tokens(model.tokenizer, limit(model), *parts)))
     return framed
 
 
@@ -93,7 +93,7 @@ def check_length(
 
     Few tokens for very many characters mean words too long for the tokenizer, which become one unknown token each.
     """
-    opens, closes = frame(model.tokenizer)
+    opens, closes = special_prefix_suffix(model.tokenizer)
     room = limit(model) - len(opens) - parts * len(closes)
     fix = "shorten it" + ("" if truncate is None else ", or let it be cut")
     if tokens > room and not truncate:
@@ -122,7 +122,7 @@ def read(model: Model, rows: Sequence[Row], each: Read[A]) -> list[A]:
 
 def _hidden(model: Model, rows: Sequence[Row]) -> tuple[Tensor, Documents]:
     """Packed rows as hidden states (1, N, D)."""
-    documents = Documents.of([len(row.ids) for row in rows], model.device)
+    documents = Documents.from_lengths([len(row.ids) for row in rows], model.device)
     packed = np.fromiter(chain.from_iterable(row.ids for row in rows), np.int64)  # six times faster than from a list
     ids = torch.from_numpy(packed)[None].to(model.device)
     network = model.inference_network

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clearhead.checkpoint import Loaded, save_model
+from clearhead.checkpoint import LoadedModel, save_model
 from clearhead.checkpoint.formats import EXPORTS, export_model
 from clearhead.config.settings import nearest
 from clearhead.errors import UserError
@@ -26,7 +26,7 @@ def export(model: Model, folder: Path, to: str) -> None:
     if to not in EXPORTS:
         raise UserError(f"to: {to!r:.40} is not allowed{nearest(str(to), list(EXPORTS))}")
     check_full_weights(model, "export")
-    export_model(Loaded(model.network, model.config, model.own_tokenizers, model.extra), folder, to)
+    export_model(LoadedModel(model.network, model.config, model.own_tokenizers, model.extra), folder, to)
 
 
 def check_full_weights(model: Model, act: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from clearhead.data.labeled_tasks import frame
+from clearhead.data.labeled_tasks import special_prefix_suffix
 from clearhead.model import Documents, Encoder
 from clearhead.predict.encode_batch import InvalidText, Row, check_length, check_text, clean, head, read
 from clearhead.predict.results import Mask, MaskFill, MaskToken
@@ -54,14 +54,14 @@ def fill(model: Model, texts: Sequence[str], top: int = 5) -> list[MaskFill]:
 
 
 def _shown(tokenizer: Tokenizer, token: int) -> str:
-    return tokenizer.decode([token]).strip() or tokenizer.token(token)
+    return tokenizer.decode([token]).strip() or tokenizer.id_to_token(token)
 
 
 def masked_rows(model: Model, texts: Sequence[str]) -> list[Row]:
     """Tokenize texts between their masks, so that nothing else in them is read as a special token."""
     tokenizer, mask_id, bare_space = model.tokenizer, model.tokenizer.id("mask"), model.tokenizer.vocabulary.get("▁")
     token_has_space = any(token.startswith(("Ġ", "▁")) for token in tokenizer.vocabulary)
-    opens, closes = frame(tokenizer)
+    opens, closes = special_prefix_suffix(tokenizer)
     rows = []
     for number, text in enumerate(texts):
         check_text(number, text)
@@ -69,7 +69,9 @@ def masked_rows(model: Model, texts: Sequence[str]) -> list[Row]:
         if not text.strip():
             raise InvalidText(number, "empty; give some text")
         if len(pieces) == 1:
-            raise InvalidText(number, f"no mask in it; write {tokenizer.token(mask_id)} where the word is missing")
+            raise InvalidText(
+                number, f"no mask in it; write {tokenizer.id_to_token(mask_id)} where the word is missing"
+            )
         if token_has_space:
             pieces[:-1] = [piece.removesuffix(" ") for piece in pieces[:-1]]
         first, *others = tokenizer.encode_batch(clean(model, pieces))

@@ -47,9 +47,9 @@ def generate_texts(
         network,
         [request.prompt for request in asked],
         config,
-        end=model.special_tokens.eos_ids,
+        eos_ids=model.special_tokens.eos_ids,
         seeds=[seed + number for number in range(len(asked))],
-        stops=stops,
+        stop_strings=stops,
         draft=guesser,
     )
     return [ranked([to_result(model, output, stops=stops) for output in row]) for row in outputs]
@@ -80,11 +80,11 @@ def translate_texts(
             network,
             [asked[number].source or [] for number in numbers],
             config,
-            begin=model.special_tokens.begin[0],
-            end=model.special_tokens.eos_ids,
+            bos_id=model.special_tokens.begin[0],
+            eos_ids=model.special_tokens.eos_ids,
             prefixes=starts,
             seeds=[seed + number for number in numbers],
-            stops=stops,
+            stop_strings=stops,
             draft=guesser,
         )
         for number, start, row in zip(numbers, starts, outputs, strict=True):
@@ -114,7 +114,7 @@ def stream_pieces(
         row,
         config,
         model.tokenizer,
-        end=model.special_tokens.eos_ids,
+        eos_ids=model.special_tokens.eos_ids,
         seed=seed,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         draft=guesser,
@@ -132,7 +132,9 @@ def alternative_texts(
     [(prompt, source, config)] = requests(model, [text], options, [prefix] if prefix else None)
     if source == []:
         raise UserError("alternatives: the text is empty; give some text")
-    outputs = alternatives(network, prompt, count, config, end=model.special_tokens.eos_ids, source=source, seed=seed)
+    outputs = alternatives(
+        network, prompt, count, config, eos_ids=model.special_tokens.eos_ids, source=source, seed=seed
+    )
     return [to_result(model, output, prompt[1:] if is_translator else ()) for output in outputs]
 
 

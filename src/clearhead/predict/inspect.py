@@ -72,4 +72,4 @@ def _tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> Tokens:
 def shown(tokenizer: Tokenizer, token: int) -> str:
     """A token as a reader sees it: its text, else (part of a character, special token) as the vocabulary writes it."""
     text = tokenizer.decode([token])
-    return text if text.strip() and "\N{REPLACEMENT CHARACTER}" not in text else tokenizer.token(token)
+    return text if text.strip() and "\N{REPLACEMENT CHARACTER}" not in text else tokenizer.id_to_token(token)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import BeforeValidator, Field
 
 from clearhead.config import GenerationConfig
-from clearhead.config.generation import Words
+from clearhead.config.generation import TokenSequences
 from clearhead.config.settings import Settings
 from clearhead.errors import UserError
 from clearhead.model import EncoderDecoder
@@ -31,21 +31,17 @@ class SpecialTokens(Settings):
     """Token ids around texts: from config.json of an imported model, else from the roles of its tokenizers."""
 
     begin: Ids = ()  # before a prompt or, of a translator, before the target
-    eos_ids: Ids = Field(default=(), alias="ends")  # any of them ends a text
+    eos_ids: Ids = ()  # any of them ends a text
     source_end: bool = True  # whether a source ends with an end token
-    banned_ids: Words = Field(default=(), alias="banned")  # never generated
+    banned_ids: TokenSequences = Field(default=(), alias="banned")  # never generated
 
 
 def special_tokens_of(model: Model) -> SpecialTokens:
     """The special tokens of a model; an invalid config.json is an error."""
-    given = {
-        key: model.extra[key]
-        for name, field in SpecialTokens.model_fields.items()
-        if model.extra.get(key := field.alias or name) is not None
-    }
+    given = {name: model.extra[name] for name in SpecialTokens.model_fields if model.extra.get(name) is not None}
     tokens, roles = SpecialTokens.build(given, where="config.json"), model.tokenizers[-1].roles
     vocab = model.config.target_vocab
-    groups = (("begin", tokens.begin), ("ends", tokens.eos_ids), *(("banned", ids) for ids in tokens.banned_ids))
+    groups = (("begin", tokens.begin), ("eos_ids", tokens.eos_ids), *(("banned_ids", ids) for ids in tokens.banned_ids))
     for name, ids in groups:
         for token in (token for token in ids if token >= vocab):
             raise UserError(f"config.json: {name}: token {token} is outside the vocabulary of {vocab} tokens; mend it")

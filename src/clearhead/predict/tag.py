@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from clearhead.data.labeled_tasks import enclose, first_tokens, frame
+from clearhead.data.labeled_tasks import add_special_tokens, first_token_words, special_prefix_suffix
 from clearhead.model import Documents
 from clearhead.predict.encode_batch import (
     InvalidText,
@@ -22,8 +22,8 @@ from clearhead.predict.encode_batch import (
     read,
 )
 from clearhead.predict.results import Span, TaggedWord, Tagging
-from clearhead.text.entities import entities, is_entity_scheme
-from clearhead.text.word_split import words as words_of
+from clearhead.text.entities import entities, is_bio_scheme
+from clearhead.text.word_split import split_words as words_of
 
 if TYPE_CHECKING:
     from clearhead.predict.model import Model
@@ -50,10 +50,10 @@ def tag(
         if not tokens:  # words for which the tokenizer has no token
             rows.append((None, []))
             continue
-        opens, closes = frame(model.tokenizer)
+        opens, closes = special_prefix_suffix(model.tokenizer)
         kept = tokens[: limit(model) - len(opens) - len(closes)]
-        framed = Row(*enclose(model.tokenizer, limit(model), [token for token, _, _ in kept]))
-        rows.append((framed, [*[None] * len(opens), *first_tokens(words, kept), *[None] * len(closes)]))
+        framed = Row(*add_special_tokens(model.tokenizer, limit(model), [token for token, _, _ in kept]))
+        rows.append((framed, [*[None] * len(opens), *first_token_words(words, kept), *[None] * len(closes)]))
 
     def each(hidden: Tensor, documents: Documents, numbers: list[int]) -> list[tuple[list[float], list[int]]]:
         best = tags(hidden[0]).float().softmax(-1).max(-1)
@@ -74,7 +74,7 @@ def tag(
         tagged = tuple(
             TaggedWord(text[start:end], start, end, *predicted.get(n, outside)) for n, (start, end) in enumerate(spans)
         )
-        results.append(Tagging(text, tagged, _spans(text, tagged, is_entity_scheme(names))))
+        results.append(Tagging(text, tagged, _spans(text, tagged, is_bio_scheme(names))))
     return results
 
 

@@ -43,8 +43,8 @@ class Template:
         self.specials = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         first = [*begin, *([tokenizer.roles["begin"]] if "begin" in tokenizer.roles else [])]
         self.names = {
-            "bos_token": tokenizer.token(first[0]) if first else "",
-            "eos_token": tokenizer.token(eos_ids[0]) if eos_ids else "",
+            "bos_token": tokenizer.id_to_token(first[0]) if first else "",
+            "eos_token": tokenizer.id_to_token(eos_ids[0]) if eos_ids else "",
         }
 
     def prompt(self, system: str, turns: Sequence[Turn]) -> list[int]:

@@ -41,13 +41,13 @@ class Tokenizer:
             raise UserError(f"the tokenizer has no {role} token (roles: {known}); train it with that role")
         return self.roles[role]
 
-    def encode(self, text: str, specials: bool = False) -> list[int]:
+    def encode(self, text: str, special_tokens: bool = False) -> list[int]:
         """Encode a text; `specials` encodes special tokens spelled in the text as such."""
-        return self.encode_batch([text], specials)[0]
+        return self.encode_batch([text], special_tokens)[0]
 
-    def encode_batch(self, texts: Sequence[str], specials: bool = False) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str], special_tokens: bool = False) -> list[list[int]]:
         """Encode many texts in parallel."""
-        self.engine.encode_special_tokens = not specials
+        self.engine.encode_special_tokens = not special_tokens
         try:
             return [encoding.ids for encoding in self.engine.encode_batch_fast(texts, add_special_tokens=False)]
         except (UnicodeEncodeError, TypeError) as error:
@@ -66,7 +66,7 @@ class Tokenizer:
             raise _invalid_text(texts) or error from None
         return [[(token, *span) for token, span in zip(row.ids, _spans(row), strict=True)] for row in rows]
 
-    def continues(self) -> list[bool]:
+    def continuation_flags(self) -> list[bool]:
         """Return for every id whether it continues the previous word (BERT's ##, or no leading space)."""
         wordpiece = isinstance(self.engine.model, tokenizers.models.WordPiece)
         byte_level = any(token.startswith("Ġ") for token in self.vocabulary)
@@ -81,18 +81,18 @@ class Tokenizer:
                 continues[token_id] = token[:1] in BYTE_LEVEL_LETTERS if byte_level else token[:1].isalnum()
         return continues
 
-    def decode(self, ids: Iterable[int], specials: bool = False) -> str:
+    def decode(self, ids: Iterable[int], special_tokens: bool = False) -> str:
         """Decode ids; special tokens are skipped unless `specials`."""
-        return self.decode_batch([list(ids)], specials)[0]
+        return self.decode_batch([list(ids)], special_tokens)[0]
 
-    def decode_batch(self, rows: Sequence[Sequence[int]], specials: bool = False) -> list[str]:
+    def decode_batch(self, rows: Sequence[Sequence[int]], special_tokens: bool = False) -> list[str]:
         """Decode many rows of ids in parallel."""
         size = len(self)
         for ids in rows:
             for token_id in ids:
                 if not 0 <= token_id < size:
                     raise UserError(f"id {token_id} is not in the vocabulary; ids range from 0 to {size - 1}")
-        return self.engine.decode_batch([list(ids) for ids in rows], skip_special_tokens=not specials)
+        return self.engine.decode_batch([list(ids) for ids in rows], skip_special_tokens=not special_tokens)
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
         """Decode ids incrementally, in pieces that never split a character; joined, they equal `decode`."""
@@ -107,11 +107,11 @@ class Tokenizer:
         if text.startswith(emitted) and len(text) > len(emitted):  # an incomplete character at the end
             yield text[len(emitted) :]
 
-    def token(self, number: int) -> str:
+    def id_to_token(self, token_id: int) -> str:
         """Return the vocabulary entry of an id."""
-        token = self.engine.id_to_token(number)
+        token = self.engine.id_to_token(token_id)
         if token is None:
-            raise UserError(f"id {number} is not in the vocabulary; ids range from 0 to {len(self) - 1}")
+            raise UserError(f"id {token_id} is not in the vocabulary; ids range from 0 to {len(self) - 1}")
         return token
 
     def save(self, path: Path) -> None:

@@ -35,7 +35,7 @@ def compute_stats(tokenizer: Tokenizer, lines: Iterable[str]) -> TokenizerStats:
     rest = iter(lines)
     while chunk := list(islice(rest, CHUNK_SIZE)):
         rows = tokenizer.encode_batch(chunk)
-        for line, ids, decoded in zip(chunk, rows, tokenizer.decode_batch(rows, specials=True), strict=True):
+        for line, ids, decoded in zip(chunk, rows, tokenizer.decode_batch(rows, special_tokens=True), strict=True):
             line_count += 1
             words += len(line.split())
             byte_count += len(line.encode())
@@ -46,7 +46,7 @@ def compute_stats(tokenizer: Tokenizer, lines: Iterable[str]) -> TokenizerStats:
         raise UserError("--file: no text to measure; give files that are not empty")
     lengths: Counter[int] = Counter()
     for token, count in counts.items():
-        lengths[len(tokenizer.decode([token], specials=True).strip()) or 1] += count
+        lengths[len(tokenizer.decode([token], special_tokens=True).strip()) or 1] += count
     unknown = counts[tokenizer.roles["unknown"]] if "unknown" in tokenizer.roles else 0
     return TokenizerStats(
         lines=line_count,

@@ -29,7 +29,7 @@ BYTE_ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 def train(
     texts: Iterable[str],
     kind: Kind,
-    size: int,
+    vocab_size: int,
     roles: Sequence[Role] = ("pad", "begin", "end", "unknown"),
     lowercase: bool = False,
     progress: bool = False,
@@ -50,8 +50,8 @@ def train(
     if not byte_level and unknown not in special:
         special.append(unknown)
     min_size = len(special) + (len(BYTE_ALPHABET) if byte_level else 1)
-    if size < min_size:
-        raise UserError(f"vocab_size: {size} is too small for {kind}; it needs {min_size} or more")
+    if vocab_size < min_size:
+        raise UserError(f"vocab_size: {vocab_size} is too small for {kind}; it needs {min_size} or more")
     engine = _untrained(kind, unknown)
     if lowercase:
         normalizer = [engine.normalizer] if engine.normalizer else []
@@ -59,32 +59,34 @@ def train(
     # Unigram would match special tokens among its pieces in plain text, so they are added after training
     added_later = [token for token in special if token != unknown] if kind == "unigram" else []
     trained_with = [token for token in special if token not in added_later]
-    checked = _CheckedTexts(texts, size - len(special) if kind == "unigram" else None)
+    checked = _CheckedTexts(texts, vocab_size - len(special) if kind == "unigram" else None)
     try:
-        trainer = _trainer(kind, size - len(added_later), trained_with, unknown, progress)
+        trainer = _trainer(kind, vocab_size - len(added_later), trained_with, unknown, progress)
         engine.train_from_iterator(iter(checked), trainer)
     except UserError:
         raise
     except Exception as error:  # the library raises plain Exception
-        raise UserError(f"vocab_size: {size:,} does not work for this text ({error}); choose another size") from None
+        raise UserError(
+            f"vocab_size: {vocab_size:,} does not work for this text ({error}); choose another size"
+        ) from None
     if not checked.characters:
         raise UserError(
             f"{where.removesuffix('tokenizer.')}there is no text to train a tokenizer on; give files that are not empty"
         )
     engine.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in added_later])
     tokenizer = Tokenizer(engine)
-    if exact and kind not in ("char", "word") and len(tokenizer) < size:
+    if exact and kind not in ("char", "word") and len(tokenizer) < vocab_size:
         raise UserError(
-            f"{where}vocab_size: {size:,} tokens were asked for, but the text supports only {len(tokenizer):,}; "
+            f"{where}vocab_size: {vocab_size:,} tokens were asked for, but the text supports only {len(tokenizer):,}; "
             "ask for at most that many, or give more text"
         )
     return tokenizer
 
 
-def train_files(paths: Sequence[Path], kind: Kind, size: int, **options: Any) -> Tokenizer:
+def train_files(paths: Sequence[Path], kind: Kind, vocab_size: int, **options: Any) -> Tokenizer:
     """Train on the lines of files, plain or gzip."""
     where = f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}: " if paths else ""
-    return train((line for path in paths for line in read_lines(path)), kind, size, where=where, **options)
+    return train((line for path in paths for line in read_lines(path)), kind, vocab_size, where=where, **options)
 
 
 def load_folder(folder: Path) -> tuple[Tokenizer, ...]:

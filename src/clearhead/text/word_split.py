@@ -7,7 +7,7 @@ WORD_JOINERS = "-.'’_@/:"  # part of the word between two letters or digits: U
 CJK_RANGES = ((0x3040, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))
 
 
-def words(text: str) -> list[tuple[int, int]]:
+def split_words(text: str) -> list[tuple[int, int]]:
     """Return the (start, end) offsets of every word and punctuation mark."""
     spans: list[tuple[int, int]] = []
     start = 0

@@ -7,16 +7,16 @@ import math
 import torch
 
 from clearhead.checkpoint import (
-    average,
-    discard_state,
-    gather,
+    average_weights,
+    build_with_weights,
+    delete_checkpoint,
+    gather_state,
     gather_weights,
+    load_state,
     load_weights,
-    newest_state,
+    newest_checkpoint,
     save_model,
-    save_state,
-    scatter,
-    with_weights,
+    write_checkpoint,
 )
 from clearhead.data import Position
 from clearhead.errors import UserError
@@ -34,7 +34,7 @@ FINISHED = "finished"  # the end reason of a run that did all its steps
 def save_checkpoint(run: RunState) -> None:
     """Save everything that the rest of the run depends on."""
     check_finite(run)
-    weights, optimizer_state = gather(run.network, run.updater.optimizer)
+    weights, optimizer_state = gather_state(run.network, run.updater.optimizer)
     scaler, metrics = run.updater.scaler, run.metrics.totals(run.dist)
     if run.dist.is_main:
         numbers = {
@@ -52,9 +52,9 @@ def save_checkpoint(run: RunState) -> None:
         extra = run.out / "checkpoints" / (run.extra_checkpoint or "none")
         # Keep as many regular checkpoints as a run that was never stopped.
         keep = run.settings.keep_checkpoints + extra.exists() + (not run.due(run.settings.save_every))
-        save_state(run.out, run.step, weights, optimizer_state, numbers, keep)
+        write_checkpoint(run.out, run.step, weights, optimizer_state, numbers, keep)
         if extra.exists():
-            discard_state(extra)
+            delete_checkpoint(extra)
     run.dist.barrier()
     run.saved_step = run.step
 
@@ -64,7 +64,7 @@ def save_model_folder(run: RunState, name: str) -> None:
     weights = gather_weights(run.network)
     if not run.dist.is_main:
         return
-    network = with_weights(run.network.config, weights)
+    network = build_with_weights(run.network.config, weights)
     config = run.recipe.data
     settings = config.model_dump(mode="json")
     extra = {"task": config.task, "labels": list(run.data.labels), "step": run.step, "data": settings}
@@ -79,14 +79,14 @@ def resume_run(run: RunState) -> None:
         return
     lock_folder(run)
     run.dist.barrier()
-    state, damaged = newest_state(run.out)
+    state, damaged = newest_checkpoint(run.out)
     for line in damaged:
         run.say(f"{line}; trying the previous checkpoint")
     if state is None:
         if damaged:
             raise UserError(f"{run.out}: no checkpoint is intact; start again in another folder")
         return
-    saved, total = state.numbers, run.settings.steps
+    saved, total = state.metadata, run.settings.steps
     if changed := differences(saved["recipe"], comparable(run.recipe)):
         raise UserError(
             f"{run.out}: this run was started with other settings ({'; '.join(changed)}); use the same, or start "
@@ -96,7 +96,7 @@ def resume_run(run: RunState) -> None:
         raise UserError(f"{run.out}: the vocabulary is not the one this run started with; restore the data")
     if state.step > total or (state.step == total and _finished(run)):
         raise UserError(f"train.steps: {total} is the total, and {run.out} is at {state.step}; raise it")
-    scatter(run.network, run.updater.optimizer, state.weights(), state.optimizer())
+    load_state(run.network, run.updater.optimizer, state.weights(), state.optimizer())
     run.step = run.saved_step = state.step
     run.position = Position(*saved["position"])
     run.best, run.validations_since_best = saved["best"], saved["validations_since_best"]
@@ -125,6 +125,6 @@ def average_checkpoints(run: RunState) -> None:
     folders = sorted((run.out / "checkpoints").glob("step-*"))
     # A later checkpoint was damaged when the run resumed from an earlier one.
     paths = [path for path in folders if path.name <= f"step-{run.step:08}"][-run.settings.average_checkpoints :]
-    load_weights(run.network, average(paths))
+    load_weights(run.network, average_weights(paths))
     text = f"the last model is the mean of {len(paths)} checkpoints"
     write_event(run, {"kind": "note", "step": run.step, "text": text, "average": len(paths)})

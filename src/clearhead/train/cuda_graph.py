@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.data import Batch
-from clearhead.ops.adamw import Adam, fused_adamw_supports
+from clearhead.ops.adamw import FusedAdamW, fused_adamw_supports
 from clearhead.train.distributed import has_static_shapes, network_stacks
 from clearhead.train.objective import Objective
 from clearhead.train.updater import Metrics, Updater, loss_sums
@@ -57,7 +57,7 @@ class GraphUpdater:
         self.seen: Counter[tuple[object, ...]] = Counter()
         self.graphs: dict[tuple[object, ...], CapturedGraph] = {}
         self.pool: Any = None  # memory shared by all graphs
-        self.adam: Adam | None = None
+        self.adam: FusedAdamW | None = None
         self.copies_current = False  # whether the bf16 copies match the weights
 
     def update(self, batches: tuple[Batch, ...], step: int, metrics: Metrics) -> Tensor:
@@ -67,7 +67,7 @@ class GraphUpdater:
             return self.updater.update(batches, step, metrics)
         batch = batches[0]
         if batch.documents:
-            batch = batch.rounded(self.updater.objective.network.config.max_positions)
+            batch = batch.pad_to_bucket(self.updater.objective.network.config.max_positions)
         self._prepare_optimizer()
         captured = self._graph_for(batch)
         counts = self.updater.counts(batches)
@@ -84,7 +84,7 @@ class GraphUpdater:
             captured.graph.replay()
             sums, grad_norm = captured.sums, captured.grad_norm.clone()
         metrics.add_sums(sums)
-        metrics.tokens += batch.tokens
+        metrics.tokens += batch.num_tokens
         return grad_norm
 
     def _prepare_optimizer(self) -> None:
@@ -93,9 +93,9 @@ class GraphUpdater:
         trainable = (p for group in updater.optimizer.param_groups for p in group["params"])
         if self.adam is None and fused_adamw_supports(updater.dist.device, updater.dtype, trainable):
             assert isinstance(updater.optimizer, torch.optim.AdamW)
-            self.adam = Adam(updater.optimizer, linear_parameters(updater.objective), updater.dtype)
+            self.adam = FusedAdamW(updater.optimizer, linear_parameters(updater.objective), updater.dtype)
         elif self.adam is not None and not self.copies_current:
-            self.adam.refresh()
+            self.adam.refresh_copies()
         self.copies_current = True
 
     def _run(self, batch: Batch, counts: Mapping[str, float | Tensor], grad_addresses: Tensor | None) -> StepResult:
@@ -103,11 +103,11 @@ class GraphUpdater:
         if self.adam is None or grad_addresses is None:
             sums = loss_sums(self.updater.forward_backward(batch, counts, None))
             return sums, self.updater.step()
-        sums = loss_sums(self.updater.forward_backward(batch, counts, None, self.adam.copies))
+        sums = loss_sums(self.updater.forward_backward(batch, counts, None, self.adam.bf16_weights))
         return sums, self.adam.step(self.updater.settings.grad_clip, grad_addresses)
 
     def _grad_addresses(self) -> Tensor | None:
-        return None if self.adam is None else self.adam.places()
+        return None if self.adam is None else self.adam.new_grad_pointers()
 
     def _zero_grad(self) -> None:
         """Drop the gradients of a step that ran out of memory."""
@@ -117,7 +117,7 @@ class GraphUpdater:
 
     def _graph_for(self, batch: Batch) -> CapturedGraph | None:
         """The graph for a batch's shape, captured once the shape has been seen often enough."""
-        shape = batch.shape
+        shape = batch.shape_key
         self.seen[shape] += 1
         if shape not in self.graphs and self.seen[shape] > WARMUP_STEPS and len(self.graphs) < MAX_GRAPHS:
             try:

@@ -20,7 +20,7 @@ from clearhead.model import Network
 from clearhead.ops.cross_entropy import cross_entropy_chunk
 from clearhead.ops.device import choose_device
 from clearhead.ops.malloc import tune_malloc
-from clearhead.ops.triton.cross_entropy import kernel_supports, triton_cross_entropy_chunk
+from clearhead.ops.triton.cross_entropy import triton_cross_entropy_chunk, triton_cross_entropy_supports
 from clearhead.train.objective import Objective
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -105,7 +105,7 @@ def apply_compile(objective: Objective, settings: TrainConfig, dist: DistContext
             module.compile(dynamic=dynamic)
         objective.chunk_fn = (
             triton_cross_entropy_chunk
-            if kernel_supports(device, dtype)
+            if triton_cross_entropy_supports(device, dtype)
             else torch.compile(cross_entropy_chunk, dynamic=dynamic)
         )
     if device.type == "cuda" and dtype == torch.bfloat16:

@@ -28,12 +28,14 @@ def dry_run(recipe: Recipe, say: Say) -> list[str]:
             except torch.OutOfMemoryError:
                 raise UserError("out of memory; raise train.grad_accum, or lower data.batch_tokens") from None
             seconds.append(time.perf_counter() - start)
-            tokens += sum(micro.tokens for micro in batch.batches)
+            tokens += sum(micro.num_tokens for micro in batch.batches)
         parameters = count_parameters(run.network)
         lines = [dump_recipe(recipe)]
         lines.append(f"# parameters    {parameters:,}")
         lines.append(f"# memory        {_memory(dist.device, parameters)}")
-        lines.append(f"# samples       {run.data.train.size(0):,} per epoch, about {tokens // 2:,} tokens per step")
+        lines.append(
+            f"# samples       {run.data.train.num_samples(0):,} per epoch, about {tokens // 2:,} tokens per step"
+        )
         if run.data.valid is not None:
             start = time.perf_counter()
             losses = evaluate_losses(run.objective, run.data.valid, recipe.data, dist, run.updater.dtype)

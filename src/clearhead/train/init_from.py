@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.checkpoint import Loaded, load_model
+from clearhead.checkpoint import LoadedModel, load_model
 from clearhead.config.data import TokenizerConfig
 from clearhead.config.model import ModelConfig
-from clearhead.config.recipe import OVERRIDABLE, Recipe, outputs
+from clearhead.config.recipe import OVERRIDABLE, Recipe, task_outputs
 from clearhead.config.settings import nearest
 from clearhead.data import IGNORED, Data
 from clearhead.data.random import hash_ints
@@ -19,12 +19,12 @@ from clearhead.text import Tokenizer
 LABEL_HEADS = ("heads.classes.", "heads.tags.", "heads.span.")
 
 
-def load_initial_model(recipe: Recipe) -> Loaded | None:
+def load_initial_model(recipe: Recipe) -> LoadedModel | None:
     """Load the model folder of `model.init_from`; None to train from scratch."""
     return load_model(find_model(str(recipe.model["init_from"]))) if "init_from" in recipe.model else None
 
 
-def tokenizers_for(recipe: Recipe, initial: Loaded | None) -> TokenizerConfig | tuple[Tokenizer, ...]:
+def tokenizers_for(recipe: Recipe, initial: LoadedModel | None) -> TokenizerConfig | tuple[Tokenizer, ...]:
     """Return the tokenizers of the initial model, or the settings to train new ones."""
     if initial is None:
         return recipe.tokenizer
@@ -36,7 +36,7 @@ def tokenizers_for(recipe: Recipe, initial: Loaded | None) -> TokenizerConfig | 
     return initial.tokenizers
 
 
-def init_network(recipe: Recipe, data: Data, initial: Loaded | None) -> Network:
+def init_network(recipe: Recipe, data: Data, initial: LoadedModel | None) -> Network:
     """Return a fresh network with the weights of the initial model where names and shapes match.
 
     Heads for labels are fresh unless the task and its labels are the same.
@@ -48,7 +48,7 @@ def init_network(recipe: Recipe, data: Data, initial: Loaded | None) -> Network:
     recipe.check_model(initial.config)
     overrides = {key: recipe.model[key] for key in OVERRIDABLE if key in recipe.model}
     settings = initial.config.model_dump() | overrides
-    network = build(ModelConfig.build(settings | outputs(recipe.data, labels, settings), where="model"))
+    network = build(ModelConfig.build(settings | task_outputs(recipe.data, labels, settings), where="model"))
     own, pretrained = network.state_dict(), initial.network.state_dict()
     matching = {name: x for name, x in pretrained.items() if name in own and own[name].shape == x.shape}
     if (initial.extra.get("task"), initial.extra.get("labels")) != (recipe.data.task, list(data.labels)):

@@ -89,7 +89,7 @@ def train_step(run: RunState, batch: GlobalBatch) -> bool:
     except torch.OutOfMemoryError:
         split_batches(run, batch)
         return False
-    run.step, run.position, run.batch, run.grad_norm = run.step + 1, batch.after, batch, grad_norm
+    run.step, run.position, run.batch, run.grad_norm = run.step + 1, batch.next_position, batch, grad_norm
     if run.run_log is None:
         open_folder(run, after=-1)
     # Reading a GPU tensor is a sync, so there a norm is checked once the next step is queued.

@@ -16,12 +16,12 @@ from torch.nn import functional as F
 from clearhead.data import IGNORED
 from clearhead.model.heads import LMHead
 from clearhead.ops.cross_entropy import (
-    Chunk,
     ChunkedCrossEntropy,
+    CrossEntropyChunk,
     cross_entropy_chunk,
     matmul_dtype,
     to_fp32,
-    torch_smoothing,
+    torch_label_smoothing,
 )
 
 MAX_LOGIT_BYTES = 1 << 30  # above this size, logits are computed in chunks
@@ -42,7 +42,7 @@ def lm_loss(
     labels: Tensor,
     label_smoothing: float = 0.0,
     max_bytes: int = MAX_LOGIT_BYTES,
-    chunk_fn: Callable[..., Chunk] | None = None,
+    chunk_fn: Callable[..., CrossEntropyChunk] | None = None,
 ) -> Loss:
     """Cross-entropy of the logits that `head` computes from hidden (…, D), against labels (…).
 
@@ -85,7 +85,7 @@ def _rows_within(head: LMHead, max_bytes: int, itemsize: int = 4) -> int:
 def cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Loss:
     """−Σ q log softmax(logits) for logits (N, C) and labels (N,), q being the smoothed target distribution."""
     logits = to_fp32(logits)
-    smoothing = torch_smoothing(label_smoothing, logits.shape[-1])
+    smoothing = torch_label_smoothing(label_smoothing, logits.shape[-1])
     total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
     with torch.no_grad():
         labeled, unsmoothed = labels != IGNORED, total.detach()

@@ -13,7 +13,7 @@ from clearhead.config.train import TrainConfig
 from clearhead.data import IGNORED, Batch
 from clearhead.model import Decoder, Documents, Encoder, EncoderDecoder, Network
 from clearhead.model.heads import mean_pool
-from clearhead.ops.cross_entropy import Chunk
+from clearhead.ops.cross_entropy import CrossEntropyChunk
 from clearhead.train import losses
 from clearhead.train.losses import Loss
 from clearhead.train.scheduled_sampling import sampling_prob, scheduled_inputs
@@ -37,7 +37,9 @@ class Objective(nn.Module):
         super().__init__()
         self.network, self.data, self.train_settings = network, data, train
         self.register_buffer("class_weights", class_weights, persistent=False)  # (C,)
-        self.chunk_fn: Callable[..., Chunk] | None = None  # a fast `cross_entropy_chunk`, set by `apply_compile`
+        self.chunk_fn: Callable[..., CrossEntropyChunk] | None = (
+            None  # a fast `cross_entropy_chunk`, set by `apply_compile`
+        )
 
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the labeled items of each loss in a batch, known before the forward pass to normalize its losses."""
@@ -130,5 +132,5 @@ class Objective(nn.Module):
     def embed(self, batch: Batch, side: str) -> Tensor:
         """Return one embedding per text (B, D), pooled as the data settings say."""
         hidden, lengths, documents = self._hidden(batch, side), batch.get(f"{side}_lengths"), batch.documents.get(side)
-        pool = mean_pool if self.data.pooling == "mean" else self.network.heads.summary
+        pool = mean_pool if self.data.pooling == "mean" else self.network.heads.token_pool
         return pool(hidden, lengths, documents)

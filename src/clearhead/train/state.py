@@ -91,7 +91,7 @@ def setup(recipe: Recipe, out: Path, dist: DistContext, say: Say, watch: Watch) 
     settings = recipe.train
     say = say if dist.is_main else lambda line: None
     initial = load_initial_model(recipe)
-    data = prepare(recipe.data, tokenizers_for(recipe, initial), say=say)
+    data = prepare(recipe.data, tokenizers_for(recipe, initial), log=say)
     network = init_network(recipe, data, initial)
     if settings.freeze:
         freeze(network, settings.freeze)
@@ -115,14 +115,14 @@ def global_batches(run: RunState) -> Iterator[GlobalBatch]:
     return iter(
         Loader(
             run.data.train,
-            tokens=config.batch_tokens,
+            batch_tokens=config.batch_tokens,
             seed=run.settings.seed,
-            pool=config.bucket_size,
+            bucket_size=config.bucket_size,
             position=run.position,
             rank=run.dist.rank,
-            processes=run.dist.world_size,
-            accumulation=run.grad_accum,
+            world_size=run.dist.world_size,
+            grad_accum=run.grad_accum,
             workers=config.workers,
-            pinned=run.dist.device.type == "cuda",
+            pin_memory=run.dist.device.type == "cuda",
         )
     )

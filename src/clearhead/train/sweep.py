@@ -31,7 +31,7 @@ def sweep(
     With `resume`, finished runs are kept. Returns None if stopped, and on all processes but the first.
     """
     if not (recipe.data.valid or recipe.data.held_out):
-        raise UserError("--seeds, --rates: there is no validation data to compare by; add data.valid or data.held_out")
+        raise UserError("--seeds, --lrs: there is no validation data to compare by; add data.valid or data.held_out")
     check_folder(out, resume, ("lr-*",))
     metric, results = recipe.train.metric, dict[float, list[dict[str, float]]]()
     for lr in lrs:

@@ -103,7 +103,7 @@ class Updater:
                 losses.append(self.forward_backward(batch.to(self.dist.device), counts, context))
         for micro_losses in losses:  # only now: an out-of-memory error repeats all micro-batches
             metrics.add(micro_losses)
-        metrics.tokens += sum(batch.tokens for batch in batches)
+        metrics.tokens += sum(batch.num_tokens for batch in batches)
         self.set_lr(step)
         return self.step()
 

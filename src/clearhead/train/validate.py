@@ -10,16 +10,16 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 
-from clearhead.checkpoint import gather_weights, with_weights
+from clearhead.checkpoint import build_with_weights, gather_weights
 from clearhead.config.data import DataConfig
 from clearhead.config.generation import GenerationConfig
 from clearhead.config.train import TrainConfig
 from clearhead.data import Data, Dataset, Loader
 from clearhead.data.tasks import LanguageModel, Translation
 from clearhead.evaluate.bleu import bleu, chrf
-from clearhead.evaluate.labeled import LABELED, own_records, score_labeled
+from clearhead.evaluate.labeled import LABELED_TASKS, eval_records, score_labeled
 from clearhead.inference import generate, translate
-from clearhead.inference.model_runner import pad
+from clearhead.inference.model_runner import pad_batch
 from clearhead.model import Decoder, EncoderDecoder, Network
 from clearhead.predict import Model
 from clearhead.text import Tokenizer
@@ -82,7 +82,7 @@ def _unsharded_network(run: RunState) -> Network | None:
     if run.dist.world_size == 1 or run.settings.parallel == "ddp":
         return run.network if run.dist.is_main else None
     weights = gather_weights(run.network)
-    return with_weights(run.network.config, weights).to(run.dist.device) if run.dist.is_main else None
+    return build_with_weights(run.network.config, weights).to(run.dist.device) if run.dist.is_main else None
 
 
 def evaluate_losses(
@@ -96,11 +96,11 @@ def evaluate_losses(
     """Return mean losses without dropout and label smoothing, and token perplexity; empty if a stop was requested."""
     loader = Loader(
         dataset,
-        tokens=data.batch_tokens,
+        batch_tokens=data.batch_tokens,
         shuffle=False,
-        pool=data.bucket_size,
+        bucket_size=data.bucket_size,
         rank=dist.rank,
-        processes=dist.world_size,
+        world_size=dist.world_size,
         workers=min(data.workers, 1),
     )
     metrics = Metrics()
@@ -126,7 +126,7 @@ def evaluate_outputs(
     network: Network, data: Data, settings: TrainConfig, dist: DistContext, dtype: torch.dtype
 ) -> tuple[dict[str, Any], list[Sample]]:
     """Return the metrics of the model's outputs on validation data, and a few samples to read."""
-    labeled = data.task.config.task in LABELED
+    labeled = data.task.config.task in LABELED_TASKS
     if data.valid is None or not (settings.eval_samples or labeled):
         return {}, []
     was_training = network.training
@@ -151,16 +151,16 @@ def _evaluate_labeled(network: Network, data: Data) -> tuple[dict[str, Any], lis
     config = data.task.config
     extra = {"task": config.task, "labels": list(data.labels), "data": config.model_dump(mode="json")}
     model = Model(network, data.tokenizers, extra, "the model")
-    result = score_labeled(model, config, own_records(model, config, config.valid))
+    result = score_labeled(model, config, eval_records(model, config, config.valid))
     confusion = {} if result.confusion is None else {"confusion": result.confusion}
-    return result.numbers | confusion, [Sample(**sample) for sample in result.samples]  # type: ignore[typeddict-item]
+    return result.metrics | confusion, [Sample(**sample) for sample in result.samples]  # type: ignore[typeddict-item]
 
 
 def _evaluate_translations(network: EncoderDecoder, data: Data, count: int) -> tuple[dict[str, Any], list[Sample]]:
     """BLEU, chrF and exact match of `count` translations, and exposure bias."""
     assert data.valid is not None
     source, target = data.tokenizers[0], data.tokenizers[-1]
-    size = data.valid.size(0)
+    size = data.valid.num_samples(0)
     pairs: list[tuple[list[int], list[int]]] = []
     for index in np.linspace(0, size - 1, min(count, size)).astype(np.int64):
         batch = data.valid.batch(np.array([index]), 0, 0)
@@ -171,8 +171,8 @@ def _evaluate_translations(network: EncoderDecoder, data: Data, count: int) -> t
         network,
         [ids for ids, _ in pairs],
         GenerationConfig(max_new_tokens=limit),
-        begin=target.id("begin"),
-        end=target.id("end"),
+        bos_id=target.id("begin"),
+        eos_ids=target.id("end"),
     )
     outputs = target.decode_batch([best[0].ids for best in hypotheses])
     references = target.decode_batch([reference for _, reference in pairs])
@@ -193,7 +193,7 @@ def _evaluate_exposure(
     sources, targets = [ids for ids, _ in pairs], [[target.id("begin"), *reference] for _, reference in pairs]
     device = network.decoder.embedding.tokens.weight.device
     lengths = [torch.tensor([len(row) for row in rows], device=device) for rows in (sources, targets)]
-    padded = [pad(rows, device)[0] for rows in (sources, targets)]
+    padded = [pad_batch(rows, device)[0] for rows in (sources, targets)]
     bias = exposure_bias(network, padded[0], lengths[0], padded[1], lengths[1], target.id("end"))
     count = bias.count.clamp(min=1)
     by_position = {
@@ -207,7 +207,7 @@ def _sample_continuations(network: Decoder, data: Data) -> list[Sample]:
     """Sampled continuations of a few validation prompts."""
     assert data.valid is not None
     tokenizer = data.tokenizers[0]
-    size = data.valid.size(0)
+    size = data.valid.num_samples(0)
     prompts = []
     for index in np.linspace(0, size - 1, min(3, size)).astype(np.int64):
         ids = data.valid.batch(np.array([index]), 0, 0)["ids"][0].tolist()
@@ -215,7 +215,7 @@ def _sample_continuations(network: Decoder, data: Data) -> list[Sample]:
     room = max(1, min(100, network.config.max_positions - max(map(len, prompts)) - 1))
     eos_ids = [tokenizer.roles["end"]] if "end" in tokenizer.roles else []
     settings = GenerationConfig(max_new_tokens=room, temperature=0.8, top_p=0.95)
-    continuations = generate(network, prompts, settings, end=eos_ids)
+    continuations = generate(network, prompts, settings, eos_ids=eos_ids)
     return [
         Sample(source=tokenizer.decode(prompt), output=tokenizer.decode(best[0].ids))
         for prompt, best in zip(prompts, continuations, strict=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from clearhead.checkpoint.formats import read_foreign
-from clearhead.checkpoint.model_folder import with_weights
+from clearhead.checkpoint.model_folder import build_with_weights
 from clearhead.errors import UserError
 
 
@@ -140,7 +140,7 @@ def main(folder: Path, count: int) -> None:
         start = time.process_time()  # CPU time, so that other processes do not count
         try:
             model = read_foreign(path)
-            with_weights(model.config, model.weights)
+            build_with_weights(model.config, model.weights)
         except UserError as error:
             tally[f"{format_name} refused" if str(error) else f"{format_name} refused without a message"] += 1
         except BaseException:

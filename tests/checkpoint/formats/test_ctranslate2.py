@@ -62,7 +62,7 @@ def exported(settings: dict[str, Any], folder: Path) -> Any:
 
 
 def token_strings(ids: list[int]) -> list[str]:
-    return [TOKENS.token(number) for number in ids]
+    return [TOKENS.id_to_token(number) for number in ids]
 
 
 def test_the_published_model_transliterates_names(transliterator: Path) -> None:

@@ -11,7 +11,7 @@ import transformers
 
 from clearhead.checkpoint import load_model
 from clearhead.checkpoint.formats import import_model, read_foreign
-from clearhead.checkpoint.model_folder import with_weights
+from clearhead.checkpoint.model_folder import build_with_weights
 from clearhead.errors import UserError
 from tests.checkpoint.small import tokenizer
 from tests.model.peers import disturb
@@ -68,7 +68,7 @@ def write_gguf(model: Any, path: Path, kind: str, **extra: Any) -> Path:
     for key, value in extra.items():
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[type(value)]
         add(key.replace("__", "."), value)
-    tokens = [TOKENS.token(n) for n in range(len(TOKENS))] + [f"[{n}]" for n in range(len(TOKENS), VOCABULARY)]
+    tokens = [TOKENS.id_to_token(n) for n in range(len(TOKENS))] + [f"[{n}]" for n in range(len(TOKENS), VOCABULARY)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
@@ -141,7 +141,7 @@ def assert_same_logits(network: Any, theirs: Any, tolerance: float = 1e-5) -> No
 def test_every_quantization_gives_the_logits_of_transformers(kind: str, tied: bool, tmp_path: Path) -> None:
     model = peer(tie_word_embeddings=tied)
     imported = read_foreign(write_gguf(model, tmp_path / "model.gguf", kind))
-    network = with_weights(imported.config, imported.weights)
+    network = build_with_weights(imported.config, imported.weights)
     assert_same_logits(network, read_with_transformers(tmp_path / "model.gguf", model))
     if kind == "F32":
         assert_same_logits(network, model)

@@ -16,8 +16,8 @@ from clearhead.checkpoint.formats import export_model, import_model, read_foreig
 from clearhead.checkpoint.formats.bpe import sentencepiece_bpe
 from clearhead.checkpoint.formats.config_fields import Fields
 from clearhead.checkpoint.formats.gguf import _tokenizer
-from clearhead.checkpoint.model_folder import with_weights
-from clearhead.checkpoint.tensors import tensors_of
+from clearhead.checkpoint.model_folder import build_with_weights
+from clearhead.checkpoint.tensors import named_tensors
 from clearhead.config import ModelConfig
 from clearhead.config.load import preset
 from clearhead.errors import UserError
@@ -51,8 +51,8 @@ def test_an_export_is_read_by_transformers_and_by_us(to: str, scaled: dict[str, 
     imported = read_foreign(tmp_path / "out" / "model.gguf")
     assert imported.config.model_dump() == network.config.model_dump()
     again, before = (
-        with_weights(imported.config, imported.weights),
-        {name: tensor.detach() for name, tensor in tensors_of(network).items()},
+        build_with_weights(imported.config, imported.weights),
+        {name: tensor.detach() for name, tensor in named_tensors(network).items()},
     )
     for name, tensor in imported.weights.items():
         if to == "gguf":
@@ -196,7 +196,7 @@ def test_no_text_becomes_a_control_token() -> None:
     tokens = ["<unk>", "<s>", "<", "s>", "s", ">"]
     imported = sentencepiece_bpe(tokens, [0.0] * 6, 0, [0, 1], [], False, "a file")
     assert imported.encode("<s>") == [2, 3]
-    assert imported.encode("<s>", specials=True) == [1]
+    assert imported.encode("<s>", special_tokens=True) == [1]
 
 
 def test_every_end_token_survives_a_round_trip(tmp_path: Path) -> None:

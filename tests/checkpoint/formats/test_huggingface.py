@@ -89,7 +89,7 @@ def test_fifty_greedy_tokens_are_the_same(name: str, tmp_path: Path) -> None:
     options = {"max_new_tokens": 50, "min_new_tokens": 50, "do_sample": False, "pad_token_id": 0}
     attention_mask = torch.ones_like(prompt)  # else transformers takes a 0 in the prompt for padding
     expected = theirs.generate(prompt, attention_mask=attention_mask, **options)[0, 7:]
-    results = generate(network, prompt.tolist(), GenerationConfig(max_new_tokens=50), end=[])
+    results = generate(network, prompt.tolist(), GenerationConfig(max_new_tokens=50), eos_ids=[])
     assert results[0][0].ids == expected.tolist()
 
 
@@ -102,13 +102,13 @@ def test_fifty_greedy_tokens_of_a_translator_are_the_same(name: str, tmp_path: P
         source, max_new_tokens=50, do_sample=False, num_beams=1, eos_token_id=-1, bad_words_ids=[[padding]]
     )[0, 1:]
     config = GenerationConfig(max_new_tokens=50, banned_ids=((padding,),))
-    results = translate(network, source.tolist(), config, begin=padding, end=[])
+    results = translate(network, source.tolist(), config, bos_id=padding, eos_ids=[])
     assert results[0][0].ids == expected.tolist()
 
 
 def read_and_build(folder: Path) -> Any:
     results = read_foreign(folder)
-    return model_folder.with_weights(results.config, results.weights)
+    return model_folder.build_with_weights(results.config, results.weights)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from clearhead.checkpoint.formats import import_model, read_foreign
-from clearhead.checkpoint.model_folder import with_weights
+from clearhead.checkpoint.model_folder import build_with_weights
 from clearhead.errors import UserError
 from clearhead.predict import load
 from tests.checkpoint.formats.test_gguf import interleave
@@ -79,12 +79,14 @@ def test_logits_equal_those_of_transformers(tied: bool, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = model(ids).logits
         assert expected.std() > 0.1
-        torch.testing.assert_close(with_weights(imported.config, imported.weights)(ids), expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            build_with_weights(imported.config, imported.weights)(ids), expected, atol=1e-5, rtol=0
+        )
 
 
 def test_merges_follow_scores_and_unknown_characters_become_bytes(tmp_path: Path) -> None:
     tokenizer = read_foreign(write_llama2c(peer(True), tmp_path)).tokenizers[0]
-    pieces = [tokenizer.token(number) for number in tokenizer.encode("ab cabé")]
+    pieces = [tokenizer.id_to_token(number) for number in tokenizer.encode("ab cabé")]
     assert pieces == ["▁a", "b", "▁", "c", "ab", "<0xC3>", "<0xA9>"]  # " a" has a higher score than "ab"
     assert tokenizer.decode(tokenizer.encode("ab cabé")) == "ab cabé"
 

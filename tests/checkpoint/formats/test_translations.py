@@ -80,7 +80,7 @@ def test_ctranslate2_gives_the_same_translations(
     expected = [each.text for each in model.translate(sentences, beam=4, max_new_tokens=40, **options)]
     export_model(load_model(find_model(run)), tmp_path / "out", "ctranslate2")
     theirs = ctranslate2.Translator(str(tmp_path / "out"), intra_threads=1)
-    tokens = [[model.tokenizer.token(number) for number in model.tokenizer.encode(text)] for text in sentences]
+    tokens = [[model.tokenizer.id_to_token(number) for number in model.tokenizer.encode(text)] for text in sentences]
     results = theirs.translate_batch(tokens, beam_size=4, max_decoding_length=40)
     target = model.tokenizers[-1]
     texts = [target.decode([target.vocabulary[token] for token in each.hypotheses[0]]) for each in results]

@@ -8,12 +8,12 @@ import torch
 from clearhead.checkpoint import disk
 from clearhead.checkpoint.formats import ctranslate2, ctranslate2_write, gguf, gguf_write, huggingface, llama2c, onnx
 from clearhead.checkpoint.formats.imported_model import ImportedModel
-from clearhead.checkpoint.model_folder import Loaded
+from clearhead.checkpoint.model_folder import LoadedModel
 from clearhead.errors import UserError
 
 __all__ = ["EXPORTS", "ImportedModel", "export_model", "import_model", "read_foreign"]
 
-EXPORTS: dict[str, Callable[[Loaded, Path], None]] = {
+EXPORTS: dict[str, Callable[[LoadedModel, Path], None]] = {
     "hf": huggingface.write,
     "gguf": gguf_write.write_f16,
     "gguf-q8_0": gguf_write.write_q8_0,
@@ -47,7 +47,7 @@ def import_model(source: Path, folder: Path, dtype: torch.dtype | None = None) -
     read_foreign(source).save(folder, source.name, dtype)
 
 
-def export_model(loaded: Loaded, folder: Path, to: str) -> None:
+def export_model(loaded: LoadedModel, folder: Path, to: str) -> None:
     """Write a model for another library into a new folder, atomically."""
     if to not in EXPORTS:
         raise UserError(f"--to: {to!r:.40} is not allowed; use {', '.join(EXPORTS)}")

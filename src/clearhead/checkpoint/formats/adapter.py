@@ -4,7 +4,7 @@ from collections.abc import Callable, Set
 from typing import Any, NamedTuple
 
 from clearhead.checkpoint.formats.config_fields import Fields
-from clearhead.checkpoint.formats.name_table import Table
+from clearhead.checkpoint.formats.name_table import NameTable
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 
@@ -23,8 +23,8 @@ class Adapter(NamedTuple):
     name: str
     model_types: tuple[str, ...]
     family: str
-    table: Callable[[ModelConfig], Table]
-    ours: Callable[[Fields, Set[str]], ModelConfig]  # from their config.json and tensor names
+    table: Callable[[ModelConfig], NameTable]
+    from_hf: Callable[[Fields, Set[str]], ModelConfig]  # from their config.json and tensor names
     to_hf: Callable[[ModelConfig], dict[str, Any]]
     renames: Callable[[ModelConfig], Renames]  # from older spellings of tensor names to those of the table
     computed: tuple[str, ...] = ()  # patterns of tensors that we compute, so they are not read

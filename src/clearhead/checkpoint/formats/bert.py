@@ -6,7 +6,7 @@ from typing import Any
 
 from clearhead.checkpoint.formats.adapter import TO_HF_ACTIVATION, Adapter, Renames, read_activation
 from clearhead.checkpoint.formats.config_fields import Fields
-from clearhead.checkpoint.formats.name_table import Table, under
+from clearhead.checkpoint.formats.name_table import NameTable, with_prefix
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 
@@ -19,7 +19,7 @@ CLASS_OUTPUTS = {  # class of Hugging Face to our outputs
     "BertForTokenClassification": ("tags",),
     "BertForQuestionAnswering": ("span",),
 }
-LAYER: Table = {
+LAYER: NameTable = {
     "attention.query.*": "attention.self.query.*",
     "attention.key.*": "attention.self.key.*",
     "attention.value.*": "attention.self.value.*",
@@ -29,7 +29,7 @@ LAYER: Table = {
     "feed_forward.down.*": "output.dense.*",
     "feed_forward_norm.*": "output.LayerNorm.*",
 }
-EMBEDDING: Table = {
+EMBEDDING: NameTable = {
     "tokens.weight": "word_embeddings.weight",
     "positions.weight": "position_embeddings.weight",
     "segments.weight": "token_type_embeddings.weight",
@@ -37,12 +37,12 @@ EMBEDDING: Table = {
 }
 
 
-def table(config: ModelConfig) -> Table:
+def table(config: ModelConfig) -> NameTable:
     """Return the table of a model with these outputs."""
     prefix = _prefix(config)
     return {
-        **under("encoder.embedding", f"{prefix}embeddings", EMBEDDING),
-        **under("encoder.layers.*", f"{prefix}encoder.layer.*", LAYER),
+        **with_prefix("encoder.embedding", f"{prefix}embeddings", EMBEDDING),
+        **with_prefix("encoder.layers.*", f"{prefix}encoder.layer.*", LAYER),
         "heads.pooler.linear.*": f"{prefix}pooler.dense.*",
         "heads.lm_head.transform.linear.*": "cls.predictions.transform.dense.*",
         "heads.lm_head.transform.norm.*": "cls.predictions.transform.LayerNorm.*",

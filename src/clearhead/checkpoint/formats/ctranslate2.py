@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.checkpoint.formats.binary_reader import BinaryReader, open_binary
 from clearhead.checkpoint.formats.imported_model import ImportedModel
-from clearhead.checkpoint.formats.name_table import SAME, Entry, Table, meta_network, to_ours, under
+from clearhead.checkpoint.formats.name_table import SAME, Entry, NameTable, from_foreign, meta_network, with_prefix
 from clearhead.checkpoint.model_folder import WEIGHTS
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
@@ -23,8 +23,8 @@ MAX_POSITIONS, UNKNOWN = 512, "<unk>"
 STACKS = ("encoder", "decoder")
 VOCABULARY_FILES = ("source_vocabulary.txt", "target_vocabulary.txt")
 
-NORM: Table = {"weight": "layer_norm/gamma", "bias": "layer_norm/beta"}
-LAYER: Table = {
+NORM: NameTable = {"weight": "layer_norm/gamma", "bias": "layer_norm/beta"}
+LAYER: NameTable = {
     "attention.query.*": Entry("self_attention/linear_0/*", SAME, 0),
     "attention.key.*": Entry("self_attention/linear_0/*", SAME, 1),
     "attention.value.*": Entry("self_attention/linear_0/*", SAME, 2),
@@ -33,17 +33,17 @@ LAYER: Table = {
     "cross_attention.key.*": Entry("attention/linear_1/*", SAME, 0),
     "cross_attention.value.*": Entry("attention/linear_1/*", SAME, 1),
     "cross_attention.output.*": "attention/linear_2/*",
-    **under("attention_norm", "self_attention", NORM, "/"),
-    **under("cross_norm", "attention", NORM, "/"),
-    **under("feed_forward_norm", "ffn", NORM, "/"),
+    **with_prefix("attention_norm", "self_attention", NORM, "/"),
+    **with_prefix("cross_norm", "attention", NORM, "/"),
+    **with_prefix("feed_forward_norm", "ffn", NORM, "/"),
     "feed_forward.up.*": "ffn/linear_0/*",
     "feed_forward.down.*": "ffn/linear_1/*",
 }
-TABLE: Table = {
+TABLE: NameTable = {
     "*.embedding.tokens.weight": "*/embeddings/weight",
     "*.embedding.positions.weight": "*/position_encodings/encodings",
-    **under("*.layers.*", "*/layer_*", LAYER, "/"),
-    **under("*.norm", "*", NORM, "/"),
+    **with_prefix("*.layers.*", "*/layer_*", LAYER, "/"),
+    **with_prefix("*.norm", "*", NORM, "/"),
     "heads.lm_head.proj.*": "decoder/projection/*",
 }
 
@@ -61,7 +61,7 @@ def read(folder: Path) -> ImportedModel:
     tokens = [_read_tokens(folder / file) for file in VOCABULARY_FILES]
     config = _config(path, name, tensors, tokens)
     tensors |= {f"{stack}/position_encodings/encodings": sinusoids(MAX_POSITIONS, config.dim) for stack in STACKS}
-    weights = to_ours(TABLE, meta_network(config, tensors, path), tensors, path)
+    weights = from_foreign(TABLE, meta_network(config, tensors, path), tensors, path)
     tokenizers = tuple(_tokenizer(each, folder / file) for each, file in zip(tokens, VOCABULARY_FILES, strict=True))
     return ImportedModel(config, weights, tokenizers, {"source_end": False}, f"CTranslate2, {name}")
 

@@ -9,22 +9,22 @@ from torch import Tensor
 
 from clearhead.checkpoint.formats.ctranslate2 import TABLE
 from clearhead.checkpoint.formats.hf_tokenizer import bos_ids, eos_ids, vocabulary_list
-from clearhead.checkpoint.formats.name_table import Table, to_theirs
+from clearhead.checkpoint.formats.name_table import NameTable, to_foreign
 from clearhead.checkpoint.formats.optional_import import import_optional
-from clearhead.checkpoint.model_folder import Loaded, write_tokenizers
+from clearhead.checkpoint.model_folder import LoadedModel, write_tokenizers
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.model.positions import sinusoidal_positions
 
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH", "swiglu": "SWISH"}
-GATED_TABLE: Table = {
+GATED_TABLE: NameTable = {
     "*.layers.*.feed_forward.gate.*": "*/layer_*/ffn/linear_0/*",
     "*.layers.*.feed_forward.up.*": "*/layer_*/ffn/linear_0_noact/*",
 }
 BANNED_BIAS = -1e9  # output bias of tokens that are never generated
 
 
-def write(loaded: Loaded, folder: Path) -> None:
+def write(loaded: LoadedModel, folder: Path) -> None:
     """Write a folder for ctranslate2.Translator or Generator, with our tokenizers."""
     config = loaded.config
     _check(config)
@@ -35,7 +35,7 @@ def write(loaded: Loaded, folder: Path) -> None:
     tensors |= _position_tables(config) | _banned_bias(loaded, tensors)
     table = {"encoder.embedding.tokens.weight": "encoder/embeddings_0/weight", **TABLE}
     table |= GATED_TABLE if config.activation == "swiglu" else {}
-    for name, tensor in to_theirs(table, tensors).items():
+    for name, tensor in to_foreign(table, tensors).items():
         _set_variable(spec, name, tensor)
     for stack in _stacks(spec, config):
         stack.scale_embeddings = config.scale_embedding
@@ -100,7 +100,7 @@ def _position_tables(config: ModelConfig) -> dict[str, Tensor]:
     return {f"{stack}.embedding.positions.weight": table for stack in stacks}
 
 
-def _banned_bias(loaded: Loaded, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _banned_bias(loaded: LoadedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the output bias with banned tokens at a large negative value."""
     sequences = loaded.extra.get("banned_ids", ())
     if any(len(sequence) > 1 for sequence in sequences):
@@ -126,7 +126,7 @@ def _set_variable(spec: Any, name: str, tensor: Tensor) -> None:
     setattr(spec, last, tensor.contiguous().numpy())
 
 
-def _vocabulary(spec: Any, loaded: Loaded) -> None:
+def _vocabulary(spec: Any, loaded: LoadedModel) -> None:
     config, tokenizers = loaded.config, loaded.tokenizers
     begin, end = bos_ids(loaded), eos_ids(loaded)
     if config.family == "decoder":

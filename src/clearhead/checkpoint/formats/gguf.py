@@ -19,7 +19,14 @@ from clearhead.checkpoint.formats.bpe import LLAMA3_PRETOKENIZER, byte_level_bpe
 from clearhead.checkpoint.formats.config_fields import Fields
 from clearhead.checkpoint.formats.imported_model import ImportedModel
 from clearhead.checkpoint.formats.llama import LLAMA_SETTINGS
-from clearhead.checkpoint.formats.name_table import Entry, Table, interleaved, meta_network, to_ours, under
+from clearhead.checkpoint.formats.name_table import (
+    Entry,
+    NameTable,
+    from_foreign,
+    interleaved,
+    meta_network,
+    with_prefix,
+)
 from clearhead.checkpoint.formats.optional_import import import_optional
 from clearhead.config import ModelConfig, RopeScaling
 from clearhead.errors import UserError
@@ -47,9 +54,9 @@ LLAMA3_SCALING: dict[str, float] = {
 }
 
 
-def table(config: ModelConfig) -> Table:
+def table(config: ModelConfig) -> NameTable:
     """Return the table; llama.cpp stores rotary pairs next to each other."""
-    layer: Table = {
+    layer: NameTable = {
         "attention_norm.weight": "attn_norm.weight",
         "attention.query.weight": Entry("attn_q.weight", interleaved(config.heads)),
         "attention.key.weight": Entry("attn_k.weight", interleaved(config.kv_heads)),
@@ -62,7 +69,7 @@ def table(config: ModelConfig) -> Table:
     }
     return {
         "decoder.embedding.tokens.weight": "token_embd.weight",
-        **under("decoder.layers.*", "blk.*", layer),
+        **with_prefix("decoder.layers.*", "blk.*", layer),
         "decoder.norm.weight": "output_norm.weight",
         "heads.lm_head.proj.weight": "output.weight",
     }
@@ -96,7 +103,7 @@ def read(path: Path) -> ImportedModel:
     config = _config(fields, tensors, factors)
     if unknown := [key for key in fields.unknown() if key.startswith("llama.")]:
         log.warning("%s: %s: unknown settings, ignored", path, ", ".join(unknown))
-    weights = to_ours(table(config), meta_network(config, tensors, path), tensors, path)
+    weights = from_foreign(table(config), meta_network(config, tensors, path), tensors, path)
     tokenizer = _tokenizer(fields, config.target_vocab)
     license = str(settings.get("general.license", ""))[:200]
     return ImportedModel(config, weights, (tokenizer,), _extra(fields, tokenizer), "GGUF, Llama", license)

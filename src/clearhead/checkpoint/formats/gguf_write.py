@@ -13,10 +13,10 @@ from clearhead.checkpoint.formats.gguf import ADDED, CONTROL, NORMAL, ROPE_SCALI
 from clearhead.checkpoint.formats.hf_tokenizer import bos_ids, eos_ids, vocabulary_list
 from clearhead.checkpoint.formats.huggingface import differences
 from clearhead.checkpoint.formats.llama import LLAMA
-from clearhead.checkpoint.formats.name_table import to_theirs
+from clearhead.checkpoint.formats.name_table import to_foreign
 from clearhead.checkpoint.formats.optional_import import import_optional
-from clearhead.checkpoint.model_folder import Loaded
-from clearhead.checkpoint.tensors import tensors_of
+from clearhead.checkpoint.model_folder import LoadedModel
+from clearhead.checkpoint.tensors import named_tensors
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.model.positions import rope_frequencies
@@ -30,17 +30,17 @@ SPACE_NORMALIZERS = [
 ]
 
 
-def write_f16(loaded: Loaded, folder: Path) -> None:
+def write_f16(loaded: LoadedModel, folder: Path) -> None:
     """Write model.gguf with matrices in F16."""
     _write(loaded, folder, "F16")
 
 
-def write_q8_0(loaded: Loaded, folder: Path) -> None:
+def write_q8_0(loaded: LoadedModel, folder: Path) -> None:
     """Write model.gguf with matrices in Q8_0, or F16 where a row is not a multiple of its block of 32."""
     _write(loaded, folder, "Q8_0")
 
 
-def _write(loaded: Loaded, folder: Path, kind: str) -> None:
+def _write(loaded: LoadedModel, folder: Path, kind: str) -> None:
     config = loaded.config
     _check(config)
     if len(loaded.tokenizers) != 1:
@@ -50,7 +50,7 @@ def _write(loaded: Loaded, folder: Path, kind: str) -> None:
     _add_settings(writer, config)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if kind == "Q8_0" else gguf.LlamaFileType.MOSTLY_F16)
     _add_tokenizer(writer, loaded)
-    tensors = to_theirs(table(config), tensors_of(loaded.network))
+    tensors = to_foreign(table(config), named_tensors(loaded.network))
     if config.rope_scaling is not None:
         unscaled = config.model_copy(update={"rope_scaling": None})
         cpu = torch.device("cpu")
@@ -106,7 +106,7 @@ def _add_tensor(writer: Any, name: str, array: "np.ndarray[Any, Any]", kind: str
     writer.add_tensor(name, array.astype(np.float16))
 
 
-def _add_tokenizer(writer: Any, loaded: Loaded) -> None:
+def _add_tokenizer(writer: Any, loaded: LoadedModel) -> None:
     tokenizer, size = loaded.tokenizers[0], loaded.config.target_vocab
     settings = json.loads(tokenizer.engine.to_str())
     model = settings["model"]

@@ -5,10 +5,10 @@ from typing import Any
 
 from clearhead.checkpoint.formats.adapter import TO_HF_ACTIVATION, Adapter, Renames, read_activation
 from clearhead.checkpoint.formats.config_fields import Fields
-from clearhead.checkpoint.formats.name_table import TRANSPOSED, Entry, Table, under
+from clearhead.checkpoint.formats.name_table import TRANSPOSED, Entry, NameTable, with_prefix
 from clearhead.config import ModelConfig
 
-LAYER: Table = {
+LAYER: NameTable = {
     "attention.query.*": Entry("attn.c_attn.*", TRANSPOSED, 0),
     "attention.key.*": Entry("attn.c_attn.*", TRANSPOSED, 1),
     "attention.value.*": Entry("attn.c_attn.*", TRANSPOSED, 2),
@@ -18,16 +18,16 @@ LAYER: Table = {
     "feed_forward.down.*": Entry("mlp.c_proj.*", TRANSPOSED),
     "feed_forward_norm.*": "ln_2.*",
 }
-COMMON: Table = {
-    **under("decoder.layers.*", "transformer.h.*", LAYER),
+COMMON: NameTable = {
+    **with_prefix("decoder.layers.*", "transformer.h.*", LAYER),
     "heads.lm_head.proj.weight": "lm_head.weight",
 }
-GPT1_TABLE: Table = {
+GPT1_TABLE: NameTable = {
     "decoder.embedding.tokens.weight": "transformer.tokens_embed.weight",
     "decoder.embedding.positions.weight": "transformer.positions_embed.weight",
     **COMMON,
 }
-GPT2_TABLE: Table = {
+GPT2_TABLE: NameTable = {
     "decoder.embedding.tokens.weight": "transformer.wte.weight",
     "decoder.embedding.positions.weight": "transformer.wpe.weight",
     "decoder.norm.*": "transformer.ln_f.*",

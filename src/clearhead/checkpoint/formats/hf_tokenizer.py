@@ -13,7 +13,7 @@ from tokenizers.processors import TemplateProcessing
 
 from clearhead.checkpoint import disk
 from clearhead.checkpoint.formats.config_fields import Fields
-from clearhead.checkpoint.model_folder import SEPARATE_TOKENIZERS, SHARED_TOKENIZER, Loaded, write_tokenizers
+from clearhead.checkpoint.model_folder import SEPARATE_TOKENIZERS, SHARED_TOKENIZER, LoadedModel, write_tokenizers
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.files import read_text
@@ -116,7 +116,7 @@ def chat_template(folder: Path) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def write_hf_tokenizer(loaded: Loaded, folder: Path) -> dict[str, Any]:
+def write_hf_tokenizer(loaded: LoadedModel, folder: Path) -> dict[str, Any]:
     """Write tokenizer and generation_config.json; return the special ids of their config.json, None if undefined."""
     family, roles = loaded.config.family, loaded.tokenizers[-1].roles if loaded.tokenizers else {}
     begin, end = bos_ids(loaded), eos_ids(loaded)
@@ -125,7 +125,7 @@ def write_hf_tokenizer(loaded: Loaded, folder: Path) -> dict[str, Any]:
         named = {TOKEN_NAMES[role]: number for role, number in roles.items() if role in TOKEN_NAMES}
         if family == "decoder":  # the ids that the model uses, whatever roles the tokenizer has
             named |= {name: ids[0] for name, ids in (("bos_token", begin), ("eos_token", end)) if ids}
-        tokens = {name: loaded.tokenizers[-1].token(number) for name, number in named.items()}
+        tokens = {name: loaded.tokenizers[-1].id_to_token(number) for name, number in named.items()}
         settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokens}
         settings |= {"clean_up_tokenization_spaces": False, "model_max_length": loaded.config.max_positions}
         if template := loaded.extra.get("chat_template"):
@@ -143,14 +143,14 @@ def write_hf_tokenizer(loaded: Loaded, folder: Path) -> dict[str, Any]:
     return ids
 
 
-def bos_ids(loaded: Loaded) -> list[int]:
+def bos_ids(loaded: LoadedModel) -> list[int]:
     """Return the ids before a generated text."""
     roles = loaded.tokenizers[-1].roles if loaded.tokenizers else {}
     default = [roles["begin"]] if "begin" in roles else [roles["end"]] if "end" in roles else []
     return list(loaded.extra.get("begin", default))
 
 
-def eos_ids(loaded: Loaded) -> list[int]:
+def eos_ids(loaded: LoadedModel) -> list[int]:
     """Return the ids that end a generated text."""
     roles = loaded.tokenizers[-1].roles if loaded.tokenizers else {}
     return list(loaded.extra.get("eos_ids", [roles["end"]] if "end" in roles else []))
@@ -164,7 +164,7 @@ def vocabulary_list(tokenizer: Tokenizer, size: int) -> list[str]:
     return tokens
 
 
-def with_template(tokenizer: Tokenizer, loaded: Loaded) -> Engine:
+def with_template(tokenizer: Tokenizer, loaded: LoadedModel) -> Engine:
     """Return the engine with a post-processor that adds the special tokens which we add ourselves."""
     engine, roles = Engine.from_str(tokenizer.engine.to_str()), tokenizer.roles
     if engine.post_processor is not None:
@@ -177,7 +177,7 @@ def with_template(tokenizer: Tokenizer, loaded: Loaded) -> Engine:
             template = [], [roles.get("end")] if loaded.extra.get("source_end", True) else []
         case _:
             template = bos_ids(loaded), []
-    before, after = ([tokenizer.token(number) for number in side if number is not None] for side in template)
+    before, after = ([tokenizer.id_to_token(number) for number in side if number is not None] for side in template)
     if before or after:
         special = [(token, tokenizer.vocabulary[token]) for token in {*before, *after}]
         pair = [*before, "$A", *after, "$B:1", *(f"{token}:1" for token in after)]

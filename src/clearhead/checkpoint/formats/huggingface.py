@@ -19,10 +19,10 @@ from clearhead.checkpoint.formats.hf_tokenizer import read_hf_tokenizer, special
 from clearhead.checkpoint.formats.imported_model import ImportedModel
 from clearhead.checkpoint.formats.llama import LLAMA
 from clearhead.checkpoint.formats.marian import MARIAN, check_positions
-from clearhead.checkpoint.formats.name_table import find_entry, meta_network, to_ours, to_theirs
+from clearhead.checkpoint.formats.name_table import find_entry, from_foreign, meta_network, to_foreign
 from clearhead.checkpoint.formats.sentence_transformers import read_pooling, write_pooling
-from clearhead.checkpoint.model_folder import CONFIG, FORMAT, INDEX, WEIGHTS, Loaded, save_weights, weight_files
-from clearhead.checkpoint.tensors import read_tensors, tensors_of
+from clearhead.checkpoint.model_folder import CONFIG, FORMAT, INDEX, WEIGHTS, LoadedModel, save_weights, weight_files
+from clearhead.checkpoint.tensors import named_tensors, read_tensors
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.model import build
@@ -63,19 +63,19 @@ def read(folder: Path) -> ImportedModel:
     fields.require("custom code", "auto_map")
     fields.ignore(*IGNORED_KEYS)
     tensors = _read_tensors(folder)
-    config = adapter.ours(fields, tensors.keys())
+    config = adapter.from_hf(fields, tensors.keys())
     if adapter is MARIAN:
         check_positions(config, tensors, folder)
     if unknown := fields.unknown():
         log.warning("%s: %s: unknown settings, ignored", folder / CONFIG, ", ".join(unknown))
     network = meta_network(config, tensors, folder)
-    weights = to_ours(adapter.table(config), network, renamed(adapter, config, tensors), folder)
+    weights = from_foreign(adapter.table(config), network, canonical_names(adapter, config, tensors), folder)
     tokenizers = read_hf_tokenizer(folder)
     name = next(iter(fields.strings("architectures")), adapter.name)
     return ImportedModel(config, weights, tokenizers, _extra(folder, fields, config, tokenizers), name[:80])
 
 
-def renamed(adapter: Adapter, config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def canonical_names(adapter: Adapter, config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return their tensors under the names of the table, without those that we compute."""
     by_name: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -139,9 +139,9 @@ def _extra(folder: Path, fields: Fields, config: ModelConfig, tokenizers: tuple[
     return extra | read_pooling(folder)
 
 
-def write(loaded: Loaded, folder: Path) -> None:
+def write(loaded: LoadedModel, folder: Path) -> None:
     """Write a folder of theirs, or name what differs from the nearest of their architectures."""
-    config, tensors = loaded.config, tensors_of(loaded.network)
+    config, tensors = loaded.config, named_tensors(loaded.network)
     adapter = _matching_adapter(config)
     settings = adapter.to_hf(config) | {"dtype": str(next(iter(tensors.values())).dtype).removeprefix("torch.")}
     ids = write_hf_tokenizer(loaded, folder)
@@ -152,7 +152,7 @@ def write(loaded: Loaded, folder: Path) -> None:
         names = [str(name) for name in loaded.extra["labels"]]
         settings |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
     disk.write_json(folder / CONFIG, settings | ids)
-    save_weights(folder, to_theirs(adapter.table(config), tensors))
+    save_weights(folder, to_foreign(adapter.table(config), tensors))
 
 
 def _matching_adapter(config: ModelConfig) -> Adapter:
@@ -171,10 +171,10 @@ def differences(adapter: Adapter, config: ModelConfig) -> list[str]:
         | (MARIAN_IGNORED if adapter is MARIAN else set())
         | (set() if "lm" in config.outputs else LM_ONLY)
     )
-    entries = {name: find_entry(name, adapter.table(config)) for name in tensors_of(build(config, "meta"))}
+    entries = {name: find_entry(name, adapter.table(config)) for name in named_tensors(build(config, "meta"))}
     try:
         names = {entry.name for entry in entries.values() if entry is not None}
-        back = adapter.ours(Fields(adapter.to_hf(config), adapter.name), names)
+        back = adapter.from_hf(Fields(adapter.to_hf(config), adapter.name), names)
     except UserError as error:
         return [str(error)]
     lines = [

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from clearhead.checkpoint.card import model_card
-from clearhead.checkpoint.model_folder import save_model, with_weights
+from clearhead.checkpoint.model_folder import build_with_weights, save_model
 from clearhead.config import ModelConfig
 from clearhead.text import Tokenizer
 
@@ -29,7 +29,7 @@ class ImportedModel(NamedTuple):
 
     def save(self, folder: Path, source: str, dtype: torch.dtype | None = None) -> None:
         """Write a model folder."""
-        network = with_weights(self.config, self.weights, source)
+        network = build_with_weights(self.config, self.weights, source)
         card = model_card(
             folder.name, f"{self.kind}, imported from {source}.", (), "# trained elsewhere", (), self.license
         )

@@ -5,13 +5,13 @@ from typing import Any
 
 from clearhead.checkpoint.formats.adapter import Adapter, Renames
 from clearhead.checkpoint.formats.config_fields import Fields
-from clearhead.checkpoint.formats.name_table import Table, under
+from clearhead.checkpoint.formats.name_table import NameTable, with_prefix
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 
-TABLE: Table = {
+TABLE: NameTable = {
     "decoder.embedding.tokens.weight": "model.embed_tokens.weight",
-    **under(
+    **with_prefix(
         "decoder.layers.*",
         "model.layers.*",
         {

@@ -11,7 +11,7 @@ from clearhead.checkpoint.formats.binary_reader import BinaryReader, open_binary
 from clearhead.checkpoint.formats.bpe import sentencepiece_bpe
 from clearhead.checkpoint.formats.imported_model import ImportedModel
 from clearhead.checkpoint.formats.llama import LLAMA_SETTINGS
-from clearhead.checkpoint.formats.name_table import meta_network, to_ours
+from clearhead.checkpoint.formats.name_table import from_foreign, meta_network
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.text import Tokenizer
@@ -27,7 +27,7 @@ def read(path: Path) -> ImportedModel:
         config = _config(reader)
         tensors = _read_tensors(reader, config)
     # The rotary layout is that of llama.cpp.
-    weights = to_ours(gguf.table(config), meta_network(config, tensors, path), tensors, path)
+    weights = from_foreign(gguf.table(config), meta_network(config, tensors, path), tensors, path)
     names = (f"tok{config.vocab_size}.bin", "tokenizer.bin")
     file = next((path.with_name(name) for name in names if path.with_name(name).is_file()), None)
     if file is None:

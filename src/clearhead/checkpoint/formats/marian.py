@@ -9,21 +9,21 @@ from torch import Tensor
 
 from clearhead.checkpoint.formats.adapter import TO_HF_ACTIVATION, Adapter, Renames, read_activation
 from clearhead.checkpoint.formats.config_fields import Fields
-from clearhead.checkpoint.formats.name_table import ROW, Entry, Table, under
+from clearhead.checkpoint.formats.name_table import ROW, Entry, NameTable, with_prefix
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.model.positions import sinusoidal_positions
 
-ATTENTION: Table = {
+ATTENTION: NameTable = {
     "query.*": "q_proj.*",
     "key.*": "k_proj.*",
     "value.*": "v_proj.*",
     "output.*": "out_proj.*",
 }
-TABLE: Table = {
-    **under("*.layers.*.attention", "model.*.layers.*.self_attn", ATTENTION),
+TABLE: NameTable = {
+    **with_prefix("*.layers.*.attention", "model.*.layers.*.self_attn", ATTENTION),
     "*.layers.*.attention_norm.*": "model.*.layers.*.self_attn_layer_norm.*",
-    **under("*.layers.*.cross_attention", "model.*.layers.*.encoder_attn", ATTENTION),
+    **with_prefix("*.layers.*.cross_attention", "model.*.layers.*.encoder_attn", ATTENTION),
     "*.layers.*.cross_norm.*": "model.*.layers.*.encoder_attn_layer_norm.*",
     "*.layers.*.feed_forward.up.*": "model.*.layers.*.fc1.*",
     "*.layers.*.feed_forward.down.*": "model.*.layers.*.fc2.*",
@@ -31,13 +31,13 @@ TABLE: Table = {
     "heads.lm_head.proj.weight": "lm_head.weight",
     "heads.lm_head.proj.bias": Entry("final_logits_bias", ROW),
 }
-SHARED_EMBEDDING: Table = {
+SHARED_EMBEDDING: NameTable = {
     f"{stack}.embedding.tokens.weight": "model.shared.weight" for stack in ("encoder", "decoder")
 }
-SEPARATE_EMBEDDINGS: Table = {"*.embedding.tokens.weight": "model.*.embed_tokens.weight"}
+SEPARATE_EMBEDDINGS: NameTable = {"*.embedding.tokens.weight": "model.*.embed_tokens.weight"}
 
 
-def table(config: ModelConfig) -> Table:
+def table(config: ModelConfig) -> NameTable:
     """Return the table; a shared embedding has its own name."""
     return {**(SHARED_EMBEDDING if config.tie == "all" else SEPARATE_EMBEDDINGS), **TABLE}
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from clearhead.checkpoint.tensors import check_fit, stored_names, tensors_of
+from clearhead.checkpoint.tensors import check_fit, named_tensors, stored_names
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.model import Network, build
@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 SAME = Layout(lambda tensor: tensor, lambda tensor: tensor)
 TRANSPOSED = Layout(lambda tensor: tensor.t(), lambda tensor: tensor.t())  # weights as (in, out); no-op for biases
 ROW = Layout(lambda tensor: tensor.squeeze(0), lambda tensor: tensor[None])  # (1, N)
-Table = dict[str, str | Entry]
+NameTable = dict[str, str | Entry]
 
 
 def interleaved(heads: int) -> Layout:
@@ -55,7 +55,7 @@ def interleaved(heads: int) -> Layout:
     return Layout(from_foreign, to_foreign)
 
 
-def under(ours: str, theirs: str, table: Table, separator: str = ".") -> Table:
+def with_prefix(ours: str, theirs: str, table: NameTable, separator: str = ".") -> NameTable:
     """Prefix every name of a submodule's table."""
     return {
         f"{ours}.{name}": entry._replace(name=f"{theirs}{separator}{entry.name}")
@@ -70,12 +70,14 @@ def meta_network(config: ModelConfig, tensors: Mapping[str, Tensor], where: obje
     return build(config, "meta")
 
 
-def to_ours(table: Table, network: nn.Module, foreign: Mapping[str, Tensor], where: object) -> dict[str, Tensor]:
+def from_foreign(
+    table: NameTable, network: nn.Module, foreign: Mapping[str, Tensor], where: object
+) -> dict[str, Tensor]:
     """Convert foreign tensors to those of `network` (which may be on the meta device); all must match.
 
     Tied tensors may occur several times if they are equal. `foreign` may hold gradients instead of weights.
     """
-    stored, shapes = stored_names(network), {name: tensor.shape for name, tensor in tensors_of(network).items()}
+    stored, shapes = stored_names(network), {name: tensor.shape for name, tensor in named_tensors(network).items()}
     entries = {name: entry for name in stored if (entry := find_entry(name, table)) is not None}
     rows: dict[str, dict[int, int]] = defaultdict(dict)  # rows of each part of a foreign tensor
     for name, entry in entries.items():
@@ -96,11 +98,11 @@ def to_ours(table: Table, network: nn.Module, foreign: Mapping[str, Tensor], whe
         more = f" and {len(unused) - MAX_SHOWN} more" if len(unused) > MAX_SHOWN else ""
         names = ", ".join(unused[:MAX_SHOWN])
         raise UserError(f"{where}: {names}{more}: unexpected tensors; the model is of another architecture")
-    check_fit(tensors_of(network), weights, where)
+    check_fit(named_tensors(network), weights, where)
     return weights
 
 
-def to_theirs(table: Table, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_foreign(table: NameTable, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Convert our tensors to foreign names and layouts, fusing the parts of a fused tensor."""
     parts: dict[str, dict[int, Tensor]] = defaultdict(dict)
     layouts: dict[str, Layout] = {}
@@ -116,7 +118,7 @@ def to_theirs(table: Table, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def find_entry(name: str, table: Table) -> Entry | None:
+def find_entry(name: str, table: NameTable) -> Entry | None:
     """Return the entry of one of our tensors, its wildcards filled in."""
     for pattern, value in table.items():
         if match := re.fullmatch(re.escape(pattern).replace(r"\*", r"([^.]+)"), name):

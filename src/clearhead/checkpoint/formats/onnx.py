@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from clearhead.checkpoint.formats.optional_import import import_optional
-from clearhead.checkpoint.model_folder import Loaded, write_tokenizers
+from clearhead.checkpoint.model_folder import LoadedModel, write_tokenizers
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.model.positions import rope_cos_sin, sinusoidal_positions
@@ -27,7 +27,7 @@ MAX_INLINE_BYTES = 1_500_000_000  # larger weights are stored in a separate file
 MASKED_SCORE = -1e30
 
 
-def write(loaded: Loaded, folder: Path) -> None:
+def write(loaded: LoadedModel, folder: Path) -> None:
     """Write model.onnx, with our tokenizers."""
     config = loaded.config
     if not set(config.attention) <= {"full", "window"}:

@@ -17,7 +17,7 @@ from clearhead.checkpoint.formats.optional_import import import_optional
 from clearhead.checkpoint.model_folder import CONFIG
 from clearhead.data.token_store import cache_folder
 from clearhead.errors import UserError
-from clearhead.files import locked
+from clearhead.files import file_lock
 
 Report = Callable[[str], None]
 
@@ -76,7 +76,7 @@ def pull(name: str, report: Report = lambda line: None) -> Path:
     folder = models_folder() / (name if repository is None else f"hf--{repository[1]}--{repository[2]}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.parent / f".{folder.name}.lock"):
+        with file_lock(folder.parent / f".{folder.name}.lock"):
             if _is_undamaged(folder):
                 return folder
             shutil.rmtree(folder, ignore_errors=True)

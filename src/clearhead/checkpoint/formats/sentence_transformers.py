@@ -7,7 +7,7 @@ from typing import Any
 
 from clearhead.checkpoint import disk
 from clearhead.checkpoint.formats.config_fields import Fields
-from clearhead.checkpoint.model_folder import CONFIG, Loaded
+from clearhead.checkpoint.model_folder import CONFIG, LoadedModel
 from clearhead.errors import UserError
 from clearhead.files import read_text
 
@@ -43,7 +43,7 @@ def read_pooling(folder: Path) -> dict[str, Any]:
     return extra
 
 
-def write_pooling(loaded: Loaded, folder: Path) -> None:
+def write_pooling(loaded: LoadedModel, folder: Path) -> None:
     """Write the pooling settings of an encoder without heads, imported or trained by us."""
     extra, config = loaded.extra, loaded.config
     pooling = extra.get("pooling", (extra.get("data") or {}).get("pooling"))

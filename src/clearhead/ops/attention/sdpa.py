@@ -12,7 +12,7 @@ from torch.nn import functional as F
 # On a CPU matmuls are faster for few queries or short rows, if there are many heads.
 MAX_CPU_QUERIES = 8
 MAX_CPU_TOKENS = 32
-MANY_HEADS = 64  # B · H
+MIN_BATCH_HEADS = 64  # B · H
 LARGE_KEYS = 1 << 18  # values; from here on k no longer fits a core's cache
 MAX_REPEATED_QUERIES = 64  # up to here repeating the mask for a group is cheaper than repeating k and v
 
@@ -58,7 +58,7 @@ def _is_small(q: Tensor, k: Tensor) -> bool:
     if q.device.type != "cpu" or q.dtype != torch.float32 or q.requires_grad:
         return False
     small = q.shape[2] <= MAX_CPU_QUERIES or max(q.shape[2], k.shape[2]) <= MAX_CPU_TOKENS
-    return small and q.shape[0] * q.shape[1] >= MANY_HEADS
+    return small and q.shape[0] * q.shape[1] >= MIN_BATCH_HEADS
 
 
 def small_q_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from clearhead.ops.linear.quantized import QuantizedLinear, pack_int4
 
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]
-GROUP = 32  # weights that share a scale and a minimum
+GROUP_SIZE = 32  # weights that share a scale and a minimum
 BLOCK = 64  # outputs that torch's int4 kernel stores together
 MIN_DEQUANTIZE_ROWS = 64  # from this batch size on, dequantizing the weight to bf16 once is faster
 
@@ -27,7 +27,7 @@ class Int4Linear(nn.Module):
     def __init__(self, linear: nn.Linear):
         super().__init__()
         self.out_features, self.in_features = linear.weight.shape
-        packed, scale_and_mid = pack_int4(QuantizedLinear(linear, bits=4, group=GROUP))
+        packed, scale_and_mid = pack_int4(QuantizedLinear(linear, bits=4, group=GROUP_SIZE))
         self.register_buffer("packed", packed)
         self.register_buffer("scale_and_mid", scale_and_mid)  # (K/group, N, 2) bf16
         self.bias = linear.bias
@@ -37,7 +37,7 @@ class Int4Linear(nn.Module):
         """(…, K) to (…, N)."""
         rows = x.reshape(-1, self.in_features).to(torch.bfloat16)
         if len(rows) < MIN_DEQUANTIZE_ROWS or not self.can_dequantize:
-            out = torch._weight_int4pack_mm_for_cpu(rows, self.packed, GROUP, self.scale_and_mid)
+            out = torch._weight_int4pack_mm_for_cpu(rows, self.packed, GROUP_SIZE, self.scale_and_mid)
         else:
             out = torch.matmul(rows, self.dequantize()).transpose(0, 1)
         out = out.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
@@ -47,7 +47,7 @@ class Int4Linear(nn.Module):
         """Return the weight in bf16 as the kernel's blocks of outputs: (N/64, K, 64)."""
         packed = self.packed.view(-1, self.in_features, BLOCK // 2)
         values = torch.cat([packed & 15, packed >> 4], dim=2).view(torch.int8).sub_(8).to(torch.bfloat16)
-        groups = values.view(len(packed), -1, GROUP, BLOCK)
+        groups = values.view(len(packed), -1, GROUP_SIZE, BLOCK)
         scale, mid = self.scale_and_mid.view(-1, len(packed), BLOCK, 2).permute(3, 1, 0, 2)[:, :, :, None].contiguous()
         return torch.addcmul(mid, groups, scale).view(len(packed), self.in_features, BLOCK)
 
@@ -55,6 +55,8 @@ class Int4Linear(nn.Module):
 @cache
 def _has_blocked_layout() -> bool:
     """Whether the kernel stores blocks of 64 outputs, two per byte, as it does with AVX-512."""
-    values = torch.arange(2 * BLOCK * GROUP, dtype=torch.int32).view(2 * BLOCK, GROUP) * 7 % 16
-    packed = torch._convert_weight_to_int4pack_for_cpu(values, 1).reshape(-1, GROUP, BLOCK // 2)
-    return torch.equal(torch.cat([packed & 15, packed >> 4], dim=2).transpose(1, 2).reshape(2 * BLOCK, GROUP), values)
+    values = torch.arange(2 * BLOCK * GROUP_SIZE, dtype=torch.int32).view(2 * BLOCK, GROUP_SIZE) * 7 % 16
+    packed = torch._convert_weight_to_int4pack_for_cpu(values, 1).reshape(-1, GROUP_SIZE, BLOCK // 2)
+    return torch.equal(
+        torch.cat([packed & 15, packed >> 4], dim=2).transpose(1, 2).reshape(2 * BLOCK, GROUP_SIZE), values
+    )

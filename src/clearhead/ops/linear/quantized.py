@@ -127,13 +127,13 @@ class PackedInt8Weight:
     def __call__(self, rows: Tensor) -> Tensor:
         """Quantize fp32 rows (M, K) and multiply them with the weight: (M, N)."""
         if self.use_native:
-            return native.dequantize(self.raw(native.quantize(native.GemmOutput(rows.contiguous()))))
+            return native.dequantize(self.matmul(native.quantize(native.GemmOutput(rows.contiguous()))))
         quantized, absmax = _quantize_rows_unsigned(rows, self.rounding_offset, self.nonnegative)
         return _scale_and_bias(self._matmul(quantized), absmax, self.bias)
 
-    def raw(self, rows: native.QuantizedRows) -> native.GemmOutput:
+    def matmul(self, rows: native.QuantizedRows) -> native.GemmOutput:
         """Multiply quantized rows (M, K) with the weight; row scales and bias are left to the next native kernel."""
-        return native.GemmOutput(self._matmul(rows.numbers), rows.scales, self.bias)
+        return native.GemmOutput(self._matmul(rows.values), rows.scales, self.bias)
 
     def _matmul(self, quantized: Tensor) -> Tensor:
         """uint8 rows (M, K) with zero point 128 times the weight and its scales: (M, N) in fp32."""

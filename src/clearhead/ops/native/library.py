@@ -29,7 +29,7 @@ MIN_PARALLEL_SIZE = 4096  # elements below which a second thread does not pay
 class GemmOutput(NamedTuple):
     """A GEMM's fp32 output before its row scales and bias are applied."""
 
-    numbers: Tensor  # (M, D)
+    values: Tensor  # (M, D)
     scales: Tensor | None = None  # (M,)
     bias: Tensor | None = None  # (D,)
 
@@ -37,7 +37,7 @@ class GemmOutput(NamedTuple):
 class QuantizedRows(NamedTuple):
     """Rows in symmetric int8, each with its own scale, stored as uint8 with zero point 128."""
 
-    numbers: Tensor  # (M, D) uint8
+    values: Tensor  # (M, D) uint8
     scales: Tensor  # (M,)
 
 
@@ -123,7 +123,7 @@ def attend(
     values are first written to the cache from that slot on. `mask` (B, T, up to S) is True where a query may attend, or
     `lengths` (B,) gives the number of keys, or all are visible. Every query must have at least one visible key.
     """
-    (batch, heads, slots, head_dim), strides, x = k.shape, k.stride(), qkv.numbers
+    (batch, heads, slots, head_dim), strides, x = k.shape, k.stride(), qkv.values
     rows, columns = x.shape
     queries, keys_visible = rows // batch, slots if mask is None else mask.shape[2]
     parts = 1 if write_slot is None else 3
@@ -151,23 +151,23 @@ def residual_norm_quantize(
     relu: bool = False,
     norm: NormParams | None = None,
     *,
-    sum: Tensor | None = None,
-    normed: Tensor | None = None,
-    small: QuantizedRows | None = None,
+    sum_out: Tensor | None = None,
+    normed_out: Tensor | None = None,
+    quantized_out: QuantizedRows | None = None,
 ) -> None:
     """Apply a GEMM's scales and bias, add the residual, apply ReLU, LayerNorm and int8 quantization in one pass.
 
     Writes the requested outputs: `sum`, the value before the norm (may be the GEMM output itself); `normed`, after it;
     and `small`, the last of these in int8.
     """
-    x = raw.numbers
+    x = raw.values
     assert _is_dense(x, torch.float32, x.shape)
     assert residual is None or _is_dense(residual, torch.float32, x.shape)
     rows, dim = x.shape
     weight, bias, eps = norm or (None, None, 0.0)
     args = _ResidualNormArgs(
         *(x.data_ptr(), _pointer(raw.scales), _pointer(raw.bias), _pointer(residual), _pointer(weight), _pointer(bias)),
-        *(_pointer(sum), _pointer(normed), *_pointers(small), rows, dim, relu, eps),
+        *(_pointer(sum_out), _pointer(normed_out), *_pointers(quantized_out), rows, dim, relu, eps),
     )
     _call("clearhead_residual_norm_quantize", args, rows * dim)
 
@@ -179,18 +179,18 @@ def empty_quantized_rows(rows: int, dim: int) -> QuantizedRows:
 
 def quantize(raw: GemmOutput, relu: bool = False, norm: NormParams | None = None) -> QuantizedRows:
     """Return a GEMM's output in int8, optionally after ReLU or a LayerNorm."""
-    quantized = empty_quantized_rows(*raw.numbers.shape)
-    residual_norm_quantize(raw, None, relu, norm, small=quantized)
+    quantized = empty_quantized_rows(*raw.values.shape)
+    residual_norm_quantize(raw, None, relu, norm, quantized_out=quantized)
     return quantized
 
 
 def dequantize(raw: GemmOutput) -> Tensor:
     """Apply a GEMM's scales and bias in place and return its output in fp32."""
-    residual_norm_quantize(raw, sum=raw.numbers)
-    return raw.numbers
+    residual_norm_quantize(raw, sum_out=raw.values)
+    return raw.values
 
 
-def top_continuations(logprobs: Tensor, beam_scores: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def beam_topk(logprobs: Tensor, beam_scores: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the k best of beam_scores (B, beams) + logprobs (B, beams, V), with their beams and tokens: (B, k)."""
     rows, beam_count, vocab_size = logprobs.shape
     assert 0 < k <= beam_count * vocab_size
@@ -207,7 +207,7 @@ def _pointer(x: Tensor | None) -> int | None:
 
 
 def _pointers(rows: QuantizedRows | None) -> tuple[int | None, int | None]:
-    return (None, None) if rows is None else (rows.numbers.data_ptr(), rows.scales.data_ptr())
+    return (None, None) if rows is None else (rows.values.data_ptr(), rows.scales.data_ptr())
 
 
 def _is_dense(x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.ops.cross_entropy import IGNORED, Chunk, torch_smoothing
+from clearhead.ops.cross_entropy import IGNORED, CrossEntropyChunk, torch_label_smoothing
 
 try:
     import triton
@@ -20,22 +20,22 @@ except ImportError:  # no Triton on this platform; `cross_entropy_chunk` does th
 BLOCK, WARPS = 8192, 16  # logits of a row that a program processes at a time, tuned on an H200
 
 
-def kernel_supports(device: torch.device, dtype: torch.dtype) -> bool:
+def triton_cross_entropy_supports(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernel runs here: CUDA with Triton, and not float64."""
     return triton is not None and device.type == "cuda" and dtype != torch.float64
 
 
 def triton_cross_entropy_chunk(
     x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, label_smoothing: float
-) -> Chunk:
+) -> CrossEntropyChunk:
     """Like `cross_entropy_chunk`: loss statistics and gradient for x (N, D), weight (V, D), labels (N,)."""
     logits = F.linear(x, weight, bias)  # (N, V)
     vocab_size, stats = logits.shape[-1], torch.empty(4, len(x), device=x.device)
-    eps = torch_smoothing(label_smoothing, vocab_size)
+    eps = torch_label_smoothing(label_smoothing, vocab_size)
     _cross_entropy[(len(x),)](
         logits, labels, *stats, vocab_size, eps, IGNORED, label_smoothing > 0, BLOCK, num_warps=WARPS
     )
-    return Chunk(stats, logits)
+    return CrossEntropyChunk(stats, logits)
 
 
 if triton is not None:

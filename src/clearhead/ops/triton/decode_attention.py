@@ -45,7 +45,7 @@ def triton_works(device: torch.device) -> bool:
     return True
 
 
-def kernel_supports(heads: Tensor, keys: Tensor) -> bool:
+def triton_decode_attention_supports(heads: Tensor, keys: Tensor) -> bool:
     """Whether the kernel supports heads (B, H + 2G, E) and keys (B, G, C, E); for the device ask `triton_works`."""
     head_dim, group = heads.shape[-1], heads.shape[-2] // keys.shape[1] - 2
     power_of_two = MIN_DOT <= head_dim <= 256 and head_dim & (head_dim - 1) == 0
