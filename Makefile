@@ -5,8 +5,8 @@
 #   make lint           ruff, mypy, import-linter
 #   make format         ruff format and autofixes
 #   make docs           regenerate docs/reference.md from the docstrings
-#   make bench          Clearhead beside its peers, in one run
-#   make torture        kills, interruptions and a busy engine; takes minutes
+#   make bench          attention benchmark; others: python -m bench.NAME
+#   make torture        fault injection in training and a busy engine; takes minutes
 #   make test-gpu       fast paths equal the reference, on a CUDA device
 #
 # On a machine without a GPU, a CPU build of torch saves gigabytes:

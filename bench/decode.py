@@ -3,7 +3,7 @@
     python -m bench.decode                        on a GPU: Llama 3.2 1B shape, bf16, batches of 1 and 32; a few minutes
     python -m bench.decode --rows 1 --no-peer     one batch size, without transformers
     python -m bench.decode --profile              also print the kernels of a step
-    python -m bench.decode --device cpu --small   only the table of step time by context
+    python -m bench.decode --device cpu --context-only   only the table of step time by context
 
 Only decoding is timed: 256 tokens after a prompt of 128, following a warm-up run that compiles. `of limit` is the bytes
 a step must read (weights, keys and values) per second, relative to the bandwidth of a large matrix-vector product here.
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--preset", default="llama3.2-1b")
     parser.add_argument("--rows", default="1,32", help="batch sizes, separated by commas")
-    parser.add_argument("--small", action="store_true", help="only the table of step time by context")
+    parser.add_argument("--context-only", action="store_true", help="only the table of step time by context")
     parser.add_argument("--no-peer", action="store_true", help="without transformers")
     parser.add_argument("--no-int8", action="store_true", help="without int8 weights")
     parser.add_argument("--profile", action="store_true", help="print the kernels of a step")
@@ -53,9 +53,9 @@ def main() -> None:
     device = torch.device(options.device)
     torch.manual_seed(0)
     print(f"{datetime.date.today()}  {machine(device)}\n", flush=True)
-    if not options.small and device.type == "cuda":
+    if not options.context_only and device.type == "cuda":
         DecodeBench(options, device).run()
-    elif not options.small:
+    elif not options.context_only:
         print("no GPU: only the table of step time by context\n")
     with part("step time by context"):
         by_context(device)

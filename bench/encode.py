@@ -34,7 +34,7 @@ from clearhead.checkpoint.model_folder import build_with_weights
 from clearhead.evaluate import spearman
 from clearhead.model.heads import mean_pool
 from clearhead.predict import Model
-from clearhead.predict.encode_batch import Row, read
+from clearhead.predict.encode_batch import Row, encode_packed
 from clearhead.text import Tokenizer, load_folder
 
 DATA = Path(os.environ.get("CLEARHEAD_DATA", "../shared/data"))
@@ -127,7 +127,7 @@ def _ours(network: Any, dtype: torch.dtype, tokenizer: Tokenizer, rows: list[Row
         network = copy.deepcopy(network).to(dtype)  # on a CPU, optimize_for_inference converts it
     model = Model(network, (tokenizer,), dtype=dtype)
     return lambda: np.stack(
-        read(
+        encode_packed(
             model,
             rows,
             lambda hidden, documents, _: list(

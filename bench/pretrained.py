@@ -4,8 +4,9 @@
     python -m bench.pretrained runs/bert-small --device cuda
     python -m bench.pretrained runs/bert-small --pooling cls       CLS instead of mean pooling
 
-All three train on the same random rows of SST-2's training file and scored on its dev file. The BERTs select their
-learning rate and best step on as many other rows; the bag of words has no hyperparameters. `ratio` is to its accuracy.
+All three are trained on the same random rows of SST-2's training file and scored on its dev file. The BERTs select
+their learning rate and best step on as many other rows; the bag of words has no hyperparameters. `ratio` is to its
+accuracy.
 """
 
 import argparse

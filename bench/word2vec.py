@@ -61,7 +61,8 @@ def main() -> None:
     corpus = read_corpus(files, MIN_COUNT)
     peer = f"gensim {gensim.__version__}" if gensim else "gensim is not installed: no peer (pip install gensim)"
     print(
-        f"{datetime.date.today()}  torch {torch.__version__}, {peer}; {corpus.total_words:,} words of {len(files)} novels"
+        f"{datetime.date.today()}  torch {torch.__version__}, {peer}; "
+        f"{corpus.total_words:,} words of {len(files)} novels"
     )
     print(f"{DIM} dimensions, window {WINDOW}, {NEGATIVES} negatives, {EPOCHS} epochs, {WORKERS} threads")
     lrs = [Word2VecSettings(cbow=cbow).lr for cbow in (False, True)]
@@ -144,7 +145,7 @@ def run(work: Work, words: int, tests: Path) -> Result:
     seconds, core_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     wordsim, simlex = (score_pairs(vectors, tests / name).spearman for name in ("wordsim353.tsv", "simlex999.txt"))
     sections = score_analogies(vectors, tests / "questions-words.txt")
-    analogies = sum(section.right for section in sections) / sum(section.asked for section in sections)
+    analogies = sum(section.correct for section in sections) / sum(section.total for section in sections)
     return Result(words / seconds, words / core_seconds, wordsim, simlex, analogies)
 
 

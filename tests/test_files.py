@@ -46,7 +46,7 @@ def test_standard_input_is_read_once_and_stays_open(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "stdin", standard_input(b"one\ntwo\n"))
     assert list(read_lines(STDIN)) == ["one", "two"]
     assert not sys.stdin.buffer.closed
-    with pytest.raises(UserError, match="standard input can be read once"):
+    with pytest.raises(UserError, match="standard input can be read only once"):
         next(read_lines(STDIN))
 
 

@@ -2,13 +2,18 @@
 
 import inspect
 import re
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
 
 TARGET = Path(__file__).parents[1] / "docs" / "reference.md"
 MODULES = (
     "clearhead",
+    "clearhead.predict",
     "clearhead.config",
     "clearhead.model",
     "clearhead.ops.attention",
@@ -19,6 +24,7 @@ MODULES = (
     "clearhead.text",
     "clearhead.evaluate",
 )
+HIDDEN = ("self", "cls", "others")  # `others` is read through the property `candidates`
 HEADER = """# API reference
 
 Generated from the docstrings by `make docs`; do not edit by hand.
@@ -39,14 +45,24 @@ def _module(name: str) -> str:
 
 
 def _entry(name: str, value: Any) -> str:
+    if isinstance(value, ModuleType):  # clearhead.train and clearhead.evaluate are callable
+        value = getattr(import_module(f"{value.__name__}.api"), name)
+    if get_origin(value) is Literal:
+        return f"### `{name}`\n\nOne of {', '.join(f'`{each}`' for each in get_args(value))}.\n"
     if not inspect.isclass(value):
-        return f"### `{name}{_signature(value)}`\n\n{_doc(value)}\n"
-    lines = [f"### class `{name}{_signature(value)}`\n\n{_doc(value)}\n"]
-    for method, function in vars(value).items():
-        if method.startswith("_"):
-            continue
-        if isinstance(function, property) and function.fget is not None:
-            lines.append(f"- `{method}`: {_first_paragraph(function.fget)}")
+        return f"### `{name}`\n\n```\n{name}{_signature(value)}\n```\n\n{_doc(value)}\n"
+    lines = [f"### class `{name}`\n"]
+    if issubclass(value, BaseModel):
+        lines += [
+            _doc(value) + "\n",
+            *(f"- `{key}` = `{_default(field)}`" for key, field in value.model_fields.items()),
+        ]
+    else:
+        lines += [f"```\n{name}{_signature(value)}\n```\n\n{_doc(value)}\n"]
+    for method, function in _members(value).items():
+        if isinstance(function, property | cached_property):
+            getter = function.fget if isinstance(function, property) else function.func
+            lines.append(f"- `{method}`: {_first_paragraph(getter)}")
         elif inspect.isfunction(function) or isinstance(function, classmethod | staticmethod):
             plain = getattr(function, "__func__", function)
             if plain.__doc__:
@@ -54,17 +70,48 @@ def _entry(name: str, value: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _members(value: type) -> dict[str, Any]:
+    """Return the public attributes of a class, and the properties that it inherits from a class of this package."""
+    bases = (each for each in value.__mro__[1:] if each.__module__.startswith("clearhead."))
+    inherited = {
+        name: member
+        for base in bases
+        for name, member in vars(base).items()
+        if isinstance(member, property | cached_property) and name not in vars(value)
+    }
+    return {
+        name: member for name, member in {**vars(value), **inherited}.items() if not name.startswith(("_", "model_"))
+    }
+
+
+def _default(field: Any) -> str:
+    if field.is_required():
+        return "required"
+    return "derived" if field.default_factory is not None else repr(field.default)
+
+
 def _signature(value: Any) -> str:
     try:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
         return ""
-    parameters = [each for name, each in signature.parameters.items() if name != "self"]
+    hints = _type_hints(value)
+    parameters = [
+        each.replace(annotation=hints.get(name, each.annotation))
+        for name, each in signature.parameters.items()
+        if name not in HIDDEN
+    ]
     text = str(signature.replace(parameters=parameters))
-    text = re.sub(r"<factory>|<function .*?>|<object object at .*?>", "…", text)
-    return re.sub(r"\b(?:clearhead|torch|typing|pathlib|collections\.abc|numpy)(?:\.\w+)*\.(\w+)", r"\1", text).replace(
-        "'", ""
-    )
+    text = re.sub(r"<factory>|<function (?:<lambda>|[^>])*>|<object object at [^>]*>", "…", text)
+    text = re.sub(
+        r"(?<=: )'([^']*)'|(?<=-> )'([^']*)'", lambda match: match[1] or match[2], text
+    )  # annotations as written
+    return re.sub(r"\b(?:clearhead|torch|typing|pathlib|collections\.abc|numpy)(?:\.\w+)*\.(\w+)", r"\1", text)
+
+
+def _type_hints(value: Any) -> dict[str, Any]:
+    """Return the annotations of a named tuple without ForwardRef; others are shown as written."""
+    return get_type_hints(value) if inspect.isclass(value) and hasattr(value, "_fields") else {}
 
 
 def _doc(value: Any) -> str:

@@ -137,7 +137,7 @@ def _standard_input() -> IO[bytes]:
         raise UserError("standard input is closed; send the text through a pipe, or name a file")
     stream = sys.stdin.buffer
     if stream in _used_stdin:
-        raise UserError("standard input can be read once; name - once, or a file")
+        raise UserError("standard input can be read only once; pass - once, or give a file")
     _used_stdin.add(stream)
     return stream
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from clearhead.checkpoint import gather_state, load_state, newest_checkpoint, write_checkpoint
 from clearhead.model import Network
-from tests.checkpoint.small import CONFIG, adam, network
+from tests.checkpoint.small_models import CONFIG, adam, network
 from tests.strategies import tokens
 
 KINDS = ("ddp", "fsdp")

@@ -19,7 +19,7 @@ import torch
 from clearhead.checkpoint import load_model, newest_checkpoint, read_checkpoint, run_lock, save_model, write_checkpoint
 from clearhead.errors import UserError
 from clearhead.text import Tokenizer
-from tests.checkpoint.small import contents, equal, network, tokenizer
+from tests.checkpoint.small_models import contents, equal, network, tokenizer
 
 KILLS = int(os.environ.get("CLEARHEAD_KILLS", "10"))
 OPERATIONS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod", "os.truncate"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clearhead.checkpoint import gather_state, load_model, model_folder, newest_checkpoint, save_model, write_checkpoint
 from clearhead.errors import UserError
-from tests.checkpoint.small import network, tokenizer, trained
+from tests.checkpoint.small_models import network, tokenizer, trained
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import torch
 
 from clearhead.checkpoint import disk, load_model, newest_checkpoint, run_lock, save_model, write_checkpoint
 from clearhead.errors import UserError
-from tests.checkpoint.small import contents, network, tokenizer
+from tests.checkpoint.small_models import contents, network, tokenizer
 from tests.checkpoint.test_crash import in_child
 
 PAGE = 4096

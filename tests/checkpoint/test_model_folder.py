@@ -18,7 +18,7 @@ from clearhead.config import ModelConfig, preset, preset_names
 from clearhead.errors import UserError
 from clearhead.model import build
 from clearhead.text import Tokenizer
-from tests.checkpoint.small import TEXTS, contents, equal, network, tokenizer
+from tests.checkpoint.small_models import TEXTS, contents, equal, network, tokenizer
 from tests.quantization import quantize_module
 from tests.strategies import configs, logits, network_of, tokens
 

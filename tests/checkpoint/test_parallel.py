@@ -9,7 +9,7 @@ import torch
 
 from clearhead.checkpoint import TrainingCheckpoint, gather_state, load_state, newest_checkpoint, write_checkpoint
 from clearhead.checkpoint.tensors import named_tensors
-from tests.checkpoint.small import CONFIG, adam, contents, equal, network, step
+from tests.checkpoint.small_models import CONFIG, adam, contents, equal, network, step
 
 UNEVEN = CONFIG.model_copy(update={"dim": 10, "head_dim": 6, "ff_dim": 13})  # as in parallel_worker.py
 

@@ -23,7 +23,7 @@ from clearhead.config import ModelConfig
 from clearhead.config.data import DataConfig
 from clearhead.errors import UserError
 from clearhead.model import build
-from tests.checkpoint.small import contents, equal, tokenizer
+from tests.checkpoint.small_models import contents, equal, tokenizer
 from tests.strategies import logits, tokens
 from tools.migrate_model import migrate
 

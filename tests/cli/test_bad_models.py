@@ -44,14 +44,14 @@ CASES: list[tuple[str, bytes, str]] = [
     (f"{GENERATE} x --temperature nan", b"", "--temperature"),
     (f"{GENERATE} x --top-p 0", b"", "--top-p.*0"),
     (f"{GENERATE} x --samples 2 --temperature 0", b"", "--samples: 2 identical greedy samples; set a --temperature"),
-    (f"{GENERATE} x --max-new-tokens 127", b"", "prompt: 2 tokens and 127 more are asked for.*at most 126"),
+    (f"{GENERATE} x --max-new-tokens 127", b"", "prompt: 2 tokens and 127 more are requested.*at most 126"),
     (f"{GENERATE} {'x' * 300}", b"", "prompt: 301 tokens.*128 positions; shorten the prompt$"),
     (f"{GENERATE} --max-new-tokens 9", b"fine\n" + b"x" * 130 + b"\n", "standard input, line 2: prompt: 131 tokens"),
     (f"{GENERATE} --max-new-tokens 9", b"fine\n\xff\n", "standard input, line 2: not valid UTF-8"),
     (f"{GENERATE} --stream", b"fine\n", "--stream: needs a PROMPT"),
     (f"{GENERATE} x --max-new-tokens 5 --seed 9223372036854775808", b"", "a seed is a whole number of 64 bits"),
     (f"{GENERATE} x --device cuda:99", b"", "device: cuda"),
-    (f"{GENERATE} x --device gpu", b"", "'gpu' is no device"),
+    (f"{GENERATE} x --device gpu", b"", "'gpu' is not a device"),
     (f"{GENERATE} x --dtype float3", b"", "dtype: 'float3' is not allowed"),
     (f"{TRANSLATE} x --bem 3", b"", "No such option: --bem.*See clearhead translate --help$"),
     ("tokenizer train --kid x", b"", "No such option: --kid.*See clearhead tokenizer train --help$"),
@@ -90,4 +90,4 @@ def test_an_error_is_one_line_after_the_results_of_the_lines_before_it(
 def test_an_error_in_a_subprocess(folder: Path) -> None:
     code, output, errors = clearhead("generate", "nowhere", "x", "--device", "tpu", cwd=folder)
     assert (code, output) == (2, "")
-    assert errors == "clearhead: device: 'tpu' is no device; use auto, cpu, cuda or cuda:0\n"
+    assert errors == "clearhead: device: 'tpu' is not a device; use auto, cpu, cuda or cuda:0\n"

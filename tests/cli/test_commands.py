@@ -64,6 +64,23 @@ def test_models_lists_runs_with_descriptions_and_problems(folder: Path) -> None:
     assert len(text.splitlines()) == 1 + len(json.loads(data))
 
 
+def test_generate_with_a_draft_prints_the_same_text(folder: Path) -> None:
+    arguments = ["generate", "gpt", "a man", "--max-new-tokens", "8", "--temperature", "0"]
+    plain, lookup, model, refused = calls(
+        [
+            (arguments, b""),
+            ([*arguments, "--draft", "prompt-lookup"], b""),
+            ([*arguments, "--draft", "gpt"], b""),
+            (["generate", "gpt", "--draft", "gpt"], b"a man\n"),
+        ],
+        folder,
+    )
+    assert plain[0] == 0
+    assert plain[1] == lookup[1] == model[1]
+    assert refused[0] == 2
+    assert "--draft: needs a PROMPT" in refused[2]
+
+
 def test_chat_through_a_pipe_answers_line_by_line(folder: Path) -> None:
     turns = b"hello there\n/system a man\n\nthe dog\n/reset\nthe dog\n/what\n/help\n/quit\nnever\n"
     arguments = ["chat", "gpt", "--max-new-tokens", "5", "--seed", "4", "--temperature", "0"]

@@ -16,7 +16,7 @@ from clearhead.checkpoint import save_model
 from clearhead.predict import Model, load
 from clearhead.predict.results import Span, Tagging
 from tests.cli.models import make
-from tests.predict.readers import LABELS, reader
+from tests.predict.task_models import LABELS, task_model
 
 TEXTS = ["The cat sat.", "猫坐在 the mat", "Zoë's dog 🐈"]
 
@@ -25,11 +25,16 @@ TEXTS = ["The cat sat.", "猫坐在 the mat", "Zoë's dog 🐈"]
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Model folders for each command, and of a decoder."""
     folder = tmp_path_factory.mktemp("models")
-    tasks = {"fill": reader("lm"), "classify": reader("classes"), "tag": reader("tags"), "answer": reader("span")}
+    tasks = {
+        "fill": task_model("lm"),
+        "classify": task_model("classes"),
+        "tag": task_model("tags"),
+        "answer": task_model("span"),
+    }
     tasks |= {
-        "pairs": reader("classes", text_pairs=True),
-        "embed": reader(""),
-        "decoder": reader("lm", family="tiny-gpt"),
+        "pairs": task_model("classes", text_pairs=True),
+        "embed": task_model(""),
+        "decoder": task_model("lm", family="tiny-gpt"),
     }
     for name, model in tasks.items():
         save_model(folder / name, model.network, model.tokenizers, model.extra)
@@ -125,7 +130,7 @@ def test_answer(models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFi
     context = " ".join(TEXTS) * 20
     (tmp_path / "context.txt").write_text(context, encoding="utf-8")
     rows = same_by_text_file_and_pipe(
-        capsys, tmp_path, "answer", models["answer"], "--context-file", str(tmp_path / "context.txt"), "--top-k", "2"
+        capsys, tmp_path, "answer", models["answer"], "--context-file", str(tmp_path / "context.txt"), "--top", "2"
     )
     expected = load(models["answer"], "cpu").answer(TEXTS, context, top=2)
     for row, best in zip(rows, expected, strict=True):
@@ -165,12 +170,12 @@ def test_a_context_file_or_pipe_is_read_verbatim(
 
 def test_fill(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     text = "Zoë <mask> the [MASK]."
-    row = json.loads(output_of(capsys, "fill", models["fill"], text, "--json", "--top-k", "3"))
+    row = json.loads(output_of(capsys, "fill", models["fill"], text, "--json", "--top", "3"))
     assert [text[mask["start"] : mask["end"]] for mask in row["masks"]] == ["<mask>", "[MASK]"]
-    plain = output_of(capsys, "fill", models["fill"], "--top-k", "3", stdin=text + "\n").splitlines()
+    plain = output_of(capsys, "fill", models["fill"], "--top", "3", stdin=text + "\n").splitlines()
     assert [len(line.split("\t")) for line in plain] == [3, 3]
     assert plain[0].startswith(row["masks"][0]["tokens"][0]["text"])
-    tokens = output_of(capsys, "fill", models["fill"], "--top-k", "1000", "<mask>").rstrip("\n").split("\t")
+    tokens = output_of(capsys, "fill", models["fill"], "--top", "1000", "<mask>").rstrip("\n").split("\t")
     assert all(token.isprintable() for token in tokens), "bytes and control characters are replaced"
 
 
@@ -181,11 +186,11 @@ def test_embed_and_similar(models: dict[str, str], tmp_path: Path, capsys: pytes
     output_of(capsys, "embed", models["embed"], *TEXTS, "--out", str(tmp_path / "v.npy"))
     assert np.array_equal(np.load(tmp_path / "v.npy"), vectors)
     corpus = str(tmp_path / "texts.txt")
-    rows = json.loads(output_of(capsys, "similar", models["embed"], corpus, TEXTS[1], "--top-k", "2", "--json"))[
+    rows = json.loads(output_of(capsys, "similar", models["embed"], corpus, TEXTS[1], "--top", "2", "--json"))[
         "matches"
     ]
     assert rows[0] == {"line": 2, "text": TEXTS[1], "score": pytest.approx(1.0, abs=1e-5)}
-    plain = output_of(capsys, "similar", models["embed"], corpus, "--top-k", "2", stdin=TEXTS[1] + "\n").splitlines()
+    plain = output_of(capsys, "similar", models["embed"], corpus, "--top", "2", stdin=TEXTS[1] + "\n").splitlines()
     assert [line.split("\t")[2] for line in plain] == [row["text"] for row in rows]
 
 
@@ -213,7 +218,7 @@ LONG = " ".join(["cat"] * 25_000)  # 100,000 characters
         (["answer", "answer", "a", "--context-file", "nowhere.txt"], "", "nowhere.txt does not exist"),
         (["answer", "answer", "a", "--context-file", "wide.txt"], "", "wide.txt: contains a zero byte; if the file"),
         (["answer", "answer", "a", "--context-file", "latin.txt"], "", "latin.txt, line 2: not valid UTF-8; save"),
-        (["answer", "answer", "--context-file", "-"], "cat", "standard input can be read once; name - once"),
+        (["answer", "answer", "--context-file", "-"], "cat", "standard input can be read only once; pass - once"),
         (["embed", "embed", LONG], "", "text 1: 25,000 tokens, but the model reads 46"),
         (["embed", "embed", "a", "--out", "nowhere/x.npy"], "", "--out: cannot write nowhere/x.npy"),
         (["embed", "embed", "a", "--pooling", "max"], "", "pooling: 'max' is not allowed; use mean or cls"),
@@ -223,7 +228,7 @@ LONG = " ".join(["cat"] * 25_000)  # 100,000 characters
         (["evaluate", "classify", "--data", "stranger.tsv", "--format", "tsv"], "", "line 1: label 'X' is not in the"),
         (["evaluate", "classify", "--data", "none.tsv", "--format", "tsv"], "", "line 2: the label is missing"),
         (["evaluate", "classify", "--data", "empty.tsv", "--format", "tsv"], "", "line 2: empty; give some text"),
-        (["evaluate", "tag", "--data", "bare.txt", "--format", "conll"], "", "line 2: 'dog' has no tag beside"),
+        (["evaluate", "tag", "--data", "bare.txt", "--format", "conll"], "", "line 2: 'dog' has no tag after"),
         (["evaluate", "tag", "--data", "odd.txt", "--format", "conll"], "", "line 2: label 'B-DOG' is not in the"),
         (["evaluate", "classify", "--data", "none.tsv", "--columns", "text"], "", "--columns: 'text' is not"),
         (["evaluate", "classify", "--data", "none.tsv", "--labels", "1=,2"], "", "--labels: '1=' is not name=value"),
@@ -267,7 +272,9 @@ def test_errors_are_one_line_and_exit_code_2(
 def test_evaluate_reads_files_in_the_format_of_the_recipe(
     models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made: Model = reader("classes", train={"format": "csv", "files": ["gone.csv"], "columns": {"text": 2, "label": 1}})
+    made: Model = task_model(
+        "classes", train={"format": "csv", "files": ["gone.csv"], "columns": {"text": 2, "label": 1}}
+    )
     save_model(tmp_path / "model", made.network, made.tokenizers, made.extra)
     (tmp_path / "test.csv").write_text("".join(f"{LABELS[n % 5]},cat {n}\n" for n in range(20)))
     metrics = json.loads(
@@ -289,7 +296,7 @@ def test_a_missing_test_file_is_not_reported_with_the_source_url(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train = {"format": "csv", "files": ["gone.csv"]}
-    made: Model = reader("classes", train=train, source_url="https://example.org/corpus")
+    made: Model = task_model("classes", train=train, source_url="https://example.org/corpus")
     save_model(tmp_path / "model", made.network, made.tokenizers, made.extra)
     assert main("evaluate", str(tmp_path / "model"), "--data", "nowhere.csv") == 2
     errors = capsys.readouterr().err

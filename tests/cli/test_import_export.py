@@ -14,7 +14,7 @@ from clearhead.config import ModelConfig
 from clearhead.config.load import preset
 from clearhead.errors import UserError
 from clearhead.model import build
-from tests.checkpoint.small import tokenizer
+from tests.checkpoint.small_models import tokenizer
 
 GUIDE = Path(__file__).parents[2] / "docs" / "formats.md"
 pytest.importorskip("gguf", reason="gguf is not installed")
@@ -64,9 +64,9 @@ def test_errors_name_the_argument(folder: Path, capsys: pytest.CaptureFixture[st
         ("import first models/mine", "first is a Clearhead model folder already"),
         ("import downloads/tiny-llama models/mine --dtype int8", "--dtype: 'int8' is not allowed"),
         ("export first exported --to pickle", "--to: 'pickle' is not allowed; use hf, gguf"),
-        ("export first downloads --to hf", "downloads is there already"),
+        ("export first downloads --to hf", "downloads already exists"),
         ("export nothing exported --to hf", "no model 'nothing'"),
-        ("pull nothing", "no model 'nothing'; there are minilm, smollm2"),
+        ("pull nothing", "no model 'nothing'; use minilm, smollm2"),
         ("generate smollm2 hello", "fetch it with: clearhead pull smollm2"),
     ):
         with pytest.raises(UserError, match=re.escape(message)):

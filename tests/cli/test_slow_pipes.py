@@ -19,7 +19,7 @@ from clearhead.errors import UserError
 from clearhead.predict.encode_batch import InvalidText
 from tests.cli.forked import calls
 from tests.cli.models import make, start
-from tests.predict.readers import reader
+from tests.predict.task_models import task_model
 
 A = TypeVar("A")
 BAD = b"\xff\xfe\n"
@@ -31,7 +31,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make(folder / "tr", "tiny-translator")
     make(folder / "gpt", "tiny-gpt")
     for name, head in {"fill": "lm", "classify": "classes"}.items():
-        made = reader(head)
+        made = task_model(head)
         save_model(folder / name, made.network, made.tokenizers, made.extra)
     return folder
 

@@ -57,11 +57,11 @@ def test_a_run_prints_plain_lines(folder: Path) -> None:
 
     code, _, errors = clearhead(folder, "train", "mine.yaml", "train.seed=3", "--out", "first")
     assert code == 2
-    assert errors == "clearhead: first exists already; go on with --resume, or choose another --out\n"
+    assert errors == "clearhead: first exists already; continue with --resume, or choose another --out\n"
 
     code, _, errors = clearhead(folder, "train", "mine.yaml", "--seed=3", "train.steps=8", "--out", "first", "--resume")
     assert code == 0, errors
-    assert errors.splitlines()[0] == "going on from step 6 of 8"
+    assert errors.splitlines()[0] == "resuming from step 6 of 8"
     assert [line["step"] for line in read_log(folder / "first" / "log.jsonl") if line["kind"] == "step"] == [2, 4, 6, 8]
 
 

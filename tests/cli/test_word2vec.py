@@ -52,14 +52,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_neighbors_and_analogies(trained: Path) -> None:
     vectors = str(trained / "vectors")
-    code, out, _ = run("neighbours", vectors, "king", "dog", "--top-k", "3")
+    code, out, _ = run("neighbors", vectors, "king", "dog", "--top-k", "3")
     assert code == 0
     assert [line for line in out.splitlines() if line.endswith(":")] == ["king:", "dog:"]
     assert out.count("\n") == 8
-    rows = json.loads(run("neighbours", vectors, "king", "--json")[1])["king"]
+    rows = json.loads(run("neighbors", vectors, "king", "--json")[1])["king"]
     assert len(rows) == 10
     assert [row["cosine"] for row in rows] == sorted((row["cosine"] for row in rows), reverse=True)
-    assert run("neighbors", vectors, "king") == run("neighbours", vectors, "king")
+    assert run("neighbours", vectors, "king") == run("neighbors", vectors, "king")  # American alias
     answers = json.loads(run("analogy", vectors, "dog", "meat", "cat", "--json")[1])
     assert len(answers) == 5
     assert not {"dog", "meat", "cat"} & {row["word"] for row in answers}
@@ -81,7 +81,7 @@ def test_the_exported_text_file_equals_the_folder(trained: Path) -> None:
     text = str(trained / "vectors.txt")
     assert run("export", str(trained / "vectors"), text)[0] == 0
     assert (trained / "vectors.txt").read_text(encoding="utf-8").startswith("11 8\nthe ")
-    assert run("neighbours", text, "king") == run("neighbours", str(trained / "vectors"), "king")
+    assert run("neighbors", text, "king") == run("neighbors", str(trained / "vectors"), "king")
 
 
 def test_one_worker_is_reproducible_and_cbow_differs(trained: Path) -> None:
@@ -103,10 +103,10 @@ def test_one_worker_is_reproducible_and_cbow_differs(trained: Path) -> None:
         (["train", "HERE/text.txt.gz", "--out", "HERE/new", "--min-count", "9999"], "no word occurs 9999 times"),
         (["train", "HERE/text.txt.gz", "--out", "HERE/new", "--dim", "0"], "dim: 0 is too small"),
         (["train", "HERE/text.txt.gz", "--out", "HERE/new", "--device", "gpu"], "--device: 'gpu' is not available"),
-        (["train", "-", "-", "--out", "HERE/new/deep"], "standard input can be read once"),
-        (["neighbours", "HERE/nowhere", "king"], "nowhere does not exist"),
-        (["neighbours", "HERE/vectors", "quene"], "'quene' is not in the vocabulary of 11 words; did you mean queen?"),
-        (["neighbours", "HERE/pairs.tsv", "king"], "line 1: expected the number of words"),
+        (["train", "-", "-", "--out", "HERE/new/deep"], "standard input can be read only once"),
+        (["neighbors", "HERE/nowhere", "king"], "nowhere does not exist"),
+        (["neighbors", "HERE/vectors", "quene"], "'quene' is not in the vocabulary of 11 words; did you mean queen?"),
+        (["neighbors", "HERE/pairs.tsv", "king"], "line 1: expected the number of words"),
         (["analogy", "HERE/vectors", "king", "queen", "zebra"], "'zebra' is not in the vocabulary"),
         (["analogy", "HERE/vectors", "king", "queen"], "Missing argument"),
         (["evaluate", "HERE/vectors"], "--pairs, --analogies: missing"),
@@ -147,7 +147,7 @@ def test_help_has_an_example() -> None:
 
 
 def test_the_installed_command_exits_with_2(trained: Path) -> None:
-    command = [sys.executable, "-m", "clearhead", "word2vec", "neighbours", str(trained / "vectors"), "quene"]
+    command = [sys.executable, "-m", "clearhead", "word2vec", "neighbors", str(trained / "vectors"), "quene"]
     done = subprocess.run(command, capture_output=True)
     assert done.returncode == 2
     assert done.stderr.decode() == "clearhead: 'quene' is not in the vocabulary of 11 words; did you mean queen?\n"

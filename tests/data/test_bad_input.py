@@ -64,7 +64,7 @@ FILES: list[tuple[str, str, dict[str, Any], str | bytes, str]] = [
     ("regression", "tsv", {}, "a\t1e39\n", "file, line 1: '1e39' is not a number"),
     ("regression", "jsonl", {}, '{"text": "a", "label": true}\n', "file, line 1: True is not a number"),
     ("similarity", "csv", {}, "a,b,high\n", "file, line 1: 'high' is not a number"),
-    ("tagging", "conll", {}, "EU B-ORG\nalone\n", "file, line 2: 'alone' has no tag beside its token; write `token tag`"),
+    ("tagging", "conll", {}, "EU B-ORG\nalone\n", "file, line 2: 'alone' has no tag after its token; write `token tag`"),
     ("tagging", "conll", {}, "EU B-ORG\n\nx B-OGR\n", "file, line 3: label 'B-OGR' is not in the label set; did you mean B-ORG"),
     ("tagging", "conll", {"columns": {"tags": 4}}, "EU B-ORG\n", "file, line 1: only 2 columns, but columns names 1 and 4"),
     ("tagging", "conll", {"columns": {"tags": -3}}, "EU B-ORG\n", "file, line 1: only 2 columns, but columns names 1 and -3"),
@@ -125,7 +125,7 @@ def test_a_vocabulary_larger_than_the_text_supports_is_an_error(tmp_path: Path) 
     files = write(tmp_path / "text", ["ab ab ab"])
     chosen = config(tmp_path, "language-model", train={"files": files})
     with pytest.raises(
-        UserError, match=r"size: 5,000 tokens were asked for, but the text supports only \d+; ask for at"
+        UserError, match=r"size: 5,000 tokens were requested, but the text supports only \d+; ask for at"
     ):
         prepare(chosen, TokenizerConfig(vocab_size=5000))
     with pytest.raises(UserError, match="size: 20 is too small for byte-bpe; it needs"):

@@ -107,8 +107,8 @@ def test_without_shuffling_there_is_one_epoch_sorted_by_length(translation: Data
 def test_a_batch_never_exceeds_batch_tokens(data: Dataset, batch_tokens: int) -> None:
     for step in first_batches(data, 60, **SETTINGS | {"batch_tokens": batch_tokens, "workers": 0}):
         (batch,) = step.batches
-        assert batch.size <= batch_tokens or len(step.plan.samples) == 1
-        assert 0 < batch.tokens <= batch.size
+        assert batch.padded_tokens <= batch_tokens or len(step.plan.samples) == 1
+        assert 0 < batch.num_tokens <= batch.padded_tokens
 
 
 def test_batches_are_as_full_as_possible(translation: Dataset) -> None:
@@ -152,27 +152,27 @@ def test_world_size_and_workers_change_neither_order_nor_content(data: Dataset) 
         for row in zip(reference, *all_ranks(data, 60, world_size, workers, grad_accum), strict=True):
             expected, ranks = row[0], row[1:]
             assert all(rank.plan.samples.tolist() == expected.plan.samples.tolist() for rank in ranks)
-            assert all(rank.after == expected.after for rank in ranks)
+            assert all(rank.next_position == expected.next_position for rank in ranks)
             parts = [batch for rank in ranks for batch in rank.batches]
             assert len(parts) == world_size * grad_accum
-            labeled = [batch for batch in parts if batch.tokens]
+            labeled = [batch for batch in parts if batch.num_tokens]
             assert sorted(row for batch in labeled for row in rows_of(batch)) == sorted(rows_of(expected.batches[0]))
-            assert sum(batch.tokens for batch in parts) == expected.batches[0].tokens
+            assert sum(batch.num_tokens for batch in parts) == expected.batches[0].num_tokens
 
 
 def test_resuming_anywhere_equals_an_uninterrupted_run(data: Dataset) -> None:
     options = SETTINGS | {"workers": 0, "batch_tokens": 100}
     reference = first_batches(data, 150, **options)
-    ends = [n for n, step in enumerate(reference[:-4]) if step.after[1:] == (0, 0)]
+    ends = [n for n, step in enumerate(reference[:-4]) if step.next_position[1:] == (0, 0)]
     assert ends, "an epoch ends within these batches"
     rng = random.Random(1)
     for number in [*ends, *(rng.randrange(146) for _ in range(50 - len(ends)))]:
-        position = Position(*reference[number].after)
+        position = Position(*reference[number].next_position)
         resumed = first_batches(data, 3, **options | {"position": position, "workers": rng.choice([0, 1])})
         for expected, actual in zip(reference[number + 1 :], resumed, strict=False):
             assert actual.plan.samples.tolist() == expected.plan.samples.tolist()
             assert actual.plan.epoch == expected.plan.epoch
-            assert actual.after == expected.after
+            assert actual.next_position == expected.next_position
             assert equal(actual.batches[0], expected.batches[0])
 
 

@@ -87,7 +87,7 @@ def test_processes_without_samples_get_a_batch_without_labels(
     ranks = [first_batches(data, 1, rank=rank, world_size=3, **options)[0].batches[0] for rank in range(3)]
     assert equal(ranks[0], expected.batches[0])
     for idle in ranks[1:]:
-        assert idle.tokens == 0
+        assert idle.num_tokens == 0
         assert idle.tensors.keys() == ranks[0].tensors.keys()
         for name in ("labels", "next_sentence", "first_token", "last_token"):
             if name in idle.tensors:

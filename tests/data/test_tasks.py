@@ -69,7 +69,7 @@ def test_windows_cover_the_stream_and_labels_are_the_next_tokens(lines: list[str
     for batch in windows(data):
         assert batch["ids"].shape[1] == max_length
         labeled = batch["labels"] != IGNORED
-        assert batch.tokens == int(labeled.sum())
+        assert batch.num_tokens == int(labeled.sum())
         inputs += batch["ids"][labeled].tolist()
         labels += batch["labels"][labeled].tolist()
     assert inputs == stream[:-1]

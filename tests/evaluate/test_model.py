@@ -14,7 +14,7 @@ from clearhead.evaluate.model import evaluate
 from clearhead.model import build
 from clearhead.predict import Model, Translation
 from clearhead.text import ROLES, train
-from tests.predict.readers import LABELS, reader
+from tests.predict.task_models import LABELS, task_model
 
 SMALL = ("dim=16", "heads=2", "ff_dim=32", "max_positions=256")
 
@@ -43,7 +43,7 @@ def test_a_translator_is_evaluated_on_held_out_data(tmp_path: Path, monkeypatch:
     assert result["texts"] == len(translated) == data.valid.num_samples(0)
     assert 5 < result["texts"] < 50
     assert translated[0].startswith("A "), "sources and references are not normalized or lowercased"
-    assert "20.000% of the training data" in log[0]
+    assert "the held-out 20.0% of the training data" in log[0]
 
 
 def test_a_language_model_is_evaluated_on_held_out_data(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_held_out_texts_are_unseen_unless_they_come_from_another_file(tmp_path: 
     file = tmp_path / "texts.tsv"
     file.write_text("".join(f"cat {n:02}\t{LABELS[n % 5]}\n" for n in range(60)))
     corpus = {"format": "tsv", "files": [str(file)]}
-    model = reader("classes", train=corpus, held_out=0.3)
+    model = task_model("classes", train=corpus, held_out=0.3)
     result = evaluate(model, unseen=True)
     assert result["unseen_texts"] == result["texts"]
     assert 5 < result["texts"] < 40
@@ -87,5 +87,5 @@ def test_an_imported_model_is_evaluated_on_the_task_of_its_head(tmp_path: Path) 
     vectors = [model.embed([row[side] for row in texts]) for side in (0, 1)]
     result = evaluate(Model(model.network, model.tokenizers, {"pooling": "mean"}), [corpus])
     assert result["spearman"] == spearman((vectors[0] * vectors[1]).sum(1).tolist(), [float(row[2]) for row in texts])
-    with pytest.raises(UserError, match="vectors does not say what it was trained for; fine-tune it with a recipe"):
+    with pytest.raises(UserError, match=r"vectors: no task in config\.json; fine-tune it with a recipe"):
         evaluate(Model(model.network, model.tokenizers, {}, "vectors"), [corpus])

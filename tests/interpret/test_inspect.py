@@ -9,7 +9,7 @@ import clearhead
 from clearhead.interpret import Inspection
 from clearhead.model import EncoderDecoder
 from clearhead.predict import Model
-from tests.predict.readers import reader
+from tests.predict.task_models import task_model
 
 TEXTS = {
     "en-de": "Two dogs are playing in the snow.",
@@ -95,7 +95,7 @@ def test_the_reference_network_is_inspected_whatever_the_inference_copy_is() -> 
 
 
 def test_pairs_have_segments_and_a_model_without_lm_head_has_no_lens() -> None:
-    model = reader("classes", text_pairs=True)
+    model = task_model("classes", text_pairs=True)
     inspection = model.inspect("a cat", "The dog")
     assert inspection.lens is None
     assert inspection.to_dict()["lens"] is None

@@ -93,7 +93,7 @@ def test_generation_with_the_kernel_equals_generation_without(
     expected = generate(network, prompts, settings, eos_ids=())
     monkeypatch.setattr(graphs, "MIN_SLOTS", 16)  # so few that the cache has to grow
     monkeypatch.setattr(static_decoder, "triton_works", lambda device: True)
-    monkeypatch.setattr(static_decoder, "kernel_supports", lambda heads, keys: calls.append(1) is None)
+    monkeypatch.setattr(static_decoder, "triton_decode_attention_supports", lambda heads, keys: calls.append(1) is None)
     calls: list[int] = []
     graphs._GRAPHS[network] = graphs.GraphCache(network, compiled=False)
     assert same_outputs(generate(network, prompts, settings, eos_ids=()), expected, within=1e-4)

@@ -11,7 +11,7 @@ from torch import nn
 
 from clearhead.config import preset
 from clearhead.inference import INT4, model_runner, optimize_for_inference
-from clearhead.inference.decode_layer import DecodeLayer
+from clearhead.inference.llama_decode_layer import DecodeLayer
 from clearhead.inference.optimize import is_quantized
 from clearhead.model import Network, build
 from clearhead.model.cache import KVCache
@@ -104,7 +104,7 @@ def test_decode_layers_equal_the_full_forward_pass(kv_heads: int) -> None:
     ids = torch.randint(0, 320, (1, 40))
     with torch.inference_mode():
         expected = network(ids)
-        decoder = step.ModelRunner(optimized, 1, 64)
+        decoder = model_runner.ModelRunner(optimized, 1, 64)
         logits = [decoder.prefill([ids[0, :7].tolist()])]
         logits += [decoder.decode_step(ids[:, n : n + 1])[:, 0] for n in range(7, 40)]
         assert torch.allclose(torch.cat(logits), expected[0, 6:], atol=1e-5)
@@ -113,14 +113,14 @@ def test_decode_layers_equal_the_full_forward_pass(kv_heads: int) -> None:
 @pytest.mark.parametrize("shrinks", [True, False])
 def test_a_row_left_alone_ignores_the_cache_of_longer_rows(shrinks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not shrinks:  # as on a device where reading lengths would synchronize
-        monkeypatch.setattr(KVCache, "select", KVCache._take)
+        monkeypatch.setattr(KVCache, "select", lambda cache, rows, tighten=False: cache._index_rows(rows))
     network = llama()
     optimized = optimize_for_inference(network)
     long, short = (torch.randint(0, 320, (count,)).tolist() for count in (25, 3))
     more = torch.randint(0, 320, (6,)).tolist()
     with torch.inference_mode():
         expected = network(torch.tensor([short + more]))[0]
-        decoder = step.ModelRunner(optimized, 2, 64)
+        decoder = model_runner.ModelRunner(optimized, 2, 64)
         assert torch.allclose(decoder.prefill([long, short])[1], expected[2], atol=1e-5)
         decoder.select(torch.tensor([1]))
         logits = torch.cat([decoder.decode_step(torch.tensor([[token]]))[:, 0] for token in more])
@@ -135,7 +135,7 @@ def test_a_quantized_decoder_is_the_same_cached_and_uncached(dtype: torch.dtype)
     ids = torch.randint(0, 320, (2, 30))
     with torch.inference_mode():
         uncached, fp32 = optimized(ids), network(ids)
-        decoder = step.ModelRunner(optimized, 1, 40)
+        decoder = model_runner.ModelRunner(optimized, 1, 40)
         logits = [decoder.prefill([ids[0, :5].tolist()])]
         logits += [decoder.decode_step(ids[:1, n : n + 1])[:, 0] for n in range(5, 30)]
         tolerance = 0.02 if dtype == torch.int8 else 0.05  # bf16 sums depend on the batch shape
@@ -179,8 +179,8 @@ def test_chunked_prefill_equals_prefill(monkeypatch: pytest.MonkeyPatch) -> None
     network = llama(3).double()
     prompts = torch.randint(0, 320, (2, 23)).tolist()
     with torch.inference_mode():
-        expected = step.ModelRunner(network, 2, 30).prefill(prompts)
+        expected = model_runner.ModelRunner(network, 2, 30).prefill(prompts)
         monkeypatch.setattr(model_runner, "PREFILL_CHUNK", 4)
-        decoder = step.ModelRunner(network, 2, 30)
+        decoder = model_runner.ModelRunner(network, 2, 30)
         assert torch.allclose(decoder.prefill(prompts), expected, atol=1e-12)
         assert decoder.cache.max_length == 23

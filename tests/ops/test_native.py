@@ -197,11 +197,11 @@ def test_threads_and_batch_mates_never_change_a_row() -> None:
         torch.set_num_threads(before)
     assert all(torch.equal(out, attended[0]) for out in attended)
     assert all(torch.equal(a, b) for result in best for a, b in zip(result, best[0], strict=True))
-    assert all(torch.equal(rows.numbers, quantized[0].numbers) for rows in quantized)
+    assert all(torch.equal(rows.values, quantized[0].values) for rows in quantized)
     alone = native.attend(GemmOutput(q[6:9]), k[2:3], v[2:3])
     assert torch.equal(alone, attended[0][6:9])
     one: QuantizedRows = native.quantize(GemmOutput(x[7:8].clone()), norm=norm)
-    assert torch.equal(one.values, quantized[0].numbers[7:8])
+    assert torch.equal(one.values, quantized[0].values[7:8])
 
 
 @compiled

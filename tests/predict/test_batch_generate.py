@@ -45,7 +45,7 @@ def test_requests_of_the_threaded_engine_give_the_texts_of_single_calls(tmp_path
         endless.cancel()
         assert not endless.result().finished
     with pytest.raises(RuntimeError, match="the engine was closed"):
-        engine.submit("a man")
+        engine.submit("a man", max_new_tokens=5)
 
 
 def test_the_threaded_engine_translates(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 class Fixed:
-    """A form like a checkpoint's template."""
+    """A prompt format like a checkpoint's template."""
 
     stops = ("e",)
 
@@ -86,7 +86,7 @@ def test_the_oldest_turns_are_dropped_and_counted(model: Model) -> None:
 
 
 def test_a_broken_answer_is_kept_as_far_as_it_came(model: Model) -> None:
-    chat = Chat(model, temperature=1.0, seed=1, max_new_tokens=30, form=Fixed())
+    chat = Chat(model, temperature=1.0, seed=1, max_new_tokens=30, prompt_format=Fixed())
     pieces = chat.say("hello")[1]
     first = next(pieces) + next(pieces)
     pieces.close()  # type: ignore[attr-defined]
@@ -94,4 +94,4 @@ def test_a_broken_answer_is_kept_as_far_as_it_came(model: Model) -> None:
     _, pieces = chat.say("the dog")
     answer = "".join(pieces)
     assert "e" not in answer
-    assert chat.form.prompt("", chat.turns) == f"|hello>{first.strip()}|the dog>{answer.strip()}"
+    assert chat.prompt_format.prompt("", chat.turns) == f"|hello>{first.strip()}|the dog>{answer.strip()}"

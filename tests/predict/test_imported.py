@@ -172,3 +172,11 @@ def test_invalid_special_tokens_in_config_json_are_named(extra: dict[str, Any], 
         for act in (lambda model, verb=verb: verb(model, "a man"), engine_for):
             with pytest.raises(UserError, match=f"^config.json: {message}[^\n]*$"):
                 act(replace(plain, extra=plain.extra | extra))
+
+
+def test_banned_ids_of_config_json_are_never_generated(tmp_path: Path) -> None:
+    plain = load(make(tmp_path / "gpt", "tiny-gpt"), "cpu")
+    first = plain.generate("a man", max_new_tokens=8).ids[0]
+    model = replace(plain, extra=plain.extra | {"banned_ids": [[7], [first]]})
+    assert model.special_tokens == plain.special_tokens.model_copy(update={"banned_ids": ((7,), (first,))})
+    assert not {7, first} & set(model.generate("a man", max_new_tokens=8).ids)

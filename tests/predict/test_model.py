@@ -51,7 +51,7 @@ def test_prompts_are_cleaned_as_the_training_data_was(tmp_path: Path) -> None:
 
 def test_a_missing_device_is_named_before_the_model_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for device, says in (("cuda", "torch sees no GPU"), ("tpu", "'tpu' is no device"), ("meta", "not supported")):
+    for device, says in (("cuda", "torch sees no GPU"), ("tpu", "'tpu' is not a device"), ("meta", "not supported")):
         with pytest.raises(UserError, match=f"device: .*{says}"):
             load(tmp_path / "nowhere", device)
 

@@ -18,7 +18,7 @@ from clearhead.predict import Answer, GenerationResult, Model, Translation, load
 from clearhead.predict.options import EngineOptions, GenerationOptions
 from clearhead.predict.results import MaskToken
 from tests.cli.models import make
-from tests.predict.readers import reader
+from tests.predict.task_models import task_model
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +58,13 @@ def test_one_text_gives_one_result_and_a_list_a_list(gpt: Model, translator: Mod
         ("classes", Model.classify, "a cat"),
         ("tags", Model.tag, "a cat"),
     ):
-        model = reader(output)
+        model = task_model(output)
         assert act(model, [text]) == [act(model, text)]
-    model = reader("span")
+    model = task_model("span")
     assert model.answer(["who?"], "The cat") == [model.answer("who?", "The cat")]
-    vectors = reader("").embed(["a cat"])
-    assert np.array_equal(reader("").embed("a cat"), vectors[0])
-    regression = reader("classes")
+    vectors = task_model("").embed(["a cat"])
+    assert np.array_equal(task_model("").embed("a cat"), vectors[0])
+    regression = task_model("classes")
     regression.extra["task"] = "regression"
     assert regression.regress(["a cat"]) == [regression.regress("a cat")]
 
@@ -91,11 +91,11 @@ def test_results_are_json_ready_and_short_in_a_shell(translator: Model) -> None:
     assert repr(Answer("x" * 99, 0, 99, 0.5)) == f"Answer(text='{'x' * 59}…', start=0, end=99, score=0.5)"
     assert MaskToken("a", float("nan")).to_dict() == {"text": "a", "score": None}
     for output, act in (("lm", lambda m: m.fill("a <mask>")), ("classes", lambda m: m.classify("a cat"))):
-        result = act(reader(output))
+        result = act(task_model(output))
         json.dumps(result.to_dict(), allow_nan=False)
         assert len(repr(result)) < 400
         assert "\n" not in repr(result)
-    tagging = reader("tags").tag("The cat")
+    tagging = task_model("tags").tag("The cat")
     assert [word["text"] for word in tagging.to_dict()["words"]] == ["The", "cat"]
 
 
@@ -115,13 +115,13 @@ def test_a_model_is_summarized_in_five_lines(gpt: Model) -> None:
 
 def test_wrong_arguments_are_one_line_errors(gpt: Model, translator: Model) -> None:
     for act, message in (
-        (lambda: translator.translate(5), "translate: int is no text; give a string, or a list of strings"),  # type: ignore[call-overload]
+        (lambda: translator.translate(5), "translate: int is not a text; give a string, or a list of strings"),  # type: ignore[call-overload]
         (lambda: translator.translate(["a", 5]), "text 2: int, not a string; give some text"),  # type: ignore[list-item]
-        (lambda: gpt.generate(b"a"), "generate: bytes is no text"),  # type: ignore[call-overload]
+        (lambda: gpt.generate(b"a"), "generate: bytes is not a text"),  # type: ignore[call-overload]
         (lambda: gpt.generate("a", max_tokens=3), "max_tokens: unknown setting; did you mean max_new_tokens"),  # type: ignore[call-overload]
         (lambda: gpt.generate("a", top_k="many"), "top_k: 'many' is not a whole number"),  # type: ignore[call-overload]
         (lambda: gpt.generate("a", stop=[""]), "stop: every stop string needs at least one character"),
-        (lambda: gpt.generate("a", draft="prompt-lookup", beam=2, max_new_tokens=5), "use them with beam=1"),
+        (lambda: gpt.generate("a", draft="prompt-lookup", beam=2, max_new_tokens=5), "use beam=1"),
         (lambda: gpt.alternatives("a", prefix="b"), "prefix: only a translator has a target to begin"),
         (lambda: gpt.inspect("a", "b"), "target: a decoder reads one text"),
         (lambda: translator.inspect(""), "inspect: the text is empty"),

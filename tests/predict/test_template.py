@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from clearhead.errors import UserError
 from clearhead.predict import Chat, Model, load
-from clearhead.predict.chat import Transcript, form_of
+from clearhead.predict.chat import Transcript, prompt_format_of
 from clearhead.predict.template import NONCHARACTERS, Renderer, Template, Turn
 from clearhead.text import Tokenizer
 from clearhead.text.train_tokenizer import train
@@ -121,12 +121,12 @@ def test_a_template_may_refuse_with_a_reason(tokenizer: Tokenizer) -> None:
 
 
 def test_a_model_with_a_template_chats_with_it(model: Model) -> None:
-    assert isinstance(form_of(model), Transcript)
+    assert isinstance(prompt_format_of(model), Transcript)
     taught = Model(model.network, model.tokenizers, model.extra | {"chat_template": CHATML}, "taught")
     chat = Chat(taught, temperature=1.0, max_new_tokens=5, system="A chat.")
     answers = []
     for said in ("hello", "the dog"):
-        prompt = chat.form.prompt("A chat.", [*chat.turns, Turn(said)])
+        prompt = chat.prompt_format.prompt("A chat.", [*chat.turns, Turn(said)])
         assert isinstance(prompt, list)
         expected = "".join(taught.stream(prompt, seed=len(answers) + 1, temperature=1.0, max_new_tokens=5))
         answers.append("".join(chat.say(said)[1]))
@@ -138,4 +138,4 @@ def test_a_model_with_a_template_chats_with_it(model: Model) -> None:
         total += dropped
         "".join(pieces)
     assert total > 3
-    assert len(chat.form.prompt("A chat.", chat.turns)) + 5 <= model.config.max_positions
+    assert len(chat.prompt_format.prompt("A chat.", chat.turns)) + 5 <= model.config.max_positions

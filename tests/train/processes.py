@@ -27,7 +27,7 @@ def main(jobs: list[dict[str, Any]]) -> None:
             if event["kind"] == "step" and event["step"] == job.get("stop"):
                 signal.raise_signal(signal.SIGTERM)
 
-        summary = train(Recipe.build(job["recipe"]), Path(job["out"]), resume=True, watch=stop)
+        summary = train(Recipe.build(job["recipe"]), Path(job["out"]), resume=True, on_event=stop)
         Path(f"{job['out']}-rank-{rank}.json").write_text(json.dumps([summary.step, summary.best, summary.stopped]))
 
 

@@ -48,7 +48,7 @@ class Runner:
     def __call__(self, out: Path, made: Recipe, stop_after: int = 0) -> list[str]:
         self.stop_after = stop_after
         messages: list[str] = []
-        summary = run(out, made, resume=True, say=messages.append)
+        summary = run(out, made, resume=True, log=messages.append)
         assert summary.stopped == bool(stop_after)
         assert summary.step == (stop_after or made.train.steps)
         return messages
@@ -184,7 +184,7 @@ def test_no_step_is_logged_twice_after_a_crash(tmp_path: Path, runner: Runner) -
     made = recipe("gpt", **(INTERVALS | {"log_every": 1, "save_every": 10}))
     for crash in (3, 17):  # before any checkpoint, and after one
         with pytest.raises(ZeroDivisionError):
-            run(tmp_path / "crashed", made, resume=True, watch=lambda event: 1 / (event["step"] - crash))  # noqa: B023
+            run(tmp_path / "crashed", made, resume=True, on_event=lambda event: 1 / (event["step"] - crash))  # noqa: B023
     runner(tmp_path / "crashed", made)
     assert [event["step"] for event in events(tmp_path / "crashed", "step")] == list(range(1, STEPS + 1))
     runner(tmp_path / "uninterrupted", made)

@@ -22,7 +22,7 @@ from clearhead.train.objective import Objective
 from clearhead.train.signals import StopSignal
 from clearhead.train.state import RunState
 from clearhead.train.updater import Metrics, Updater
-from tests.checkpoint.small import contents
+from tests.checkpoint.small_models import contents
 from tests.checkpoint.test_crash import in_child
 from tests.train.tiny import distance, events, losses, recipe, run, tensors
 
@@ -55,7 +55,7 @@ def test_a_stopped_run_leaves_a_complete_run_folder(tmp_path: Path) -> None:
         if event["kind"] == "step" and event["step"] == 3:
             signal.raise_signal(signal.SIGTERM)
 
-    summary = run(tmp_path, recipe("gpt", save_every=2, average_checkpoints=2), watch=stop)
+    summary = run(tmp_path, recipe("gpt", save_every=2, average_checkpoints=2), on_event=stop)
     assert (summary.step, summary.stopped) == (3, True)
     state, damaged = newest_checkpoint(tmp_path)
     assert state is not None
@@ -142,7 +142,7 @@ def test_a_non_finite_update_is_skipped(
     run(
         tmp_path,
         recipe("gpt", f"train.grad_clip={clip}", steps=6, save_every=1, keep_checkpoints=9),
-        say=messages.append,
+        log=messages.append,
     )
     states = [tensors_at(tmp_path, step) for step in (3, 4, 5, 6)]
     assert distance(states[0], states[1]) == 0, "weights and moments are bit-identical"
@@ -172,7 +172,7 @@ def test_a_non_finite_loss_stops_neither_a_save_nor_a_resume(tmp_path: Path, mon
     crashes = [True]
     made = recipe("gpt", save_every=2, log_every=5)
     with pytest.raises(ZeroDivisionError):
-        run(tmp_path, made, watch=crash)
+        run(tmp_path, made, on_event=crash)
     run(tmp_path, made, resume=True)
     assert losses(tmp_path)[0] is None, "logged as null"
     assert losses(tmp_path)[1] > 0
@@ -241,7 +241,7 @@ def test_out_of_memory_repeats_the_batch_in_more_micro_batches(
     with monkeypatch.context() as patch:
         OutOfMemory({1, 3}, patch)
         messages: list[str] = []
-        run(tmp_path / "failing", recipe("translator", *changes, **settings), say=messages.append)
+        run(tmp_path / "failing", recipe("translator", *changes, **settings), log=messages.append)
     assert [line for line in messages if "memory" in line] == [
         "out of memory: batches are now split into 2 micro-batches; the update is the same",
         "out of memory: batches are now split into 4 micro-batches; the update is the same",
@@ -330,7 +330,7 @@ def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
                 run(tmp_path, made, resume=True)
             errors.append(str(info.value))
 
-    assert run(tmp_path, made, watch=second).step == 10
+    assert run(tmp_path, made, on_event=second).step == 10
     assert f"process {os.getpid()} is training here" in errors[0]
 
 

@@ -11,7 +11,7 @@ from torch._inductor import config as inductor
 from clearhead import cli
 from clearhead.config.recipe import Recipe, dump_recipe, load_recipe, recipe_names, recipe_text
 from clearhead.errors import ConfigError, UserError
-from tests.checkpoint.small import contents
+from tests.checkpoint.small_models import contents
 from tests.train.tiny import FAMILIES, SYMBOLS, TRAIN, recipe, run
 
 
@@ -78,9 +78,9 @@ def write(folder: Path, settings: dict[str, Any]) -> str:
             ["copy", "train.average_checkpoints=5"],
             "copy: train: average_checkpoints: 5 checkpoints, but only 3 are kept; raise keep_checkpoints",
         ),
-        (["copy", "--device", "cuda"], "device: cuda was asked for, but torch sees no GPU here; use device=cpu"),
-        (["copy", "--device", "abacus"], "device: 'abacus' is no device; use auto, cpu, cuda or cuda:0"),
-        (["copy", "--device", "mps"], "device: mps was asked for, but torch sees no Apple GPU here; use device=cpu"),
+        (["copy", "--device", "cuda"], "device: cuda was requested, but torch sees no GPU here; use device=cpu"),
+        (["copy", "--device", "abacus"], "device: 'abacus' is not a device; use auto, cpu, cuda or cuda:0"),
+        (["copy", "--device", "mps"], "device: mps was requested, but torch sees no Apple GPU here; use device=cpu"),
         (["multi30k-en-de"], "multi30k/train.en.gz does not exist; put it under data/multi30k/train.en.gz, or set "),
         (["multi30k-en-de"], "it is published at https://github.com/multi30k/dataset"),
         (["copy", "--seed", "-1"], "Invalid value for '--seed'"),

@@ -11,7 +11,9 @@ from clearhead.checkpoint.gather import (
     optimizer_state,
 )
 from clearhead.checkpoint.model_folder import LoadedModel, build_with_weights, load_model, save_model
-from clearhead.checkpoint.state import (
+from clearhead.checkpoint.summary import ModelFolderInfo, model_folder_info
+from clearhead.checkpoint.tensors import save_tensors
+from clearhead.checkpoint.training_checkpoint import (
     TrainingCheckpoint,
     delete_checkpoint,
     newest_checkpoint,
@@ -19,8 +21,6 @@ from clearhead.checkpoint.state import (
     run_lock,
     write_checkpoint,
 )
-from clearhead.checkpoint.summary import ModelFolderInfo, model_folder_info
-from clearhead.checkpoint.tensors import save_tensors
 
 __all__ = [
     "Card",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.checkpoint import disk, model_folder, state
+from clearhead.checkpoint import disk, model_folder, training_checkpoint
 from clearhead.checkpoint.int8_storage import SCALE_SUFFIX, from_int8_storage
 from clearhead.checkpoint.tensors import open_tensors
 from clearhead.checkpoint.version1 import migrate_name
@@ -45,8 +45,8 @@ def _mean(name: str, models: Sequence[Readers], paths: Sequence[Path]) -> Tensor
 def _open_weights(path: Path, stack: ExitStack) -> Readers:
     """Open the weight files of a folder; nothing is read until a tensor's reader is called."""
     names = disk.verify(path)
-    is_checkpoint = state.WEIGHTS in names
-    files = [state.WEIGHTS] if is_checkpoint else model_folder.weight_files(path, names)
+    is_checkpoint = training_checkpoint.WEIGHTS in names
+    files = [training_checkpoint.WEIGHTS] if is_checkpoint else model_folder.weight_files(path, names)
     migrate = not is_checkpoint and model_folder.format_version(path) == 1
     readers: Readers = {}
     for each in files:

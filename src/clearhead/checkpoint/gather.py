@@ -26,14 +26,14 @@ def gather_state(network: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Te
 
 
 def gather_weights(network: nn.Module) -> dict[str, Tensor]:
-    """Return the weights alone, as `gather` does."""
+    """Return full weights on the CPU; every rank must call it, ranks other than 0 get {}."""
     return _full_tensors(named_tensors(network))
 
 
 def load_state(
     network: nn.Module, optimizer: Optimizer, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]
 ) -> None:
-    """Load the result of `gather` into a network and its optimizer; every rank passes the same full tensors."""
+    """Load the result of `gather_state` into a network and its optimizer; every rank passes the same full tensors."""
     load_weights(network, weights)
     load_optimizer_state(network, optimizer, state)
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Annotated
 
@@ -32,27 +33,32 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("presets")(presets.presets)
-app.command("demo")(demo.demo)
-app.command("recipes")(train.recipes)
-app.command("train")(train.train)
-app.command("evaluate")(evaluate.evaluate)
-app.command("translate")(translate.translate)
-app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
-app.command("models")(info.models)
-app.command("info")(info.info)
-app.command("import")(import_export.import_)
-app.command("export")(import_export.export)
-app.command("pull")(import_export.pull)
-app.command("fill")(encoder_tasks.fill)
-app.command("classify")(encoder_tasks.classify)
-app.command("tag")(encoder_tasks.tag)
-app.command("answer")(encoder_tasks.answer)
-app.command("embed")(encoder_tasks.embed)
-app.command("similar")(encoder_tasks.similar)
-app.add_typer(tokenizer.app, name="tokenizer")
-app.add_typer(word2vec.app, name="word2vec")
+PANELS: dict[str, dict[str, Callable[..., None]]] = {
+    "Models": {
+        "models": info.models,
+        "info": info.info,
+        "presets": presets.presets,
+        "pull": import_export.pull,
+        "import": import_export.import_,
+        "export": import_export.export,
+    },
+    "Train": {"recipes": train.recipes, "train": train.train, "evaluate": evaluate.evaluate},
+    "Generate": {"translate": translate.translate, "generate": generate.generate, "chat": chat.chat},
+    "Encoders": {
+        "fill": encoder_tasks.fill,
+        "classify": encoder_tasks.classify,
+        "tag": encoder_tasks.tag,
+        "answer": encoder_tasks.answer,
+        "embed": encoder_tasks.embed,
+        "similar": encoder_tasks.similar,
+    },
+    "Tools": {"demo": demo.demo},
+}
+for panel, commands in PANELS.items():
+    for name, function in commands.items():
+        app.command(name, rich_help_panel=panel)(function)
+app.add_typer(tokenizer.app, name="tokenizer", rich_help_panel="Tokenizers and word vectors")
+app.add_typer(word2vec.app, name="word2vec", rich_help_panel="Tokenizers and word vectors")
 
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # typer may vendor click
 

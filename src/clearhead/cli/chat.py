@@ -24,20 +24,23 @@ def chat(
     system: Annotated[str, typer.Option(help="System prompt.")] = "",
     temperature: Annotated[float, typer.Option(min=0, max=100, help="0 is greedy.")] = 0.8,
     top_p: Annotated[
-        float, typer.Option(min=1e-6, max=1, help="Sample from the most likely tokens with this total probability.")
+        float,
+        typer.Option(
+            min=1e-6, max=1, help="Sample from the smallest set of tokens whose cumulative probability reaches p."
+        ),
     ] = 0.95,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(min=1, max=1 << 20, help="Maximum tokens per answer. [default: 200, or half the context]"),
+        typer.Option(min=1, max=1 << 20, help="Maximum tokens per answer. Default: 200, or half the context."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     device: Device = "auto",
     dtype: Dtype = None,
 ) -> None:
-    """Chat with a model, in the chat template it was trained on; the oldest turns drop out of a full context.
+    """Chat with a model, using its chat template if it has one. When the context is full, the oldest turns are dropped.
 
     Example: clearhead chat smollm2 --dtype int8
-    Example: clearhead chat novels-gpt --system "A talk between two friends in a garden."
+    Example: clearhead chat novels-gpt --system "Two friends are talking in a garden."
     """
     from clearhead.predict import Chat, load
 

@@ -65,7 +65,7 @@ def _train(console: "Console", steps: int, seed: int, out: Path) -> None:
     changes = (f"train.steps={steps}", f"train.seed={seed}", f"train.validate_every={every}", "train.log_every=10")
     recipe = load_recipe("mini-en-de", (*OVERRIDES, *changes))
     with Display(steps) as display:
-        summary = train(recipe, out, say=display.say, watch=display.watch)
+        summary = train(recipe, out, log=display.log, on_event=display.on_event)
     if summary.stopped:
         raise KeyboardInterrupt
     model = load(out)

@@ -15,12 +15,9 @@ from clearhead.errors import UserError
 if TYPE_CHECKING:
     from clearhead.predict import Answer, Classification, Match, Model, Span, TaggedWord, Tagging
 
-Texts = Annotated[
-    list[str] | None, typer.Argument(metavar="[TEXT]...", help="Default: lines of --file or standard input.")
-]
+Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Default: lines of --file or standard input.")]
 File = Annotated[Path | None, typer.Option(help="File with one text per line, plain or gzip.")]
 Truncate = Annotated[bool, typer.Option("--truncate", help="Truncate texts that are too long.")]
-TopK = Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of results.")]
 COLORS = ("cyan", "green", "magenta", "yellow", "blue", "red")
 NO_ANSWER = "(no answer)"
 
@@ -29,7 +26,7 @@ def fill(
     model: ModelName,
     texts: Texts = None,
     file: File = None,
-    top_k: TopK = 5,
+    top: Annotated[int, typer.Option(min=1, max=10_000, help="Candidates per mask.")] = 5,
     as_json: JsonLines = False,
     device: Device = "auto",
     dtype: Dtype = None,
@@ -39,7 +36,7 @@ def fill(
     Example: clearhead fill runs/mini-bert "Anna [MASK] the letter yesterday."
     """
     loaded = _load(model, device, dtype)
-    for text, filled in map_texts(texts, file, lambda chunk: loaded.fill(chunk, top_k)):
+    for text, filled in map_texts(texts, file, lambda chunk: loaded.fill(chunk, top)):
         if as_json:
             _print_json({"text": text, "masks": [mask.to_dict() for mask in filled.masks]})
             continue
@@ -103,7 +100,7 @@ def tag(
     loaded = _load(model, device, dtype)
 
     def predict(chunk: list[str]) -> list["Tagging"]:
-        return loaded.tag(chunk, spaced=pretokenized, truncate=truncate)
+        return loaded.tag(chunk, pretokenized=pretokenized, truncate=truncate)
 
     for _, tagged in map_texts(texts, file, predict):
         if as_json:
@@ -138,14 +135,14 @@ def _print_colored(tagged: "Tagging", labels: Sequence[str]) -> None:
 def answer(
     model: ModelName,
     questions: Annotated[
-        list[str] | None, typer.Argument(metavar="[QUESTION]...", help="Default: lines of --file or standard input.")
+        list[str] | None, typer.Argument(metavar="QUESTION", help="Default: lines of --file or standard input.")
     ] = None,
     context: Annotated[str | None, typer.Option(help="Context that contains the answers.")] = None,
     context_file: Annotated[Path | None, typer.Option(help="File with the context, or - for standard input.")] = None,
     file: Annotated[
         Path | None, typer.Option(help="File with one question per line or, without a context, question TAB context.")
     ] = None,
-    top_k: TopK = 1,
+    top: Annotated[int, typer.Option(min=1, max=10_000, help="Answers per question.")] = 1,
     require_answer: Annotated[
         bool, typer.Option("--require-answer", help="Always return an answer, even if (no answer) scores higher.")
     ] = False,
@@ -169,7 +166,7 @@ def answer(
 
     def predict(chunk: list[str]) -> list[tuple[str, "Answer"]]:
         batch, contexts = _split_columns(chunk, shared, "question and context", "--context")
-        answers = loaded.answer(batch, contexts, top=top_k, require_answer=require_answer, truncate=truncate)
+        answers = loaded.answer(batch, contexts, top=top, require_answer=require_answer, truncate=truncate)
         return list(zip(batch, answers, strict=True))
 
     for _, (question, best) in map_texts(questions, file, predict):
@@ -222,16 +219,16 @@ def similar(
     model: ModelName,
     corpus: Annotated[Path, typer.Argument(metavar="FILE", help="File with one text per line to search.")],
     queries: Annotated[
-        list[str] | None, typer.Argument(metavar="[QUERY]...", help="Default: lines of --file or standard input.")
+        list[str] | None, typer.Argument(metavar="QUERY", help="Default: lines of --file or standard input.")
     ] = None,
-    file: File = None,
-    top_k: TopK = 5,
+    file: Annotated[Path | None, typer.Option(help="File with one query per line.")] = None,
+    top: Annotated[int, typer.Option(min=1, max=10_000, help="Matches per query.")] = 5,
     truncate: Truncate = False,
     as_json: JsonLines = False,
     device: Device = "auto",
     dtype: Dtype = None,
 ) -> None:
-    """Search a file for the texts most similar to a query, exactly: `score TAB line TAB text`.
+    """Find the lines of FILE most similar to each query by exact cosine search: `score TAB line TAB text`.
 
     Example: clearhead similar minilm sentences.txt "A man plays the guitar."
     """
@@ -249,7 +246,7 @@ def similar(
     matrix = np.stack(vectors)
 
     def search(chunk: list[str]) -> list[list["Match"]]:
-        return nearest(loaded.embed(chunk, truncate=truncate), matrix, texts, top_k)
+        return nearest(loaded.embed(chunk, truncate=truncate), matrix, texts, top)
 
     for query, matches in map_texts(queries, file, search):
         rows = [{"line": match.index + 1, "text": match.text, "score": match.score} for match in matches]

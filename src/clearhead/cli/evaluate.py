@@ -23,11 +23,13 @@ def evaluate(
     format: Annotated[str, typer.Option(help="File format: tsv, csv, conll, … Default: as in the recipe.")] = "",
     columns: Annotated[str, typer.Option(help="Columns of the files, like text=1,label=2.")] = "",
     labels: Annotated[str, typer.Option(help="Rename labels of the files, like 1=World,2=Sports.")] = "",
-    unseen: Annotated[bool, typer.Option(help="Also score the texts that do not occur in the training data.")] = False,
+    unseen: Annotated[
+        bool, typer.Option(help="Also score only the texts that do not occur in the training data.")
+    ] = False,
     beam: Annotated[int, typer.Option(min=1, max=64, help="Beam size for translation.")] = 4,
-    lowercase: Annotated[bool, typer.Option(help="Compare lowercased texts.")] = False,
+    lowercase: Annotated[bool, typer.Option(help="Lowercase outputs and references before scoring.")] = False,
     tokenized_bleu: Annotated[
-        str, typer.Option(metavar="LANG", help="Also compute BLEU on Moses tokens of this language.")
+        str, typer.Option(metavar="LANG", help="Also compute BLEU after Moses tokenization for this language.")
     ] = "",
     device: Device = "auto",
     dtype: Dtype = None,
@@ -56,7 +58,7 @@ def evaluate(
         corpora,
         beam=beam,
         lowercase=lowercase,
-        moses=tokenized_bleu,
+        tokenized_bleu=tokenized_bleu,
         unseen=unseen,
         log=lambda line: typer.echo(line, err=True),
     )

@@ -21,36 +21,40 @@ DEFAULT_TEMPERATURE, DEFAULT_TOP_P = 0.8, 0.95  # when sampling
 def generate(
     model: ModelName,
     prompt: Annotated[
-        str | None, typer.Argument(metavar="[PROMPT]", help="Text to continue. Default: lines of stdin.")
+        str | None, typer.Argument(metavar="PROMPT", help="Text to continue. Default: lines of stdin.")
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0, max=100, help="0 is greedy. [default: 0, or 0.8 with another sampling option]"),
+        typer.Option(min=0, max=100, help="0 is greedy. Default: 0, or 0.8 with another sampling option."),
     ] = None,
     top_k: Annotated[
         int | None, typer.Option(min=0, max=1 << 24, help="Sample from the k most likely tokens; 0 is off.")
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(min=1e-6, max=1, help="Sample from the most likely tokens with this total probability."),
+        typer.Option(
+            min=1e-6, max=1, help="Sample from the smallest set of tokens whose cumulative probability reaches p."
+        ),
     ] = None,
     min_p: Annotated[
         float | None,
         typer.Option(min=0, max=1, help="Drop tokens below this fraction of the highest probability."),
     ] = None,
-    repetition_penalty: Annotated[
-        float, typer.Option(min=0.01, max=100, help="Above 1 penalizes repeated tokens.")
-    ] = 1.0,
+    repetition_penalty: Annotated[float, typer.Option(min=0.01, max=100, help="Repetition penalty; 1 is off.")] = 1.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="Maximum tokens to generate.")] = 200,
     samples: Annotated[int, typer.Option(min=1, max=1024, help="Samples per prompt.")] = 1,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this string; repeatable.")] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(help="Speculative decoding with this model, or prompt-lookup; same text, fewer steps."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Random seed; the same seed gives the same text.")] = None,
     stream: Annotated[bool, typer.Option(help="Print text as it is generated.")] = False,
     as_json: JsonLines = False,
     device: Device = "auto",
     dtype: Dtype = None,
 ) -> None:
-    """Continue a prompt, or every line of standard input in one batch, in order.
+    """Continue a prompt, or each line of standard input (batched; output in input order).
 
     Example: clearhead generate novels-gpt "It was a Sunday evening in October" --seed 3
     Example: clearhead generate novels-gpt --json < prompts.txt > texts.jsonl
@@ -75,6 +79,9 @@ def generate(
     if stop and not all(stop):
         raise UserError("--stop: empty string; remove it")
     loaded = load(model, device, dtype)
+    if draft is not None and prompt is None:
+        raise UserError("--draft: needs a PROMPT; remove it for lines of standard input")
+    options |= {"draft": draft} if draft is not None else {}
     if prompt is None:
         _generate_lines(loaded, as_json, options)
     elif stream:

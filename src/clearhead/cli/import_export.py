@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.options import ModelName
-from clearhead.config.dtypes import DTYPES, parse_dtype
 
 IMPORT_DTYPES = ("fp32", "bf16", "fp16")
 
@@ -18,10 +17,12 @@ def import_(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Model folder to write; new or empty.")],
     dtype: Annotated[str | None, typer.Option(help="Convert to fp32, bf16 or fp16. Default: unchanged.")] = None,
 ) -> None:
-    """Convert a model of another library into a model folder.
+    """Import a model from another library as a model folder.
 
     Example: clearhead import downloads/all-MiniLM-L6-v2 models/minilm
     """
+    from clearhead.config.dtypes import DTYPES, parse_dtype
+
     if dtype is not None:
         dtype = parse_dtype(dtype, IMPORT_DTYPES, "--dtype")
 
@@ -53,7 +54,7 @@ def export(
 def pull(
     name: Annotated[str, typer.Argument(metavar="NAME", help="minilm, smollm2, or hf:organization/name.")],
 ) -> None:
-    """Download a model into the cache; every command then finds it by name.
+    """Download a model into the cache; use it by name afterwards.
 
     Example: clearhead pull smollm2
     """

@@ -111,7 +111,7 @@ def _format_score(score: dict[str, Any]) -> str:
 
 
 def models(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False) -> None:
-    """List the models of the package, the downloaded models, and the runs in ./runs.
+    """List packaged models, pulled models, and runs in ./runs.
 
     Example: clearhead models
     """

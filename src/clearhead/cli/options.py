@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from clearhead.config.dtypes import parse_dtype
-
 
 def _dtype_option(name: str | None) -> str | None:
+    from clearhead.config.dtypes import parse_dtype
+
     return None if name is None else parse_dtype(name, where="--dtype")
 
 

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.config.dtypes import DTYPES, FLOAT_DTYPES, parse_dtype
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -14,21 +13,24 @@ if TYPE_CHECKING:
 
 
 def presets(
-    name: Annotated[str | None, typer.Argument(help="Preset name, or YAML file with model settings.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Preset name, or YAML file with model settings.")
+    ] = None,
     changes: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to override.")] = None,
     context: Annotated[
         int | None,
-        typer.Option(min=1, max=1 << 24, help="Context length for cache and FLOPs. [default: max_positions]"),
+        typer.Option(min=1, max=1 << 24, help="Context length for cache and FLOPs. Default: max_positions."),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Data type of weights and cache: fp32, bf16, fp16 or fp64.")] = "fp32",
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """List architectures with exact parameter counts, memory and FLOPs per token.
+    """List presets, or show one, with exact parameter counts, memory and FLOPs per token.
 
     Example: clearhead presets
     Example: clearhead presets llama3-8b kv_heads=32 --context 4096 --dtype bf16
     """
     from clearhead.config import preset, preset_names
+    from clearhead.config.dtypes import FLOAT_DTYPES, parse_dtype
 
     dtype = parse_dtype(dtype, FLOAT_DTYPES, "--dtype")
     if name is None:
@@ -50,6 +52,7 @@ def presets(
 def _row(name: str, config: "ModelConfig", context: int | None, dtype: str) -> dict[str, Any]:
     import torch
 
+    from clearhead.config.dtypes import DTYPES
     from clearhead.model.cost import model_cost
 
     cost: Cost = model_cost(config, context, getattr(torch, DTYPES[dtype]))

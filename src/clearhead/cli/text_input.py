@@ -44,8 +44,7 @@ def _process_valid(chunk: list[str], process: Callable[[list[str]], Sequence[A]]
             return process(chunk), problem
         except InvalidText as error:
             chunk = chunk[: error.number]  # an earlier text may be invalid too
-            problem = error.problem.replace("let it be cut", "use --truncate")
-            problem = problem.replace("truncate=True", "--truncate")
+            problem = error.problem.replace("truncate=True", "--truncate")
     return [], problem
 
 

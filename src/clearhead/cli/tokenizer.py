@@ -21,16 +21,20 @@ MAX_VOCAB_SIZE, DEFAULT_VOCAB_SIZE = 1 << 24, 8000
 
 @app.command()
 def train(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="UTF-8 text files, plain or gzip; - is stdin.")
-    ],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="UTF-8 text files, plain or gzip; - is stdin.")],
     out: Annotated[Path, typer.Option(help="Folder to write tokenizer.json to.")],
     vocab_size: Annotated[
         int | None,
-        typer.Option(min=1, max=MAX_VOCAB_SIZE, help="Vocabulary size. [default: 8000, or what the text supports]"),
+        typer.Option(min=1, max=MAX_VOCAB_SIZE, help="Vocabulary size. Default: 8000, or what the text supports."),
     ] = None,
     kind: Annotated[str, typer.Option(help="byte-bpe, bpe, wordpiece, unigram, word or char.")] = "byte-bpe",
-    roles: Annotated[str, typer.Option(help="Roles of the special tokens.")] = "pad,begin,end,unknown",
+    roles: Annotated[
+        str,
+        typer.Option(
+            help="Roles of the special tokens: pad, begin, end, unknown, mask, class, separator, system, user or "
+            "assistant, separated by commas."
+        ),
+    ] = "pad,begin,end,unknown",
     lowercase: Annotated[bool, typer.Option(help="Lowercase the text first.")] = False,
 ) -> None:
     """Train a tokenizer on text files.
@@ -106,7 +110,7 @@ def decode(
 
 @app.command()
 def stats(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Tokenizers to compare.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Tokenizers to compare.")],
     file: Annotated[list[Path], typer.Option(help="Text to encode; repeatable.")],
     plot: Annotated[Path | None, typer.Option(help="Plot the comparison to this SVG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,

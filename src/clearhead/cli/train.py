@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.config.dtypes import FLOAT_DTYPES, parse_dtype
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,9 +49,9 @@ def recipes(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON l
 def train(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Name from `clearhead recipes`, or a YAML file.")],
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[key=value]...", help="Overrides, like train.steps=500.")
+        list[str] | None, typer.Argument(metavar="key=value", help="Overrides, like train.steps=500.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/RECIPE]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/RECIPE.")] = None,
     resume: Annotated[bool, typer.Option(help="Resume the run in --out, or start it.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Run two steps and a validation, print the recipe.")] = False,
     device: Annotated[str | None, typer.Option(help="Same as train.device.")] = None,
@@ -67,6 +66,7 @@ def train(
 
     With --seeds or --lrs, train one run for each and print a table of means and standard deviations.
     """
+    from clearhead.config.dtypes import FLOAT_DTYPES, parse_dtype
     from clearhead.config.recipe import load_recipe
 
     overrides = list(changes or ())
@@ -91,8 +91,8 @@ def _run(recipe: "Recipe", out: Path, resume: bool) -> None:
     from clearhead.train.loop import train as run_training
 
     with Display(recipe.train.steps) as display:
-        summary = run_training(recipe, out, resume=resume, say=display.say, watch=display.watch)
-    if not summary.first:
+        summary = run_training(recipe, out, resume=resume, log=display.log, on_event=display.on_event)
+    if not summary.is_main:
         return
     if summary.stopped:
         when = f"at step {summary.step:,} of {summary.steps:,}" if summary.step else "before the first step"
@@ -122,7 +122,7 @@ def _sweep(recipe: "Recipe", out: Path, resume: bool, seeds: int, lrs: list[floa
     from clearhead.train.sweep import lines, sweep
 
     with Display(recipe.train.steps) as display:
-        table = sweep(recipe, out, lrs, seeds, resume, display.say, display.watch)
+        table = sweep(recipe, out, lrs, seeds, resume, display.log, display.on_event)
     if table is None:
         _print_error(f"stopped; continue with: clearhead train … --out {out} --resume")
         return
@@ -160,11 +160,11 @@ class Display:
         if self.bar:
             self.bar.stop()
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         """Print a line."""
         self.console.print(line, markup=False, soft_wrap=True)
 
-    def watch(self, event: dict[str, Any]) -> None:
+    def on_event(self, event: dict[str, Any]) -> None:
         """Show an event of the run log."""
         handlers: dict[str, Callable[[dict[str, Any]], None]] = {"step": self._step, "validation": self._validation}
         if event["kind"] in handlers:
@@ -176,11 +176,11 @@ class Display:
         if self.bar:
             self.bar.update(self.task, completed=event["step"], description=text)
         else:
-            self.say(f"step {event['step']:,}/{self.steps:,} · {text}")
+            self.log(f"step {event['step']:,}/{self.steps:,} · {text}")
 
     def _validation(self, event: dict[str, Any]) -> None:
         metrics = " · ".join(f"{name.replace('_', ' ')} {event[name]:.4g}" for name in METRICS if name in event)
-        self.say(f"step {event['step']:,} validation · {metrics}")
+        self.log(f"step {event['step']:,} validation · {metrics}")
         for sample in event["samples"][:1]:
             for name, text in sample.items():
-                self.say(f"    {name:9} {' '.join(text.split())[:100]}")
+                self.log(f"    {name:9} {' '.join(text.split())[:100]}")

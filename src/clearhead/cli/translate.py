@@ -16,15 +16,17 @@ if TYPE_CHECKING:
 
 def translate(
     model: ModelName,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Default: lines of stdin.")] = None,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Default: lines of stdin.")] = None,
     beam: Annotated[int, typer.Option(min=1, max=64, help="Beam size; 1 is greedy search.")] = 4,
     n_best: Annotated[int, typer.Option(min=1, max=64, help="Translations per text.")] = 1,
     length_penalty: Annotated[
-        float, typer.Option(min=-10, max=10, help="Exponent of the length normalization; higher prefers longer text.")
+        float, typer.Option(min=-10, max=10, help="Length penalty exponent; higher values favor longer translations.")
     ] = 1.0,
     align: Annotated[bool, typer.Option(help="Print source-target token alignments as i-j.")] = False,
     prefix: Annotated[str | None, typer.Option(help="Force every translation to start with this text.")] = None,
-    logprobs: Annotated[bool, typer.Option(help="Print the score (log-probability) of each translation.")] = False,
+    logprobs: Annotated[
+        bool, typer.Option(help="Print the length-normalized log-probability of each translation.")
+    ] = False,
     workers: Annotated[int, typer.Option(min=0, max=1024, help="Concurrent batches; 0: two on a CPU.")] = 0,
     as_json: JsonLines = False,
     device: Device = "auto",

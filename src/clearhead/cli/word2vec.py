@@ -27,9 +27,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.command()
 def train(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="UTF-8 text files, plain or gzip; - is stdin.")
-    ],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="UTF-8 text files, plain or gzip; - is stdin.")],
     out: Annotated[Path, typer.Option(help="Folder to write the vectors to.")],
     dim: Annotated[int, typer.Option(help="Dimension of the vectors.")] = 100,
     window: Annotated[int, typer.Option(help="Maximum context words on each side.")] = 5,
@@ -37,9 +35,9 @@ def train(
     epochs: Annotated[int, typer.Option(help="Passes over the text.")] = 5,
     cbow: Annotated[bool, typer.Option("--cbow", help="Train CBOW instead of skip-gram.")] = False,
     min_count: Annotated[int, typer.Option(min=1, max=10**9, help="Drop words that occur less often.")] = 5,
-    sample: Annotated[float, typer.Option(help="Subsample words above this frequency.")] = 1e-3,
-    lr: Annotated[float | None, typer.Option(help="Initial learning rate. [default: 0.035, 0.15 for CBOW]")] = None,
-    workers: Annotated[int | None, typer.Option(help="Threads; 1 is reproducible. [default: all cores]")] = None,
+    sample: Annotated[float, typer.Option(help="Subsampling threshold for frequent words.")] = 1e-3,
+    lr: Annotated[float | None, typer.Option(help="Initial learning rate. Default: 0.035, or 0.15 for CBOW.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Threads; 1 is reproducible. Default: all cores.")] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     as_json: Json = False,
@@ -81,7 +79,7 @@ def train(
 @app.command("neighbors", hidden=True)
 def neighbors(
     folder: Folder,
-    words: Annotated[list[str], typer.Argument(metavar="WORD...", help="Query words.")],
+    words: Annotated[list[str], typer.Argument(metavar="WORD", help="Query words.")],
     top_k: TopK = 10,
     as_json: Json = False,
 ) -> None:

@@ -19,7 +19,7 @@ def precision_name(value: Any) -> Any:
 
 
 class ScheduleConfig(Settings):
-    """The learning rate schedule: linear warmup to `lr` over `warmup` steps, then one of
+    """Learning rate schedule: linear warmup to `lr`, then:
 
     inverse-sqrt   lr · √(warmup / step), the paper's (section 5.3)
     linear         linear decay to min_lr_ratio · lr at the last step

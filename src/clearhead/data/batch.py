@@ -19,7 +19,7 @@ from clearhead.data.token_store import concat_ranges
 from clearhead.ops.cross_entropy import IGNORED
 from clearhead.ops.masks import Documents
 
-TOKEN_MULTIPLE, DOCUMENT_MULTIPLE = 256, 256  # sizes that `Batch.rounded` rounds up to
+TOKEN_MULTIPLE, DOCUMENT_MULTIPLE = 256, 256  # sizes that `Batch.pad_to_bucket` rounds up to
 
 
 @dataclass(frozen=True)
@@ -90,18 +90,18 @@ class Batch:
         Appends documents of padding, none longer than `max_length`, and empty ones; their labels are ignored.
         """
         tensors, documents = dict(self.tensors), {}
-        longest = {side: min(max_length, -(-docs.max_length // 128) * 128) for side, docs in self.documents.items()}
+        max_lengths = {side: min(max_length, -(-docs.max_length // 128) * 128) for side, docs in self.documents.items()}
         added = {side: 8 + -(docs.total + 8) % TOKEN_MULTIPLE for side, docs in self.documents.items()}  # at least 8
-        padding_docs = max(-(-added[side] // longest[side]) for side in added)
+        padding_docs = max(-(-added[side] // max_lengths[side]) for side in added)
         for side, docs in self.documents.items():
-            real = len(docs.lengths)
-            count = -(-(real + padding_docs) // DOCUMENT_MULTIPLE) * DOCUMENT_MULTIPLE
+            num_docs = len(docs.lengths)
+            count = -(-(num_docs + padding_docs) // DOCUMENT_MULTIPLE) * DOCUMENT_MULTIPLE
             padding_lengths = torch.full((padding_docs,), added[side] // padding_docs)
             padding_lengths[: added[side] % padding_docs] += 1
             lengths = torch.zeros(count, dtype=torch.long)
-            lengths[:real] = docs.lengths
-            lengths[real : real + padding_docs] = padding_lengths
-            documents[side] = Documents(lengths, longest[side], docs.total + added[side])
+            lengths[:num_docs] = docs.lengths
+            lengths[num_docs : num_docs + padding_docs] = padding_lengths
+            documents[side] = Documents(lengths, max_lengths[side], docs.total + added[side])
             for name in ("target", "labels") if side == "target" else (side, "labels") if side == "ids" else (side,):
                 tensors[name] = F.pad(tensors[name], (0, added[side]), value=IGNORED if name == "labels" else 0)
         return replace(self, tensors=tensors, documents=documents)

@@ -48,10 +48,10 @@ class Dataset:
         stores = np.searchsorted(ends, positions, side="right")
         samples = np.empty_like(positions)
         for index in np.unique(stores):
-            here = stores == index
+            mask = stores == index
             count, size = int(counts[index]), int(sizes[index])
-            steps = (positions[here] - (ends[index] - count) + epoch * count) % size
-            samples[here] = Permutation(size, seed, int(index), 1)(steps) + sizes[:index].sum()
+            steps = (positions[mask] - (ends[index] - count) + epoch * count) % size
+            samples[mask] = Permutation(size, seed, int(index), 1)(steps) + sizes[:index].sum()
         return samples
 
     def group_by_store(self, samples: SampleIds, epoch: int) -> SampleIds:
@@ -67,21 +67,21 @@ class Dataset:
         ends = sizes.cumsum()
         stores = np.searchsorted(ends, samples, side="right")
         return [
-            (int(index), here := stores == index, samples[here] - (ends[index] - sizes[index]))
+            (int(index), mask := stores == index, samples[mask] - (ends[index] - sizes[index]))
             for index in np.unique(stores)
         ]
 
     def lengths(self, samples: SampleIds, epoch: int) -> NDArray[np.int64]:
         """Return the tokens of each side of each sample: (B, sides)."""
         parts = [
-            (here, self.task.lengths(self.stores[index], local_ids, epoch))
-            for index, here, local_ids in self._by_store(samples, epoch)
+            (mask, self.task.lengths(self.stores[index], local_ids, epoch))
+            for index, mask, local_ids in self._by_store(samples, epoch)
         ]
         if len(parts) == 1:
             return parts[0][1]
         result = np.empty((len(samples), parts[0][1].shape[1]), np.int64)
-        for here, lengths in parts:
-            result[here] = lengths
+        for mask, lengths in parts:
+            result[mask] = lengths
         return result
 
     def batch(self, samples: SampleIds, epoch: int, seed: int) -> Batch:

@@ -113,7 +113,7 @@ def read_corpus(corpus: Corpus, columns: tuple[str, ...], source_url: str = "") 
 
 
 def _rename_labels(record: Record, columns: tuple[str, ...], names: dict[str, str]) -> Record:
-    """Map the label or tags of a record as `corpus.rename` says."""
+    """Map the label or tags of a record by `corpus.rename`."""
     values = list(record.values)
     for index, column in enumerate(columns):
         if column == "label":
@@ -201,15 +201,15 @@ def _json_lines(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterato
     for number, line in _lines(path):
         if not line.strip():
             continue
-        place = Location(str(path), number)
-        item = _parse_json(line, place, "write one object per line")
+        location = Location(str(path), number)
+        item = _parse_json(line, location, "write one object per line")
         if not isinstance(item, dict):
-            raise UserError(f"{place}: {type(item).__name__}, not an object; write one object per line")
+            raise UserError(f"{location}: {type(item).__name__}, not an object; write one object per line")
         for name in names:
             if name not in item:
-                raise UserError(f"{place}: no key {name!r}{nearest(name, list(item))}")
+                raise UserError(f"{location}: no key {name!r}{nearest(name, list(item))}")
         values = [item[name] for name in names]
-        yield Record(place, (*values, [values[2]]) if columns == ANSWERS_WITH_REFERENCES else tuple(values))
+        yield Record(location, (*values, [values[2]]) if columns == ANSWERS_WITH_REFERENCES else tuple(values))
 
 
 def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
@@ -230,7 +230,7 @@ def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
             tokens, tags, first = [], [], number + 1
             continue
         if len(parts) < 2 or not all(part.strip(" ") for part in parts):  # some corpora have other whitespace as tokens
-            raise UserError(f"{path}, line {number}: {line[:40]!r} has no tag beside its token; write `token tag`")
+            raise UserError(f"{path}, line {number}: {line[:40]!r} has no tag after its token; write `token tag`")
         if max(abs(token), abs(tag)) > len(parts):
             raise UserError(
                 f"{path}, line {number}: only {len(parts)} columns, but columns names {token} and {tag}; change it"
@@ -257,9 +257,9 @@ def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
                     answers = [] if question.get("is_impossible") else question["answers"]
                     answer = (answers[0]["text"], answers[0]["answer_start"]) if answers else ("", 0)
                     references = [[each["text"] for each in answers]] if columns == ANSWERS_WITH_REFERENCES else []
-                    place = Location(str(path), str(question.get("id", number)), "question")
+                    location = Location(str(path), str(question.get("id", number)), "question")
                     values = (paragraph["context"], question["question"], *answer, *references)
-                    yield Record(place, values, str(article.get("title", "")))
+                    yield Record(location, values, str(article.get("title", "")))
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(
             f"{path}, question {number}: not in SQuAD format ({error!r}); expected data > paragraphs > qas > answers"

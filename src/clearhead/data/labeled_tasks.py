@@ -39,7 +39,7 @@ def add_special_tokens(
     prefix, suffix = special_prefix_suffix(tokenizer)
     room = max_length - len(prefix) - len(suffix) * (1 if second is None else 2)
     n, m = len(first), len(second or ())
-    if n + m > room:  # each keeps at least half of the room, or all of its tokens
+    if n + m > room:  # each keeps at least half of `room`, or all of its tokens
         half = room // 2
         n, m = (room - m, m) if m <= half else (n, room - n) if n <= half else (room - half, half)
     ids = [*prefix, *first[:n], *suffix]

@@ -20,7 +20,8 @@ from clearhead.data.token_store import Row, TokenStore, concat_ranges
 from clearhead.ops.cross_entropy import IGNORED
 from clearhead.text import Tokenizer
 
-MASK_RATIO, RANDOM_RATIO = 0.8, 0.1  # of the chosen tokens: [MASK], a random token; the rest stays
+# Fractions of selected tokens replaced by [MASK] and by a random token; the rest are unchanged
+MASK_RATIO, RANDOM_RATIO = 0.8, 0.1
 # Purposes of random draws, part of the hash
 DRAW_OTHER_ROW, DRAW_SWAP, DRAW_CHOOSE, DRAW_ACTION, DRAW_REPLACEMENT = range(1, 6)
 
@@ -29,7 +30,7 @@ class MaskedLanguageModel(Task):
     """Documents cut into samples of up to `max_length` tokens; with next_sentence, each has two segments.
 
     A row is (ids, cut, document): the second segment starts at `cut`. In half of the samples it is replaced by as many
-    tokens from the end of a row of another document, so that length does not give the label away.
+    tokens from the end of a row of another document, so that length does not reveal the label.
     """
 
     columns = TEXT
@@ -95,13 +96,15 @@ class MaskedLanguageModel(Task):
         rows = samples + self._row_range(store)[0]
         second_rows, swapped = self._second_rows(store, rows, epoch, seed)
         starts, sizes = store.spans("ids", rows)
-        n = store.gather("cut", rows)[0].astype(np.int64)
+        first_lengths = store.gather("cut", rows)[0].astype(np.int64)
         second_starts, second_sizes = store.spans("ids", second_rows)
-        m = np.minimum(sizes - n, second_sizes)
+        second_lengths = np.minimum(sizes - first_lengths, second_sizes)
         values = store.fields["ids"][0]
-        first = values[concat_ranges(starts, n)]
-        second = values[concat_ranges(second_starts + second_sizes - m, m)]
-        ids, lengths, segments = join_segments(first, n, second, m, self.cls_id, self.sep_id, self.config.next_sentence)
+        first = values[concat_ranges(starts, first_lengths)]
+        second = values[concat_ranges(second_starts + second_sizes - second_lengths, second_lengths)]
+        ids, lengths, segments = join_segments(
+            first, first_lengths, second, second_lengths, self.cls_id, self.sep_id, self.config.next_sentence
+        )
         chosen, masked = self._mask(ids, lengths, rows, epoch, seed)
         fields = {"ids": masked, "segments": segments, "labels": np.where(chosen, ids, IGNORED)}
         per_row = {"next_sentence": swapped.astype(np.int64)} if self.config.next_sentence else None
@@ -152,24 +155,24 @@ def _is_row_minimum(values: NDArray[np.float64], lengths: NDArray[np.int64]) -> 
 
 def join_segments(
     first: NDArray[np.integer],
-    n: NDArray[np.int64],
+    first_lengths: NDArray[np.int64],
     second: NDArray[np.integer],
-    m: NDArray[np.int64],
+    second_lengths: NDArray[np.int64],
     cls_id: int,
     sep_id: int,
     pairs: bool,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return ids, lengths and segments of `cls first sep` or, for pairs, `cls first sep second sep`.
 
-    `first` and `second` are concatenated rows of lengths `n` and `m` (B,).
+    `first` and `second` are concatenated rows of lengths `first_lengths` and `second_lengths` (B,).
     """
-    lengths = n + 2 + (m + 1 if pairs else 0)
+    lengths = first_lengths + 2 + (second_lengths + 1 if pairs else 0)
     starts = lengths.cumsum() - lengths
     ids = np.full(int(lengths.sum()), sep_id, np.int64)
     ids[starts] = cls_id
-    ids[concat_ranges(starts + 1, n)] = first
+    ids[concat_ranges(starts + 1, first_lengths)] = first
     segments = np.zeros(len(ids), np.int64)
     if pairs:
-        ids[concat_ranges(starts + n + 2, m)] = second
-        segments[concat_ranges(starts + n + 2, m + 1)] = 1
+        ids[concat_ranges(starts + first_lengths + 2, second_lengths)] = second
+        segments[concat_ranges(starts + first_lengths + 2, second_lengths + 1)] = 1
     return ids, lengths, segments

@@ -50,21 +50,23 @@ def evaluate(
     labels: Mapping[str, str] | None = None,
     beam: int = 4,
     lowercase: bool = False,
-    moses: str = "",
+    tokenized_bleu: str = "",
     unseen: bool = False,
     log: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
     """Score a model (or its name) on the test set of its recipe, or on `data`: files, a Corpus or its settings.
 
     `format` (tsv, csv, conll, …), `columns` ({"text": 1, "label": 2}) and `labels` ({"1": "World"}) describe the files;
-    by default they are as in the recipe. `moses` also gives BLEU on sacremoses tokens of that language; `unseen` also
-    scores the texts that no training text contains.
+    by default they are as in the recipe. `tokenized_bleu` also computes BLEU after Moses tokenization for that
+    language; `unseen` also scores only the texts that do not occur in the training data.
     """
     loaded = model if isinstance(model, Model) else load(model)
     if data is None and (format or columns or labels):
         raise UserError("data: missing; format, columns and labels describe its files")
     corpora = [] if data is None else [corpus_of(loaded.data, data, format, columns, labels)]
-    return Evaluation(score(loaded, corpora, beam=beam, lowercase=lowercase, moses=moses, unseen=unseen, log=log))
+    return Evaluation(
+        score(loaded, corpora, beam=beam, lowercase=lowercase, tokenized_bleu=tokenized_bleu, unseen=unseen, log=log)
+    )
 
 
 def corpus_of(
@@ -74,7 +76,7 @@ def corpus_of(
     columns: Mapping[str, int | str] | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> Corpus:
-    """The files as a corpus of the format of the recipe's own data, unless told otherwise; two files are parallel."""
+    """The files as a corpus in the format of the recipe's data, unless overridden; two files are parallel."""
     if isinstance(data, Corpus):
         return data
     if isinstance(data, Mapping):

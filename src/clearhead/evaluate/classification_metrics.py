@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
-from clearhead.text.correlation import paired
+from clearhead.text.correlation import check_paired
 from clearhead.text.entities import entities
 
 
@@ -39,13 +39,13 @@ class AnswerScores(NamedTuple):
 
 def accuracy(predictions: Sequence[Hashable], references: Sequence[Hashable]) -> float:
     """Return the rate of equal labels."""
-    pairs = paired(predictions, references)
+    pairs = check_paired(predictions, references)
     return sum(prediction == reference for prediction, reference in pairs) / len(pairs)
 
 
 def binary_f1(predictions: Sequence[Hashable], references: Sequence[Hashable], positive: Hashable) -> F1:
     """Return the F1 of one label against all others."""
-    pairs = paired(predictions, references)
+    pairs = check_paired(predictions, references)
     correct = sum(prediction == reference == positive for prediction, reference in pairs)
     return _f1(correct, sum(p == positive for p, _ in pairs), sum(r == positive for _, r in pairs))
 
@@ -70,7 +70,7 @@ def confusion_matrix(
     predictions: Sequence[Hashable], references: Sequence[Hashable], labels: Sequence[Hashable]
 ) -> list[list[int]]:
     """Return counts by reference label (row) and predicted label (column), in the order of `labels`."""
-    pairs = Counter(paired(references, predictions))
+    pairs = Counter(check_paired(references, predictions))
     unknown = {label for pair in pairs for label in pair} - set(labels)
     if unknown:
         raise ValueError(f"labels: {min(map(repr, unknown))} occurs but is not among them")
@@ -81,7 +81,7 @@ def entity_f1(predictions: Sequence[Sequence[str]], references: Sequence[Sequenc
     """Return the F1 of entities from the tags of each text; type and span of an entity must both be correct."""
     predicted: dict[str, set[tuple[int, int, int]]] = defaultdict(set)
     actual: dict[str, set[tuple[int, int, int]]] = defaultdict(set)
-    for text, (prediction, reference) in enumerate(paired(predictions, references)):
+    for text, (prediction, reference) in enumerate(check_paired(predictions, references)):
         if len(prediction) != len(reference):
             raise ValueError(f"text {text}: {len(prediction)} predicted tags, but {len(reference)} reference tags")
         for spans, tags in ((predicted, prediction), (actual, reference)):
@@ -101,7 +101,8 @@ def squad_scores(predictions: Sequence[str], references: Sequence[Sequence[str]]
     extra spaces are ignored.
     """
     pairs = [
-        (_normalize(prediction), _normalize_all(answers)) for prediction, answers in paired(predictions, references)
+        (_normalize(prediction), _normalize_all(answers))
+        for prediction, answers in check_paired(predictions, references)
     ]
     exact = sum(prediction in answers for prediction, answers in pairs)
     f1 = math.fsum(max(_word_f1(prediction, answer) for answer in answers) for prediction, answers in pairs)
@@ -112,7 +113,7 @@ def _label_counts(
     predictions: Sequence[Hashable], references: Sequence[Hashable]
 ) -> dict[Hashable, tuple[int, int, int]]:
     """Return for each label how often it was correct, predicted and in the references."""
-    pairs = paired(predictions, references)
+    pairs = check_paired(predictions, references)
     correct = Counter(prediction for prediction, reference in pairs if prediction == reference)
     predicted, actual = Counter(predictions), Counter(references)
     return {label: (correct[label], predicted[label], actual[label]) for label in predicted | actual}

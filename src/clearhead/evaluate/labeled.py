@@ -21,7 +21,7 @@ from clearhead.evaluate.classification_metrics import (
     squad_scores,
 )
 from clearhead.predict import Model
-from clearhead.predict.encode_batch import InvalidText, clean, label_names
+from clearhead.predict.encode_batch import InvalidText, label_names, normalize_texts
 from clearhead.text.correlation import pearson, spearman
 from clearhead.text.entities import is_bio_scheme
 
@@ -57,7 +57,7 @@ def eval_records(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> l
     for side in range(2 if data.text_pairs or data.task in ("similarity", "answering") else 1):
         for record in kept:
             check_text(record, record.values[side])
-        texts = clean(model, [record.values[side] for record in kept])
+        texts = normalize_texts(model, [record.values[side] for record in kept])
         encoded = zip(texts, model.tokenizer.encode_batch(texts), strict=True)
         kept = [record for record, (text, ids) in zip(kept, encoded, strict=True) if not is_empty(text, ids)]
     return kept

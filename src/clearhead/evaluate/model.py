@@ -15,11 +15,12 @@ from clearhead.data.build_datasets import raw_records
 from clearhead.data.cleaning import hash_fraction, normalize_text
 from clearhead.data.formats import TEXT, TRANSLATION, Record
 from clearhead.errors import UserError
-from clearhead.evaluate.bleu import bleu, chrf, tokenized_bleu
+from clearhead.evaluate.bleu import bleu, chrf
+from clearhead.evaluate.bleu import tokenized_bleu as bleu_of_tokens
 from clearhead.evaluate.labeled import eval_records, records, score_labeled
 from clearhead.model import Decoder, Encoder
 from clearhead.predict import Model
-from clearhead.predict.encode_batch import limit
+from clearhead.predict.encode_batch import max_length
 
 Log = Callable[[str], None]
 MAX_EXPONENT = 700  # exp() of more overflows a float
@@ -31,14 +32,14 @@ def evaluate(
     *,
     beam: int = 4,
     lowercase: bool = False,
-    moses: str = "",
+    tokenized_bleu: str = "",
     unseen: bool = False,
     log: Log = lambda line: None,
 ) -> dict[str, Any]:
     """Return the metrics of a model on corpora, by default on the test (else validation, else held-out) set.
 
-    `lowercase` and `moses` (the language of sacremoses tokens) are for comparison with published scores; `unseen` adds
-    the metrics of texts that occur in no training text.
+    `lowercase` and `tokenized_bleu` (the language of Moses tokenization) are for comparison with published scores;
+    `unseen` adds the metrics of texts that do not occur in the training data.
     """
     data = model.data or _guess_task(model)
     recipe_data, has_corpora = data, bool(corpora)
@@ -48,9 +49,9 @@ def evaluate(
     if not corpora and not (data.held_out and data.train):
         raise UserError("data: this model's recipe names no test or validation set; name one with --data")
     if not corpora:
-        log(f"there is no test set; using the {data.held_out:.3%} of the training data that were held out")
+        log(f"no test set; using the held-out {data.held_out:.1%} of the training data")
     if data.task == "translation":
-        return _evaluate_translation(model, data, corpora, beam, lowercase, moses, log)
+        return _evaluate_translation(model, data, corpora, beam, lowercase, tokenized_bleu, log)
     if data.task == "language-model":
         return _evaluate_language_model(model, data, corpora)
     if data.task == "masked-language-model":
@@ -68,8 +69,8 @@ def _guess_task(model: Model) -> DataConfig:
     task = model.extra.get("task") or ("similarity" if "pooling" in model.extra else None)
     if task is None:
         name = model.name or "this model"
-        raise UserError(f"{name} does not say what it was trained for; fine-tune it with a recipe")
-    settings = {"task": task, "max_length": limit(model), "pooling": model.extra.get("pooling", "mean")}
+        raise UserError(f"{name}: no task in config.json; fine-tune it with a recipe")
+    settings = {"task": task, "max_length": max_length(model), "pooling": model.extra.get("pooling", "mean")}
     return DataConfig.build(settings, where="config.json")
 
 
@@ -118,16 +119,16 @@ def _evaluate_masked_language_model(model: Model, data: DataConfig, corpora: Seq
                     pairs += len(follows)
                     correct_pairs += int((follows == batch["next_sentence"]).sum())
     loss = total_loss / max(1, tokens)
-    result = {"words": tokens, "loss": loss, "perplexity": _perplexity(loss), "accuracy": correct / max(1, tokens)}
+    result = {"tokens": tokens, "loss": loss, "perplexity": _perplexity(loss), "accuracy": correct / max(1, tokens)}
     return result | ({"next_sentence_accuracy": correct_pairs / pairs} if pairs else {})
 
 
 def _evaluate_translation(
-    model: Model, data: DataConfig, corpora: Sequence[Corpus], beam: int, lowercase: bool, moses: str, say: Log
+    model: Model, data: DataConfig, corpora: Sequence[Corpus], beam: int, lowercase: bool, language: str, log: Log
 ) -> dict[str, Any]:
-    tokenize = _moses_tokenizer(moses) if moses else None
+    tokenize = _moses_tokenizer(language) if language else None
     sources, references = pairs(data, corpora)
-    say(f"translating {len(sources):,} texts with beam {beam} …")
+    log(f"translating {len(sources):,} texts with beam {beam} …")
     outputs = [output.text for output in model.translate(sources, beam=beam)]
     corpora = corpora or data.train
     chinese = any(corpus.format == "embedded" and corpus.languages[-1] == "zh" for corpus in corpora)
@@ -138,7 +139,7 @@ def _evaluate_translation(
     result: dict[str, Any] = {"texts": len(sources), "beam": beam}
     if tokenize is not None:
         output_tokens, reference_tokens = ([tokenize(text) for text in texts] for texts in (outputs, references))
-        score = tokenized_bleu(output_tokens, reference_tokens, lowercase=lowercase)
+        score = bleu_of_tokens(output_tokens, reference_tokens, lowercase=lowercase)
         result |= {"tokenized_bleu": score.value, "tokenized_signature": score.signature}
     for score in scores:
         result |= {score.name.lower(): score.value, f"{score.name.lower()}_signature": score.signature}
@@ -164,7 +165,7 @@ def _moses_tokenizer(language: str) -> Callable[[str], list[str]]:
     try:
         from sacremoses import MosesTokenizer  # type: ignore[import-not-found]
     except ImportError:
-        raise UserError("moses: the package sacremoses is not installed; pip install sacremoses") from None
+        raise UserError("--tokenized-bleu: needs sacremoses; pip install 'clearhead[evaluation]'") from None
     tokenizer = MosesTokenizer(lang=language)
     return lambda text: list(tokenizer.tokenize(text, escape=False))
 

@@ -40,8 +40,8 @@ def generate(
 ) -> list[list[GenerationOutput]]:
     """Return for each prompt the `n_best` hypotheses of beam search, or `samples` outputs of greedy search or sampling.
 
-    `end` is the EOS id, or several. Row n samples with seeds[n], by default n. A draft speeds up decoding and does not
-    change the output (see `speculative`).
+    Prompt n samples with seeds[n], by default n. A draft speeds up decoding and does not change the output (see
+    `speculative`).
     """
     if config.align:
         raise UserError("align: only a translator has a source to align with; set it to false")
@@ -60,7 +60,7 @@ def translate(
     stop_strings: StopStrings | None = None,
     draft: Draft | None = None,
 ) -> list[list[GenerationOutput]]:
-    """Translate sources; `begin` is the BOS id of the target. A target continues its prefix, which is not returned."""
+    """Translate sources. A target continues its prefix, if any, which is not returned."""
     prompts = [[bos_id, *prefix] for prefix in (prefixes if prefixes is not None else [()] * len(sources))]
     if len(prompts) != len(sources):
         raise ValueError(f"{len(sources)} sources, but {len(prompts)} prefixes; give one for each, or none")
@@ -73,18 +73,18 @@ def _generate(
     prompts: Sequence[TokenIds],
     sources: Sequence[TokenIds] | None,
     config: GenerationConfig,
-    end: EosIds,
+    eos_ids: EosIds,
     seeds: Sequence[int] | None,
     stop_strings: StopStrings | None,
     draft: Draft | None,
 ) -> list[list[GenerationOutput]]:
-    eos_ids = eos_tuple(end)
+    eos = eos_tuple(eos_ids)
     seeds = range(len(prompts)) if seeds is None else seeds
     if len(seeds) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts, but {len(seeds)} seeds; give one for each")
     if config.beam > 1 and (stop_strings is not None or draft is not None):
         raise UserError("beam search takes no stop strings and no draft; use beam=1")
-    validate(network, prompts, sources, config, eos_ids)
+    validate(network, prompts, sources, config, eos)
 
     def run(batch: list[int]) -> list[list[GenerationOutput]]:
         batch_prompts = [prompts[index] for index in batch]
@@ -93,9 +93,9 @@ def _generate(
         with torch.inference_mode():
             if config.beam > 1:
                 runner, logits = prefill(network, batch_prompts, batch_sources, config)
-                return BeamSearch(runner, logits, batch_prompts, config, eos_ids).run()
+                return BeamSearch(runner, logits, batch_prompts, config, eos).run()
             outputs = prepare_batch(
-                network, batch_prompts, batch_sources, config, eos_ids, batch_seeds, stop_strings, draft
+                network, batch_prompts, batch_sources, config, eos, batch_seeds, stop_strings, draft
             ).run()
         return [outputs[n : n + config.samples] for n in range(0, len(outputs), config.samples)]
 
@@ -109,9 +109,9 @@ def _generate(
     return run_in_batches(lengths, max(1, config.batch_tokens // branches), rows, run, workers)
 
 
-def eos_tuple(end: EosIds) -> tuple[int, ...]:
+def eos_tuple(eos_ids: EosIds) -> tuple[int, ...]:
     """Return one or several EOS ids as a tuple."""
-    return (end,) if isinstance(end, int) else tuple(end)
+    return (eos_ids,) if isinstance(eos_ids, int) else tuple(eos_ids)
 
 
 def max_batch_size(network: ModelConfig, config: GenerationConfig, max_length: int, memory: int) -> int:

@@ -2,8 +2,8 @@
 
 B batch · P prompt tokens · T new tokens · K beams · D model dim · V vocabulary
 
-Every search runs on this: `start` is the prefill, `next` a decode step. Between steps a search may drop, repeat or
-rewind rows, or split each row into beams. Faster decode steps override `next`.
+Every search runs on this: `prefill`, then one `decode_step` per token. Between steps a search may drop, repeat or
+rewind rows, or split each row into beams. Faster decode steps override `decode_step`.
 """
 
 from __future__ import annotations

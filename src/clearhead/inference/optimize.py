@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from clearhead.inference.decode_layer import use_decode_layers
 from clearhead.inference.fused_layers import FusedAttention, FusedFeedForward
+from clearhead.inference.llama_decode_layer import use_decode_layers
 from clearhead.model import Decoder, Network
 from clearhead.model.attention import Attention
 from clearhead.model.embedding import Embedding

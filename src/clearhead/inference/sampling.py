@@ -135,6 +135,6 @@ def _logical_shift_right(x: Tensor, bits: int) -> Tensor:
 
 
 def sample_seeds(seeds: Sequence[int], samples: int) -> list[int]:
-    """Return `samples` seeds for each row, row after row; the first of each is the row's own seed."""
-    own, index = torch.tensor(seeds)[:, None], torch.arange(samples)
-    return torch.where(index == 0, own, splitmix64(own + index * MIX2)).flatten().tolist()
+    """Return `samples` seeds for each row, row after row; the first of each is the row's given seed."""
+    given, index = torch.tensor(seeds)[:, None], torch.arange(samples)
+    return torch.where(index == 0, given, splitmix64(given + index * MIX2)).flatten().tolist()

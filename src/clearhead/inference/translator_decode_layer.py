@@ -90,13 +90,13 @@ class TranslatorDecodeLayer(Layer):
         encoder_output: Tensor | None = None,
         cross_mask: Mask | None = None,
         cache: LayerKVCache | None = None,
-        padding_mask: Tensor | None = None,
+        norm_mask: Tensor | None = None,
     ) -> Tensor:
         """(B, K, D) to (B, K, D)."""
         tree, (rows, tokens, dim) = mask.tree, x.shape
         is_step = tree is not None or (tokens == 1 and isinstance(mask.start, int))
         if cache is None or cache.source is None or not is_step or x.dtype != torch.float32:
-            return super().forward(x, mask, rope, encoder_output, cross_mask, cache, padding_mask)
+            return super().forward(x, mask, rope, encoder_output, cross_mask, cache, norm_mask)
         assert cross_mask is not None
         qkv, output, cross_query, cross_output, up, down = self.linears
         state = self._begin(x.reshape(rows * tokens, dim))
@@ -180,7 +180,7 @@ class NativeTranslatorDecodeLayer(TranslatorDecodeLayer):
         return state.residual
 
     def _linear(self, linear: Any, x: Any) -> GemmOutput:
-        return linear.packed().raw(x) if self.quantized else GemmOutput(linear.forward(x))
+        return linear.packed().matmul(x) if self.quantized else GemmOutput(linear.forward(x))
 
     def _project(self, state: ResidualState, sublayer: int, linear: Any) -> GemmOutput:
         return self._linear(linear, state.linear_input)

@@ -37,7 +37,7 @@ class AttentionTrace:
 
 @contextmanager
 def capture_attention(network: nn.Module) -> Iterator[dict[str, AttentionTrace]]:
-    """Capture every attention layer that runs inside the `with`, by module name; the last pass counts.
+    """Capture every attention layer that runs inside the `with`, by module name; later passes overwrite earlier ones.
 
         with capture_attention(network) as traces:
             network(ids)
@@ -72,17 +72,17 @@ def trace_attention(
     x: Tensor,
     mask: Any,
     encoder_output: Any = None,
-    rotation: Any = None,
+    rope: Any = None,
     cache: Any = None,
 ) -> AttentionTrace:
     """Recompute the layer on the same input with the reference attention."""
-    q = layer.project_q(x, rotation)
+    q = layer.project_q(x, rope)
     if not layer.is_cross and cache is not None:  # the pass has just written this step's keys
         k, v = cache.read()
     elif layer.is_cross and cache is not None:
         k, v = cache.source
     else:
-        k, v = layer.project_kv(encoder_output if layer.is_cross else x, rotation)
+        k, v = layer.project_kv(encoder_output if layer.is_cross else x, rope)
     heads, weights = attention_with_weights(q, k, v, replace(mask, pattern=layer.pattern))
     return AttentionTrace(weights, q, k, v, per_head_updates(layer, heads), layer.output.bias, output)
 

@@ -88,23 +88,25 @@ def inspect_network(
     network: Network,
     source: Tokens | None,
     target: Tokens | None,
-    show: Callable[[int], str],
+    decode_token: Callable[[int], str],
     *,
     top: int = 5,
     segments: Tensor | None = None,
 ) -> Inspection:
-    """Run one pass without padding or cache; `show` gives the string of a token for the lens."""
+    """Run one pass without padding or cache; `decode_token` gives the string of a token for the lens."""
     device = next(network.parameters()).device
-    read, written = (None if side is None else torch.tensor([side.ids], device=device) for side in (source, target))
+    source_ids, target_ids = (
+        None if side is None else torch.tensor([side.ids], device=device) for side in (source, target)
+    )
     lens_stack = network.encoder if isinstance(network, Encoder) else network.decoder
     with torch.no_grad(), capture_attention(network) as traces, _capture_layers(lens_stack) as hidden:
         if isinstance(network, EncoderDecoder):
-            network.decode(written, network.encode(read))  # type: ignore[arg-type]
+            network.decode(target_ids, network.encode(source_ids))  # type: ignore[arg-type]
         elif isinstance(network, Decoder):
-            network.decode(written)  # type: ignore[arg-type]
+            network.decode(target_ids)  # type: ignore[arg-type]
         elif isinstance(network, Encoder):
-            network.encode(read, segments=segments)  # type: ignore[arg-type]
-        lens = _lens(network, lens_stack, hidden, show, top)
+            network.encode(source_ids, segments=segments)  # type: ignore[arg-type]
+        lens = _lens(network, lens_stack, hidden, decode_token, top)
     encoder, decoder = ([name for name in traces if name.startswith(f"{stack}.")] for stack in ("encoder", "decoder"))
     return Inspection(
         network.config.family,
@@ -130,14 +132,14 @@ def _capture_layers(stack: Stack) -> Iterator[list[Tensor]]:
 
 
 def _lens(
-    network: Network, stack: Stack, hidden: list[Tensor], show: Callable[[int], str], top: int
+    network: Network, stack: Stack, hidden: list[Tensor], decode_token: Callable[[int], str], top: int
 ) -> LogitLens | None:
     if network.heads.lm_head is None:
         return None
     layers = [network.logits(x if stack.norm is None else stack.norm(x, None))[0] for x in hidden]  # L of (T, V)
     values, ids = zip(*(layer.float().log_softmax(-1).topk(min(top, layer.shape[-1])) for layer in layers), strict=True)
     tokens = torch.stack(ids).cpu()
-    texts = tuple(tuple(tuple(map(show, row)) for row in layer) for layer in tokens.tolist())
+    texts = tuple(tuple(tuple(map(decode_token, row)) for row in layer) for layer in tokens.tolist())
     return LogitLens(tokens, torch.stack(values).cpu(), texts)
 
 

@@ -14,7 +14,7 @@ ADAM_BYTES = 16  # per parameter, in fp32: weight, gradient, and Adam's two mome
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of a model at a context length. Memory is in bytes; training memory leaves out activations."""
+    """Bytes of memory and FLOPs of a model at a context length; training memory leaves out activations."""
 
     parameters: int
     weight_bytes: int

@@ -13,18 +13,18 @@ from clearhead.model.positions import sinusoidal_positions
 class Embedding(nn.Module):
     """Input embedding (sections 3.4 and 3.5); BERT adds segments and a norm."""
 
-    def __init__(self, config: ModelConfig, vocabulary: int):
+    def __init__(self, config: ModelConfig, vocab_size: int):
         super().__init__()
         self.scale = math.sqrt(config.dim) if config.scale_embedding else 1.0
         self.sinusoid = config.sinusoid  # None unless positions are sinusoidal
-        self.tokens = _empty_embedding(vocabulary, config.dim)
+        self.tokens = _empty_embedding(vocab_size, config.dim)
         self.positions = _empty_embedding(config.max_positions, config.dim) if config.position == "learned" else None
         self.segments = _empty_embedding(config.segments, config.dim) if config.segments else None
         self.norm = build_norm(config) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, ids: Tensor, positions: Tensor, segments: Tensor | None = None, padding_mask: Tensor | None = None
+        self, ids: Tensor, positions: Tensor, segments: Tensor | None = None, norm_mask: Tensor | None = None
     ) -> Tensor:
         """Embed ids (B, T) at positions (B or 1, T): (B, T, D). Without `segments` every token is in segment 0."""
         try:
@@ -43,10 +43,10 @@ class Embedding(nn.Module):
         if self.segments is not None:
             x = x + (self.segments.weight[0] if segments is None else self.segments(segments))
         if self.norm is not None:
-            x = self.norm(x, padding_mask)
+            x = self.norm(x, norm_mask)
         return self.dropout(x)
 
 
 def _empty_embedding(entries: int, dim: int) -> nn.Embedding:
-    """Return an uninitialized embedding: `init_weights` draws it, and nn.Embedding would draw it a first time."""
+    """Skip nn.Embedding's own initialization; `init_weights` does it."""
     return nn.Embedding.from_pretrained(torch.empty(entries, dim), freeze=False)

@@ -41,18 +41,18 @@ class Layer(nn.Module):
         encoder_output: Tensor | None = None,
         cross_mask: Mask | None = None,
         cache: LayerKVCache | None = None,
-        padding_mask: Tensor | None = None,
+        norm_mask: Tensor | None = None,
     ) -> Tensor:
-        """x (B, T, D) to (B, T, D); `encoder_output` (B, S, D), `padding_mask` (B, T)."""
-        x = self._add(x, self.attention_norm, padding_mask, lambda h: self.attention(h, mask, None, rope, cache))
+        """x (B, T, D) to (B, T, D); `encoder_output` (B, S, D), `norm_mask` (B, T)."""
+        x = self._add(x, self.attention_norm, norm_mask, lambda h: self.attention(h, mask, None, rope, cache))
         if (cross := self.cross_attention) is not None and self.cross_norm is not None:
-            x = self._add(x, self.cross_norm, padding_mask, lambda h: cross(h, cross_mask, encoder_output, None, cache))
-        return self._add(x, self.feed_forward_norm, padding_mask, self.feed_forward)
+            x = self._add(x, self.cross_norm, norm_mask, lambda h: cross(h, cross_mask, encoder_output, None, cache))
+        return self._add(x, self.feed_forward_norm, norm_mask, self.feed_forward)
 
     def _add(
-        self, x: Tensor, norm: nn.Module, padding_mask: Tensor | None, sublayer: Callable[[Tensor], Tensor]
+        self, x: Tensor, norm: nn.Module, norm_mask: Tensor | None, sublayer: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Add the output of a sublayer to x, with its norm and dropout."""
         if self.pre:
-            return x + self.dropout(sublayer(norm(x, padding_mask)))
-        return norm(x + self.dropout(sublayer(x)), padding_mask)
+            return x + self.dropout(sublayer(norm(x, norm_mask)))
+        return norm(x + self.dropout(sublayer(x)), norm_mask)

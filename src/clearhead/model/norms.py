@@ -1,6 +1,6 @@
 """LayerNorm, RMSNorm, and BatchNorm over the tokens that are not padding.   B batch · T tokens · D model dim
 
-All three have one interface, `norm(x, padding_mask)`; only BatchNorm uses the mask.
+All three have one interface, `norm(x, norm_mask)`; only BatchNorm uses the mask.
 """
 
 import torch
@@ -12,14 +12,14 @@ from clearhead.config import ModelConfig
 class LayerNorm(nn.LayerNorm):
     """Normalize each token to mean 0 and variance 1 over its features."""
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, norm_mask: Tensor | None = None) -> Tensor:
         return super().forward(x)
 
 
 class RMSNorm(nn.RMSNorm):
     """Normalize each token to root mean square 1 over its features; no mean, no bias."""
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, norm_mask: Tensor | None = None) -> Tensor:
         return super().forward(x)
 
 
@@ -40,18 +40,18 @@ class BatchNorm(nn.Module):
         self.register_buffer("mean", torch.zeros(dim))
         self.register_buffer("variance", torch.ones(dim))
 
-    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """x (…, D) to (…, D); `padding_mask` (…) is False at padding, None means no padding."""
+    def forward(self, x: Tensor, norm_mask: Tensor | None = None) -> Tensor:
+        """x (…, D) to (…, D); `norm_mask` (…) is False at padding, None means no padding."""
         mean, variance = self.mean, self.variance
         if self.training:
-            mean, variance = self._batch_statistics(x, padding_mask)
+            mean, variance = self._batch_statistics(x, norm_mask)
         out = (x - mean) * torch.rsqrt(variance + self.eps) * self.weight
         return (out if self.bias is None else out + self.bias).to(x.dtype)
 
-    def _batch_statistics(self, x: Tensor, padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _batch_statistics(self, x: Tensor, norm_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return mean and variance (D,) over the tokens, summed in fp32 or better; update the running statistics."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        keep = x.new_ones(x.shape[:-1]) if padding_mask is None else padding_mask.to(x.dtype)
+        keep = x.new_ones(x.shape[:-1]) if norm_mask is None else norm_mask.to(x.dtype)
         total = keep.sum()
         count = total.clamp(min=1)
         mean = torch.einsum("...d,...->d", x, keep) / count

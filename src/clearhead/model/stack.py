@@ -42,16 +42,16 @@ class Stack(nn.Module):
         """
         positions, mask = self._positions_and_mask(ids, lengths, documents, cache)
         rope = rope_cos_sin(self.config, positions) if self.config.position == "rotary" else None
-        padding_mask = None
+        norm_mask = None
         if lengths is not None and self.config.norm == "batch":  # the only norm over several tokens
-            padding_mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]  # (B, T)
-        x = self.embedding(ids, positions, segments, padding_mask)  # (B, T, D)
+            norm_mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]  # (B, T)
+        x = self.embedding(ids, positions, segments, norm_mask)  # (B, T, D)
         caches: Sequence[LayerKVCache | None] = [None] * len(self.layers) if cache is None else cache.layers
         for layer, layer_cache in zip(self.layers, caches, strict=True):
-            x = layer(x, mask, rope, encoder_output, cross_mask, layer_cache, padding_mask)
+            x = layer(x, mask, rope, encoder_output, cross_mask, layer_cache, norm_mask)
         if cache is not None:
             cache.advance(ids.shape[1], lengths)
-        return x if self.norm is None else self.norm(x, padding_mask)
+        return x if self.norm is None else self.norm(x, norm_mask)
 
     def _positions_and_mask(
         self, ids: Tensor, lengths: Tensor | None, documents: Documents | None, cache: KVCache | None

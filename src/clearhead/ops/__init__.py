@@ -3,7 +3,7 @@
 attention/          attention for any mask, and its backends; masks.py: masks as values
 cross_entropy.py    cross-entropy over chunks of the vocabulary
 gelu.py             GELU's tanh approximation
-linear/             fused, int8 and int4 linear layers
+linear/             packed, int8 and int4 linear layers
 adamw.py            AdamW
 triton/, native/    GPU and C kernels
 device.py           device names; malloc.py: glibc's allocator settings

@@ -30,7 +30,7 @@ def fused_adamw_supports(device: torch.device, dtype: torch.dtype, parameters: I
 
 
 class FusedAdamW:
-    """Steps a torch AdamW optimizer, using its state, and keeps `copies`: bf16 weights by name.
+    """Steps a torch AdamW optimizer, using its state, and keeps `bf16_weights`, copies by name.
 
     All parameter groups share a learning rate; weight decay may differ. Each parameter gets a gradient in every step or
     in none, so that all updated parameters have the same step count.

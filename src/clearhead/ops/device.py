@@ -12,17 +12,17 @@ def choose_device(name: str, local: int = 0) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"device: {name!r} is no device; use auto, cpu, cuda or cuda:0") from None
+        raise UserError(f"device: {name!r} is not a device; use auto, cpu, cuda or cuda:0") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("device: cuda was asked for, but torch sees no GPU here; use device=cpu")
+        raise UserError("device: cuda was requested, but torch sees no GPU here; use device=cpu")
     if device.type == "cuda" and (device.index or local) >= torch.cuda.device_count():
         raise UserError(
-            f"device: {name} was asked for, but there are {torch.cuda.device_count()} GPUs; use a lower number"
+            f"device: {name} was requested, but there are {torch.cuda.device_count()} GPUs; use a lower number"
         )
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", local)
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError("device: mps was asked for, but torch sees no Apple GPU here; use device=cpu")
+        raise UserError("device: mps was requested, but torch sees no Apple GPU here; use device=cpu")
     if device.type not in ("cuda", "cpu", "mps"):
         raise UserError(f"device: {name!r} is not supported; use auto, cpu, cuda or cuda:0")
     return device

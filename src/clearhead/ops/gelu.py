@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³))), elementwise: GPT's form of GELU."""
-    # Compiled, the equal x · sigmoid(…) costs a GPU fewer instructions; in fp16 the cube could overflow.
+    """x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³))), elementwise: the tanh approximation used by GPT-2."""
+    # Under torch.compile, the equivalent x · sigmoid(…) needs fewer GPU instructions; in fp16 the cube could overflow.
     if torch.compiler.is_compiling() and x.dtype != torch.float16:
         # Literals: with dynamic shapes torch.compile would turn module-level floats into inputs.
         return x * torch.sigmoid(x * (1.5957691216057308 + 0.07135481627260025 * x * x))
@@ -20,8 +20,8 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-CUBIC, SLOPE = 0.044715, math.sqrt(8 / math.pi)
-SLOPE_TENSOR, ONE = (torch.tensor(number, dtype=torch.float32, device="cpu") for number in (SLOPE, 1.0))
+CUBIC, SCALE = 0.044715, math.sqrt(8 / math.pi)
+SCALE_TENSOR, ONE = (torch.tensor(number, dtype=torch.float32, device="cpu") for number in (SCALE, 1.0))
 
 
 class SigmoidGelu(torch.autograd.Function):
@@ -32,10 +32,10 @@ class SigmoidGelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        cubic = CUBIC * SLOPE
-        gate = torch.addcmul(SLOPE_TENSOR, x, x, value=cubic).mul_(x).sigmoid_()
+        cubic = CUBIC * SCALE
+        gate = torch.addcmul(SCALE_TENSOR, x, x, value=cubic).mul_(x).sigmoid_()
         out = x * gate
-        derivative = torch.addcmul(SLOPE_TENSOR, x, x, value=3 * cubic).mul_(out)  # of sigmoid's argument, times out
+        derivative = torch.addcmul(SCALE_TENSOR, x, x, value=3 * cubic).mul_(out)  # of sigmoid's argument, times out
         ctx.save_for_backward(x, derivative.lerp_(ONE, gate))  # gate + (1 − gate) · derivative
         return out
 

@@ -12,7 +12,15 @@ from torch.nn import functional as F
 from clearhead.data.labeled_tasks import is_empty, special_prefix_suffix, window_starts
 from clearhead.errors import UserError
 from clearhead.model import Documents
-from clearhead.predict.encode_batch import InvalidText, Row, check_text, clean, head, limit, read
+from clearhead.predict.encode_batch import (
+    InvalidText,
+    Row,
+    check_text,
+    encode_packed,
+    get_head,
+    max_length,
+    normalize_texts,
+)
 from clearhead.predict.results import Answer, ranked
 
 if TYPE_CHECKING:
@@ -37,8 +45,8 @@ def answer(
     """
     if len(questions) != len(contexts):
         raise UserError(f"answer: {len(questions)} questions, but {len(contexts)} contexts; give one for each")
-    span_head = head(model, "span", "answer", "answering")
-    question_ids = model.tokenizer.encode_batch(clean(model, questions))
+    span_head = get_head(model, "span", "answer", "answering")
+    question_ids = model.tokenizer.encode_batch(normalize_texts(model, questions))
     for number, context in enumerate(contexts):
         check_text(number, context, "the context: ")
     unique = list(dict.fromkeys(contexts))  # many questions may share a long one
@@ -50,16 +58,16 @@ def answer(
         for name, text, ids in (("question", questions[number], question), ("context", contexts[number], tokens)):
             if is_empty(text, ids):
                 raise InvalidText(number, f"the {name} is empty; give some text")
-        half = limit(model) // 2
+        half = max_length(model) // 2
         if len(question) > half and not truncate:
             problem = f"the question has {len(question):,} tokens, but half of what the model reads is {half:,}"
-            raise InvalidText(number, f"{problem}; shorten it, or let it be cut")
+            raise InvalidText(number, f"{problem}; shorten it, or use truncate=True")
         starts.append(_add_windows(model, question[:half], tokens, rows))
 
-    def each(hidden: Tensor, documents: Documents, numbers: list[int]) -> list[Tensor]:
+    def predict(hidden: Tensor, documents: Documents, numbers: list[int]) -> list[Tensor]:
         return list(span_head(hidden[0]).float().cpu().split(documents.lengths.tolist()))  # (T, 2) each
 
-    logits = iter(read(model, rows, each))
+    logits = iter(encode_packed(model, rows, predict))
     row = iter(rows)
     results = []
     for context, tokens, begins in zip(contexts, context_tokens, starts, strict=True):
@@ -72,7 +80,7 @@ def _add_windows(model: Model, question: list[int], tokens: list[Token], rows: l
     """Append the windows of one context to `rows`; return the first token of each."""
     opens, closes = special_prefix_suffix(model.tokenizer)
     prefix = [*opens, *question, *closes]
-    room = limit(model) - len(prefix) - len(closes)
+    room = max_length(model) - len(prefix) - len(closes)
     stride = STRIDE if model.data is None else model.data.stride
     begins = window_starts(len(tokens), room, min(stride, room // 2))
     for begin in begins:

@@ -9,7 +9,7 @@ from clearhead.config.generation import EngineConfig
 from clearhead.inference import Engine, EngineRequest, EngineThread, GenerationOutput, StopStrings, run_in_order
 from clearhead.inference.sampling import sample_seeds
 from clearhead.model import Decoder, EncoderDecoder
-from clearhead.predict.generation import stop_strings, to_result
+from clearhead.predict.generate_texts import stop_strings, to_result
 from clearhead.predict.model import Model
 from clearhead.predict.options import EngineOptions, GenerationOptions
 from clearhead.predict.requests import requests
@@ -21,7 +21,7 @@ CACHE_TOKENS = 1 << 16  # default size of the cache, or twice the model's contex
 def engine_for(model: Model, **limits: Unpack[EngineOptions]) -> Engine:
     """An engine for a translator or a decoder; limits are those of EngineConfig, like max_batch_size=64."""
     family = EncoderDecoder if isinstance(model.network, EncoderDecoder) else Decoder
-    network = model.inference_as(family, "generate")
+    network = model.inference_network_for(family, "generate")
     config = EngineConfig.build({"cache_tokens": max(CACHE_TOKENS, 2 * model.config.max_positions), **limits})
     return Engine(network, eos_ids=model.special_tokens.eos_ids, tokenizer=model.tokenizers[-1], config=config)
 
@@ -38,9 +38,9 @@ def submit(
     """Queue a prompt to continue or, for a translator, a text to translate; options are those of GenerationConfig."""
     [(prompt, source, config)] = requests(model, [text], options)
     if source == []:  # an empty text stays empty
-        job = EngineRequest(prompt, source, config, seed, 1)
-        job.output = GenerationOutput([], finished=True)
-        return job
+        request = EngineRequest(prompt, source, config, seed, 1)
+        request.output = GenerationOutput([], finished=True)
+        return request
     return engine.submit(prompt, config, seed=seed, source=source, stop=stop)
 
 
@@ -55,27 +55,27 @@ def generate_batch_texts(
 ) -> Iterator[tuple[str, GenerationResult]]:
     """Yield each prompt with its generated text, `samples` times, in order: the texts of `generate`.
 
-    Prompts are read as the batch has room for them, so that a stream of any length takes little memory. None among
-    them means that no other is ready now.
+    Prompts are read as rows of the batch become free, so that a stream of any length takes little memory. None among
+    them means that no prompt is available now.
     """
     engine, prompt_of = engine_for(model), dict[EngineRequest, str]()
     stops = stop_strings(model, stop)
 
-    def jobs() -> Iterator[EngineRequest | None]:
+    def submit_all() -> Iterator[EngineRequest | None]:
         number = 0
         for prompt in prompts:
             if prompt is None:
                 yield None
                 continue
             for sample_seed in sample_seeds([seed + number], samples):
-                job = submit(model, engine, prompt, seed=sample_seed, stop=stop, **options)
-                prompt_of[job] = prompt
-                yield job
+                request = submit(model, engine, prompt, seed=sample_seed, stop=stop, **options)
+                prompt_of[request] = prompt
+                yield request
             number += 1
 
-    for job in run_in_order(engine, jobs()):
-        assert job.output is not None
-        yield prompt_of.pop(job), to_result(model, job.output, stops=stops)
+    for request in run_in_order(engine, submit_all()):
+        assert request.output is not None
+        yield prompt_of.pop(request), to_result(model, request.output, stops=stops)
 
 
 class ModelEngine:
@@ -113,21 +113,21 @@ class ModelEngine:
 class Request:
     """A submitted text: iterate over it for pieces as they are generated, or wait for its `result`."""
 
-    def __init__(self, engine: ModelEngine, job: EngineRequest, stops: StopStrings | None):
-        self.engine, self.job, self.stops = engine, job, stops
+    def __init__(self, engine: ModelEngine, engine_request: EngineRequest, stops: StopStrings | None):
+        self.engine, self.engine_request, self.stops = engine, engine_request, stops
 
     def __iter__(self) -> Iterator[str]:
         """The text in pieces; leaving the loop early cancels the request."""
-        return self.engine.worker.stream(self.job)
+        return self.engine.worker.stream(self.engine_request)
 
     def result(self) -> GenerationResult:
         """Wait for the text; a cancelled request has what was generated so far, unfinished."""
-        output = self.engine.worker.result(self.job)
+        output = self.engine.worker.result(self.engine_request)
         if output is None:
-            output = GenerationOutput(list(self.job.ids), finished=False)
+            output = GenerationOutput(list(self.engine_request.ids), finished=False)
         result: GenerationResult = to_result(self.engine.model, output, stops=self.stops)
         return result
 
     def cancel(self) -> None:
         """Stop generating and free the row."""
-        self.engine.worker.cancel(self.job)
+        self.engine.worker.cancel(self.engine_request)

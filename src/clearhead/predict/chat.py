@@ -15,8 +15,8 @@ from clearhead.predict.template import Template, Turn
 ROLES = ("user", "assistant")
 
 
-class Form(Protocol):
-    """How a conversation is written as a prompt."""
+class PromptFormat(Protocol):
+    """How a conversation is formatted as a prompt."""
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -28,7 +28,7 @@ class Form(Protocol):
 
 @dataclass(frozen=True)
 class Transcript:
-    """The form for a model without a chat template: a transcript, which any decoder can continue."""
+    """The prompt format of a model without a chat template: a transcript, which any decoder can continue."""
 
     person: str = "You"
     model: str = "Model"
@@ -44,8 +44,8 @@ class Transcript:
         return (f"{system}\n\n" if system else "") + "".join(lines) + f"{self.person}: {turns[-1].user}\n{self.model}:"
 
 
-def form_of(model: Model) -> Form:
-    """The chat template of a model, else a transcript."""
+def prompt_format_of(model: Model) -> PromptFormat:
+    """The chat template of a model, or a transcript if it has none."""
     template = model.extra.get("chat_template")
     if not isinstance(template, str):
         return Transcript()
@@ -70,11 +70,11 @@ class Chat:
         *,
         system: str = "",
         seed: int = 0,
-        form: Form | None = None,
+        prompt_format: PromptFormat | None = None,
         **options: Any,
     ):
-        model.inference_as(Decoder, "chat")
-        self.model, self.seed, self.form = model, seed, form or form_of(model)
+        model.inference_network_for(Decoder, "chat")
+        self.model, self.seed, self.prompt_format = model, seed, prompt_format or prompt_format_of(model)
         self.options = {"max_new_tokens": max(1, min(200, model.config.max_positions // 2))} | options
         self.max_new_tokens: int = generation_config(model, self.options).max_new_tokens
         self.system, self.turns = read_messages(messages, system)
@@ -83,9 +83,9 @@ class Chat:
     @property
     def messages(self) -> list[dict[str, str]]:
         """The conversation as {"role", "content"} messages."""
-        said = [(role, text) for turn in self.turns for role, text in zip(ROLES, turn, strict=True)]
+        messages = [(role, text) for turn in self.turns for role, text in zip(ROLES, turn, strict=True)]
         system = [("system", self.system)] if self.system else []
-        return [{"role": role, "content": text} for role, text in (*system, *said)]
+        return [{"role": role, "content": text} for role, text in (*system, *messages)]
 
     def reset(self) -> None:
         """Forget the turns."""
@@ -98,7 +98,7 @@ class Chat:
     def say(self, text: str) -> tuple[int, Iterator[str]]:
         """Return how many of the oldest turns were dropped to make room, and the answer in pieces.
 
-        An answer that is broken off is kept as far as it came.
+        An interrupted answer is kept as far as it was generated.
         """
         turns, room = [*self.turns, Turn(text)], self.model.config.max_positions - self.max_new_tokens
         while len(prompt := self._prompt(turns)) > room and len(turns) > 1:
@@ -106,19 +106,19 @@ class Chat:
         if len(prompt) > room:
             raise UserError(
                 f"{len(prompt)} tokens with the system text and {self.max_new_tokens} for the answer are more than the "
-                f"model's {self.model.config.max_positions} positions; say it in fewer words, or lower max_new_tokens"
+                f"model's {self.model.config.max_positions} positions; shorten it, or lower max_new_tokens"
             )
         dropped = len(self.turns) + 1 - len(turns)
         self.turns, self.count = turns, self.count + 1
         return dropped, self._answer(turns, prompt)
 
     def _prompt(self, turns: Sequence[Turn]) -> list[int]:
-        prompt = self.form.prompt(self.system, turns)
+        prompt = self.prompt_format.prompt(self.system, turns)
         return self.model.prompt_ids(prompt) if isinstance(prompt, str) else prompt
 
     def _answer(self, turns: list[Turn], prompt: list[int]) -> Iterator[str]:
         answer = ""
-        pieces = self.model.stream(prompt, seed=self.seed + self.count, stop=self.form.stops, **self.options)
+        pieces = self.model.stream(prompt, seed=self.seed + self.count, stop=self.prompt_format.stops, **self.options)
         try:
             for piece in pieces:
                 shown = piece if answer else piece.lstrip()  # the space between the speaker's name and the answer
@@ -131,7 +131,7 @@ class Chat:
 
 def read_messages(messages: Sequence[Mapping[str, str]], system: str = "") -> tuple[str, list[Turn]]:
     """The system text and the turns of {"role", "content"} messages: user and assistant in turn, the assistant last."""
-    said: list[str] = []
+    contents: list[str] = []
     for number, message in enumerate(messages):
         role = message.get("role") if isinstance(message, Mapping) else None
         content = message.get("content") if isinstance(message, Mapping) else None
@@ -139,11 +139,11 @@ def read_messages(messages: Sequence[Mapping[str, str]], system: str = "") -> tu
             raise UserError(f"messages.{number}: not a message; write {{'role': 'user', 'content': '…'}}")
         if role == "system" and number == 0 and not system:
             system = content
-        elif role == ROLES[len(said) % 2]:
-            said.append(content)
+        elif role == ROLES[len(contents) % 2]:
+            contents.append(content)
         else:
             expected = "system first, then user and assistant in turn"
             raise UserError(f"messages.{number}.role: {role!r:.40} is out of order; write {expected}")
-    if len(said) % 2:
+    if len(contents) % 2:
         raise UserError("messages: the last one is the user's; pass its content to ask() or say()")
-    return system, [Turn(*pair) for pair in zip(said[::2], said[1::2], strict=True)]
+    return system, [Turn(*pair) for pair in zip(contents[::2], contents[1::2], strict=True)]

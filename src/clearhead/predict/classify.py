@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.errors import UserError
 from clearhead.model import Documents
-from clearhead.predict.encode_batch import head, label_names, read, rows
+from clearhead.predict.encode_batch import encode_packed, get_head, label_names, rows
 from clearhead.predict.results import Classification, Label
 
 if TYPE_CHECKING:
@@ -36,19 +36,19 @@ def regress(
 ) -> list[float]:
     """The value that a regression model predicts for each text (or pair)."""
     if model.extra.get("task") != "regression":
-        raise UserError(f"regress: {model.label} is no regression model; train one with data.task=regression")
+        raise UserError(f"regress: {model.label} is not a regression model; train one with data.task=regression")
     return [float(row[0]) for row in _logits(model, texts, text_pairs, truncate)]
 
 
 def _logits(model: Model, texts: Sequence[str], text_pairs: Sequence[str] | None, truncate: bool) -> list[Tensor]:
     """The logits of each text: (C,) each."""
-    classes = head(model, "classes", "classify", "classification")
+    classes = get_head(model, "classes", "classify", "classification")
     if model.data is not None and model.data.text_pairs != (text_pairs is not None):
         expected = "two texts; give the second, too" if model.data.text_pairs else "one text; leave the second out"
         raise UserError(f"classify: {model.label} reads {expected}")
     pool = model.inference_network.heads.pool
 
-    def each(hidden: Tensor, documents: Documents, numbers: list[int]) -> list[Tensor]:
+    def predict(hidden: Tensor, documents: Documents, numbers: list[int]) -> list[Tensor]:
         return list(classes(pool(hidden, None, documents)).float().cpu())
 
-    return read(model, rows(model, texts, text_pairs, truncate=truncate), each)
+    return encode_packed(model, rows(model, texts, text_pairs, truncate=truncate), predict)

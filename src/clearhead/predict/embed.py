@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from clearhead.errors import UserError
 from clearhead.model import Documents, Encoder, EncoderDecoder
 from clearhead.model.heads import mean_pool
-from clearhead.predict.encode_batch import read, rows
+from clearhead.predict.encode_batch import encode_packed, rows
 from clearhead.predict.results import Match
 
 if TYPE_CHECKING:
@@ -28,17 +28,17 @@ def embed(
 ) -> Vectors:
     """Vectors (N, D): the mean over tokens or the summary token, as in training; of norm 1 by default."""
     if isinstance(model.network, EncoderDecoder):
-        model.inference_as(Encoder, "embed")
+        model.inference_network_for(Encoder, "embed")
     pooling = pooling or (model.extra.get("pooling", "mean") if model.data is None else model.data.pooling)
     if pooling not in POOLINGS:
         raise UserError(f"pooling: {pooling!r} is not allowed; use {' or '.join(POOLINGS)}")
     pool = mean_pool if pooling == "mean" else model.inference_network.heads.token_pool
 
-    def each(hidden: Tensor, documents: Documents, numbers: list[int]) -> list[Vectors]:
+    def pool_rows(hidden: Tensor, documents: Documents, numbers: list[int]) -> list[Vectors]:
         vectors = pool(hidden, None, documents).float()
         return list((F.normalize(vectors, dim=-1) if normalize else vectors).cpu().numpy())
 
-    vectors = read(model, rows(model, texts, truncate=truncate), each)
+    vectors = encode_packed(model, rows(model, texts, truncate=truncate), pool_rows)
     return np.stack(vectors) if vectors else np.zeros((0, model.config.dim), np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Texts through an encoder (or a decoder with a head): framed, sorted by length, packed, results in input order.
+"""Texts through an encoder (or a decoder with a head): with special tokens, sorted by length, packed; results in order.
 
 N tokens of a packed batch · D model dim
 """
@@ -21,11 +21,11 @@ from clearhead.model import Decoder, Documents, Encoder, EncoderDecoder
 if TYPE_CHECKING:
     from clearhead.predict.model import Model
 
-TOKENS = {"cpu": 2048}  # per batch: enough to keep the device busy, few enough to stay in a CPU's caches
-TOKENS_ELSEWHERE = 1 << 16
+BATCH_TOKENS = {"cpu": 2048}  # per batch: enough to keep the device busy, few enough to stay in a CPU's caches
+DEFAULT_BATCH_TOKENS = 1 << 16
 LONG_TOKEN = 100  # characters; WordPiece maps a longer word to one unknown token
 A = TypeVar("A")
-Read = Callable[[Tensor, Documents, list[int]], Sequence[A]]
+HeadFn = Callable[[Tensor, Documents, list[int]], Sequence[A]]
 
 
 class InvalidText(UserError):
@@ -37,7 +37,7 @@ class InvalidText(UserError):
 
 
 class Row(NamedTuple):
-    """The ids of a framed text, and where the second text of a pair begins."""
+    """The ids of a text with special tokens, and where the second text of a pair begins."""
 
     ids: list[int]
     boundary: int
@@ -54,15 +54,15 @@ def check_text(number: int, text: str, what: str = "") -> None:
         raise InvalidText(number, f"{what}{half}; read the text as UTF-8, or replace it") from None
 
 
-def clean(model: Model, texts: Sequence[str]) -> list[str]:
+def normalize_texts(model: Model, texts: Sequence[str]) -> list[str]:
     """Normalize texts as the training data was."""
     for number, text in enumerate(texts):
         check_text(number, text)
     return list(texts) if model.data is None else [normalize_text(text, model.data) for text in texts]
 
 
-def limit(model: Model) -> int:
-    """Maximum tokens of a framed text: data.max_length of training, else the model's positions."""
+def max_length(model: Model) -> int:
+    """Maximum tokens of a text with special tokens: data.max_length of training, else the model's positions."""
     positions = model.config.max_positions
     return min(positions, model.extra.get("max_length", positions) if model.data is None else model.data.max_length)
 
@@ -70,20 +70,20 @@ def limit(model: Model) -> int:
 def rows(
     model: Model, texts: Sequence[str], text_pairs: Sequence[str] | None = None, *, truncate: bool = False
 ) -> list[Row]:
-    """Texts, or pairs of texts, as framed ids; one that is too long is an error unless `truncate`."""
-    sides = [model.tokenizer.encode_batch(clean(model, texts))]
+    """Texts, or pairs of texts, as ids with special tokens; one that is too long is an error unless `truncate`."""
+    sides = [model.tokenizer.encode_batch(normalize_texts(model, texts))]
     if text_pairs is not None:
         if len(text_pairs) != len(texts):
             raise UserError(f"{len(texts)} texts, but {len(text_pairs)} second texts; give one for each")
-        sides.append(model.tokenizer.encode_batch(clean(model, text_pairs)))
-    framed = []
+        sides.append(model.tokenizer.encode_batch(normalize_texts(model, text_pairs)))
+    results = []
     for number, parts in enumerate(zip(*sides, strict=True)):
         strings = (texts[number], *(() if text_pairs is None else (text_pairs[number],)))
         if any(map(is_empty, strings, parts)):
             raise InvalidText(number, "empty; give some text")
         check_length(model, number, sum(map(len, parts)), sum(map(len, strings)), len(parts), truncate)
-        framed.append(Row(*add_special_tokens(model.tokenizer, limit(model), *parts)))
-    return framed
+        results.append(Row(*add_special_tokens(model.tokenizer, max_length(model), *parts)))
+    return results
 
 
 def check_length(
@@ -94,27 +94,27 @@ def check_length(
     Few tokens for very many characters mean words too long for the tokenizer, which become one unknown token each.
     """
     opens, closes = special_prefix_suffix(model.tokenizer)
-    room = limit(model) - len(opens) - parts * len(closes)
-    fix = "shorten it" + ("" if truncate is None else ", or let it be cut")
+    room = max_length(model) - len(opens) - parts * len(closes)
+    fix = "shorten it" + ("" if truncate is None else ", or use truncate=True")
     if tokens > room and not truncate:
         raise InvalidText(number, f"{tokens:,} tokens, but the model reads {room:,}; {fix}")
     if characters > room * LONG_TOKEN and not truncate:
         raise InvalidText(number, f"{characters:,} characters, but the model reads {room:,} tokens; {fix}")
 
 
-def read(model: Model, rows: Sequence[Row], each: Read[A]) -> list[A]:
-    """Apply `each(hidden (1, N, D), documents, row numbers)` to packed batches; one result per row, in order."""
+def encode_packed(model: Model, rows: Sequence[Row], head_fn: HeadFn[A]) -> list[A]:
+    """Apply `head_fn(hidden (1, N, D), documents, row numbers)` to packed batches; one result per row, in order."""
     if not rows:
         return []
     lengths = np.array([len(row.ids) for row in rows])
     order = np.argsort(-lengths, kind="stable")  # longest first: running out of memory shows at once
-    batch_tokens = TOKENS.get(model.device.type, TOKENS_ELSEWHERE)
+    batch_tokens = BATCH_TOKENS.get(model.device.type, DEFAULT_BATCH_TOKENS)
     batches = np.cumsum(lengths[order]) // batch_tokens
     results: list[A | None] = [None] * len(rows)
     with torch.inference_mode():
         for batch in np.unique(batches):
             numbers = order[batches == batch].tolist()
-            outputs = each(*_hidden(model, [rows[n] for n in numbers]), numbers)
+            outputs = head_fn(*_hidden(model, [rows[n] for n in numbers]), numbers)
             for number, output in zip(numbers, outputs, strict=True):
                 results[number] = output
     return cast(list[A], results)
@@ -136,14 +136,14 @@ def _hidden(model: Model, rows: Sequence[Row]) -> tuple[Tensor, Documents]:
     return network.encode(ids, documents=documents, segments=segments), documents
 
 
-def head(model: Model, name: str, act: str, task: str) -> nn.Module:
+def get_head(model: Model, name: str, command: str, task: str) -> nn.Module:
     """Return a head of the inference network; a model without it is an error that names what it was trained for."""
     if isinstance(model.network, EncoderDecoder):
-        model.inference_as(Encoder, act)
+        model.inference_network_for(Encoder, command)
     if getattr(model.network.heads, name) is None:
         trained = model.extra.get("task") or ("sentence vectors" if "pooling" in model.extra else "something else")
         raise UserError(
-            f"{act}: {model.label} was made for {trained}, not for {task}; fine-tune it with a recipe of "
+            f"{command}: {model.label} was made for {trained}, not for {task}; fine-tune it with a recipe of "
             f"data.task={task} and model.init_from={model.name or 'its folder'}"
         )
     return cast(nn.Module, getattr(model.inference_network.heads, name))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def save(model: Model, folder: Path) -> None:
     """Write a model folder."""
-    check_full_weights(model, "save")
+    require_unquantized(model, "save")
     save_model(folder, model.network, model.own_tokenizers, model.extra)
 
 
@@ -25,11 +25,11 @@ def export(model: Model, folder: Path, to: str) -> None:
     """Write the model for another library into a new folder."""
     if to not in EXPORTS:
         raise UserError(f"to: {to!r:.40} is not allowed{nearest(str(to), list(EXPORTS))}")
-    check_full_weights(model, "export")
+    require_unquantized(model, "export")
     export_model(LoadedModel(model.network, model.config, model.own_tokenizers, model.extra), folder, to)
 
 
-def check_full_weights(model: Model, act: str) -> None:
+def require_unquantized(model: Model, command: str) -> None:
     """Refuse a model that keeps quantized weights only."""
     if is_quantized(model.network):
-        raise UserError(f"{act}: {model.label} was loaded with quantized weights only; load it without dtype")
+        raise UserError(f"{command}: {model.label} was loaded with quantized weights only; load it without dtype")

@@ -11,8 +11,16 @@ from torch import Tensor
 
 from clearhead.data.labeled_tasks import special_prefix_suffix
 from clearhead.model import Documents, Encoder
-from clearhead.predict.encode_batch import InvalidText, Row, check_length, check_text, clean, head, read
-from clearhead.predict.results import Mask, MaskFill, MaskToken
+from clearhead.predict.encode_batch import (
+    InvalidText,
+    Row,
+    check_length,
+    check_text,
+    encode_packed,
+    get_head,
+    normalize_texts,
+)
+from clearhead.predict.results import MaskFill, MaskPrediction, MaskToken
 from clearhead.text import Tokenizer
 from clearhead.text.roles import SPELLINGS
 
@@ -24,13 +32,13 @@ MASK = re.compile("|".join(map(re.escape, SPELLINGS["mask"])))
 
 def fill(model: Model, texts: Sequence[str], top: int = 5) -> list[MaskFill]:
     """The `top` tokens for every mask of every text."""
-    model.inference_as(Encoder, "fill")
-    lm_head = head(model, "lm_head", "fill", "masked-language-model")
+    model.inference_network_for(Encoder, "fill")
+    lm_head = get_head(model, "lm_head", "fill", "masked-language-model")
     mask_id, roles = model.tokenizer.id("mask"), set(model.tokenizer.roles.values())
     rows = masked_rows(model, texts)
     vocab = sorted(set(model.tokenizer.vocabulary.values()) - roles)  # special tokens are never proposed
 
-    def each(hidden: Tensor, documents: Documents, numbers: list[int]) -> list[list[tuple[MaskToken, ...]]]:
+    def predict(hidden: Tensor, documents: Documents, numbers: list[int]) -> list[list[tuple[MaskToken, ...]]]:
         ids = torch.tensor([token for number in numbers for token in rows[number].ids], device=hidden.device)
         positions = (ids == mask_id).nonzero().squeeze(1)
         probs = lm_head(hidden[0, positions]).float().softmax(-1)
@@ -43,9 +51,9 @@ def fill(model: Model, texts: Sequence[str], top: int = 5) -> list[MaskFill]:
         return results
 
     results = []
-    for text, filled in zip(texts, read(model, rows, each), strict=True):
+    for text, filled in zip(texts, encode_packed(model, rows, predict), strict=True):
         spans = [match.span() for match in MASK.finditer(text)]
-        masks = tuple(Mask(*span, tokens) for span, tokens in zip(spans, filled, strict=True))
+        masks = tuple(MaskPrediction(*span, tokens) for span, tokens in zip(spans, filled, strict=True))
         for mask in reversed(masks):
             best = mask.tokens[0].text if mask.tokens else text[mask.start : mask.end]
             text = text[: mask.start] + best + text[mask.end :]
@@ -74,7 +82,7 @@ def masked_rows(model: Model, texts: Sequence[str]) -> list[Row]:
             )
         if token_has_space:
             pieces[:-1] = [piece.removesuffix(" ") for piece in pieces[:-1]]
-        first, *others = tokenizer.encode_batch(clean(model, pieces))
+        first, *others = tokenizer.encode_batch(normalize_texts(model, pieces))
         ids = [*opens, *first]
         for piece, inner in zip(pieces[1:], others, strict=True):
             added_space = inner[:1] == [bare_space] and not piece.startswith(" ")  # put there by the tokenizer

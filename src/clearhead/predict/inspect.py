@@ -11,7 +11,7 @@ from clearhead.errors import UserError
 from clearhead.interpret import Inspection, Tokens, inspect_network
 from clearhead.model import Decoder, EncoderDecoder
 from clearhead.predict.encode_batch import Row, check_text, rows
-from clearhead.predict.export import check_full_weights
+from clearhead.predict.export import require_unquantized
 from clearhead.predict.fill import MASK, masked_rows
 from clearhead.predict.requests import requests
 from clearhead.text import Tokenizer
@@ -25,7 +25,7 @@ def inspect_text(model: Model, text: str, target: str | None = None, top: int = 
     if top < 1:
         raise UserError(f"top: {top} is too small; use 1 or more")
     check_text(0, text)
-    check_full_weights(model, "inspect")
+    require_unquantized(model, "inspect")
     network, tokenizer = model.network, model.tokenizers[-1]
 
     def show(token: int) -> str:
@@ -54,7 +54,7 @@ def inspect_text(model: Model, text: str, target: str | None = None, top: int = 
 
 
 def _row(model: Model, text: str, second: str | None) -> Row:
-    """The framed ids of a text, whose masks count as such, or of a pair."""
+    """The ids of a text with special tokens, whose masks count as such, or of a pair."""
     if second is None and _has_masks(model) and MASK.search(text):
         return masked_rows(model, [text])[0]
     return rows(model, [text], None if second is None else [second])[0]

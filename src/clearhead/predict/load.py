@@ -31,7 +31,7 @@ def load(name: str | Path, device: str = "auto", dtype: str | None = None, compi
     enable_cuda_graphs(loaded.network, compiled)
     network = loaded.network
     if quantized and isinstance(network, Decoder) and target.type == "cpu":
-        network = optimize_for_inference(network, kind)  # do not keep the full weights beside the quantized ones
+        network = optimize_for_inference(network, kind)  # keep only the quantized weights
     return Model(network, loaded.tokenizers, loaded.extra, str(name), kind)
 
 

@@ -1,4 +1,8 @@
-"""A loaded model: texts in, typed results out. One text gives one result, a list of texts a list of results."""
+"""A loaded model: texts in, typed results out; one result for a text, a list for a list of texts.
+
+The calls behind a generated token: Model.generate → predict/generate_texts.py → inference/generate.py →
+inference/generation_batch.py → inference/sampling.py (temperature).
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,9 @@ from clearhead.predict.answer import answer
 from clearhead.predict.classify import classify, regress
 from clearhead.predict.embed import Vectors, embed, nearest
 from clearhead.predict.fill import fill
-from clearhead.predict.generation import alternative_texts, generate_texts, stream_pieces, translate_texts
+from clearhead.predict.generate_texts import alternative_texts, generate_texts, stream_pieces, translate_texts
 from clearhead.predict.options import EngineOptions, GenerationOptions
-from clearhead.predict.requests import SpecialTokens, opened, special_tokens_of
+from clearhead.predict.requests import SpecialTokens, encode_prompts, special_tokens_of
 from clearhead.predict.results import Answer, Classification, GenerationResult, MaskFill, Match, Tagging, Translation
 from clearhead.predict.summary import summary
 from clearhead.predict.tag import tag
@@ -44,9 +48,9 @@ class Model:
 
     network: Network  # the reference network
     own_tokenizers: tuple[Tokenizer, ...]
-    extra: dict[str, Any] = field(default_factory=dict)  # what config.json holds beside the architecture
+    extra: dict[str, Any] = field(default_factory=dict)  # all keys of config.json but the architecture
     name: str = ""
-    dtype: torch.dtype | None = None  # as asked for
+    dtype: torch.dtype | None = None  # as passed to `load`; None: as stored
 
     def __repr__(self) -> str:
         return summary(self)
@@ -175,7 +179,7 @@ class Model:
 
         return ModelEngine(self, **limits)
 
-    # Understanding: encoders, and decoders with a head
+    # Encoder tasks
 
     @overload
     def fill(self, texts: str, top: int = 5) -> MaskFill: ...  # type: ignore[overload-overlap]
@@ -210,16 +214,16 @@ class Model:
         return _one_or_many("regress", texts, lambda texts: regress(self, texts, pairs, truncate))
 
     @overload
-    def tag(self, texts: str, *, spaced: bool = False, truncate: bool = False) -> Tagging: ...  # type: ignore[overload-overlap]
+    def tag(self, texts: str, *, pretokenized: bool = False, truncate: bool = False) -> Tagging: ...  # type: ignore[overload-overlap]
     @overload
     def tag(
-        self, texts: Sequence[str | Sequence[str]], *, spaced: bool = False, truncate: bool = False
+        self, texts: Sequence[str | Sequence[str]], *, pretokenized: bool = False, truncate: bool = False
     ) -> list[Tagging]: ...
     def tag(
-        self, texts: str | Sequence[str | Sequence[str]], *, spaced: bool = False, truncate: bool = False
+        self, texts: str | Sequence[str | Sequence[str]], *, pretokenized: bool = False, truncate: bool = False
     ) -> Tagging | list[Tagging]:
-        """Tag the words of texts; a text as a list of words keeps them, `spaced` splits at spaces alone."""
-        return _one_or_many("tag", texts, lambda texts: tag(self, texts, spaced, truncate))
+        """Tag the words of texts; a text as a list of words keeps them, `pretokenized` splits at spaces alone."""
+        return _one_or_many("tag", texts, lambda texts: tag(self, texts, pretokenized, truncate))
 
     @overload
     def answer(  # type: ignore[overload-overlap]
@@ -311,7 +315,7 @@ class Model:
 
     @cached_property
     def inference_network(self) -> Network:
-        """The fast copy of the network: fused, packed or quantized (see `optimize_for_inference`)."""
+        """Copy of the network optimized for inference: fused, packed or quantized (see `optimize_for_inference`)."""
         return optimize_for_inference(self.network, self.dtype)
 
     @property
@@ -363,26 +367,26 @@ class Model:
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """The ids of a prompt, after the begin token where the model has one."""
-        return opened(self, [prompt])[0]
+        return encode_prompts(self, [prompt])[0]
 
-    def inference_as(self, family: type[Any], act: str) -> Any:
+    def inference_network_for(self, family: type[Any], command: str) -> Any:
         """The inference network, if the model is of this family."""
         if not isinstance(self.network, family):
             what = " and ".join(supported_commands(self.config)[:-1])
-            raise UserError(f"{act}: {self.label} is {self.kind}; it can {what}")
+            raise UserError(f"{command}: {self.label} is {self.kind}; it can {what}")
         return cast(Any, self.inference_network)
 
 
-def _many(act: str, texts: Any) -> list[Any]:
+def _many(command: str, texts: Any) -> list[Any]:
     """Texts as a list; one text is a list of one."""
     if isinstance(texts, str):
         return [texts]
     if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
-        raise UserError(f"{act}: {type(texts).__name__} is no text; give a string, or a list of strings")
+        raise UserError(f"{command}: {type(texts).__name__} is not a text; give a string, or a list of strings")
     return list(texts)
 
 
-def _one_or_many(act: str, texts: Any, run: Callable[[list[Any]], list[A]]) -> Any:
+def _one_or_many(command: str, texts: Any, run: Callable[[list[Any]], list[A]]) -> Any:
     """The result of one text, or a list of results."""
-    results = run(_many(act, texts))
+    results = run(_many(command, texts))
     return results[0] if isinstance(texts, str) else results

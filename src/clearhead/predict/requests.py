@@ -15,7 +15,7 @@ from clearhead.config.generation import TokenSequences
 from clearhead.config.settings import Settings
 from clearhead.errors import UserError
 from clearhead.model import EncoderDecoder
-from clearhead.predict.encode_batch import InvalidText, clean
+from clearhead.predict.encode_batch import InvalidText, normalize_texts
 
 if TYPE_CHECKING:
     from clearhead.predict.model import Model
@@ -33,7 +33,7 @@ class SpecialTokens(Settings):
     begin: Ids = ()  # before a prompt or, of a translator, before the target
     eos_ids: Ids = ()  # any of them ends a text
     source_end: bool = True  # whether a source ends with an end token
-    banned_ids: TokenSequences = Field(default=(), alias="banned")  # never generated
+    banned_ids: TokenSequences = ()  # never generated
 
 
 def special_tokens_of(model: Model) -> SpecialTokens:
@@ -44,7 +44,9 @@ def special_tokens_of(model: Model) -> SpecialTokens:
     groups = (("begin", tokens.begin), ("eos_ids", tokens.eos_ids), *(("banned_ids", ids) for ids in tokens.banned_ids))
     for name, ids in groups:
         for token in (token for token in ids if token >= vocab):
-            raise UserError(f"config.json: {name}: token {token} is outside the vocabulary of {vocab} tokens; mend it")
+            raise UserError(
+                f"config.json: {name}: token {token} is outside the vocabulary of {vocab} tokens; fix config.json"
+            )
     begin, eos_ids = tokens.begin, tokens.eos_ids or ((roles["end"],) if "end" in roles else ())
     if isinstance(model.network, EncoderDecoder):
         begin = begin[:1] or (model.tokenizers[-1].id("begin"),)
@@ -54,7 +56,7 @@ def special_tokens_of(model: Model) -> SpecialTokens:
     return tokens.model_copy(update={"begin": begin, "eos_ids": eos_ids})
 
 
-class Request(NamedTuple):
+class PreparedRequest(NamedTuple):
     """One text to generate."""
 
     prompt: list[int]  # of a translator, the begin token and the prefix
@@ -64,13 +66,15 @@ class Request(NamedTuple):
 
 def requests(
     model: Model, texts: Sequence[str], options: Mapping[str, Any], prefixes: Sequence[str] | None = None
-) -> list[Request]:
+) -> list[PreparedRequest]:
     """Return a request for each text: a prompt or, for a translator, a source; options as GenerationConfig."""
     if not isinstance(model.network, EncoderDecoder):
         config = generation_config(model, options)
-        return [Request(row, None, config) for row in prompts(model, texts, config.max_new_tokens)]
+        return [
+            PreparedRequest(row, None, config) for row in encode_checked_prompts(model, texts, config.max_new_tokens)
+        ]
     begin, end = model.special_tokens.begin, [model.tokenizer.id("end")] if model.special_tokens.source_end else []
-    encoded = model.tokenizer.encode_batch(clean(model, texts))
+    encoded = model.tokenizer.encode_batch(normalize_texts(model, texts))
     sources = [[*ids, *end] if ids and text.strip() else [] for ids, text in zip(encoded, texts, strict=True)]
     positions = model.config.max_positions
     for number, source in enumerate(sources):
@@ -79,13 +83,16 @@ def requests(
     starts = [""] * len(texts) if prefixes is None else prefixes
     if len(starts) != len(texts):
         raise ValueError(f"{len(texts)} texts, but {len(starts)} prefixes; give one for each, or none")
-    targets = [[*begin, *ids] for ids in model.tokenizers[-1].encode_batch(clean(model, starts))]
+    targets = [[*begin, *ids] for ids in model.tokenizers[-1].encode_batch(normalize_texts(model, starts))]
     check_sizes(model, "prefix", targets)
-    asked = GenerationConfig.build({**options, "max_new_tokens": positions})
-    needed = max(asked.min_new_tokens, sum(map(len, asked.forced_ids))) + 1  # with the end
+    config = GenerationConfig.build({**options, "max_new_tokens": positions})
+    needed = max(config.min_new_tokens, sum(map(len, config.forced_ids))) + 1  # with the end
     limits = [max(max_target_length(model, source), min(needed, positions - 1)) for source in sources]
     configs = {limit: generation_config(model, {"max_new_tokens": limit, **options}) for limit in {*limits}}
-    return [Request(row, source, configs[limit]) for row, source, limit in zip(targets, sources, limits, strict=True)]
+    return [
+        PreparedRequest(row, source, configs[limit])
+        for row, source, limit in zip(targets, sources, limits, strict=True)
+    ]
 
 
 def max_target_length(model: Model, source: Sequence[int]) -> int:
@@ -97,15 +104,15 @@ def max_target_length(model: Model, source: Sequence[int]) -> int:
     return max(1, min(1 << (3 * len(source) + 19).bit_length(), model.config.max_positions - 1))
 
 
-def opened(model: Model, texts: Sequence[str]) -> list[list[int]]:
+def encode_prompts(model: Model, texts: Sequence[str]) -> list[list[int]]:
     """Prompts as ids, after the begin token where the model has one."""
     begin = model.special_tokens.begin
-    return [[*begin, *ids] for ids in model.tokenizer.encode_batch(clean(model, texts))]
+    return [[*begin, *ids] for ids in model.tokenizer.encode_batch(normalize_texts(model, texts))]
 
 
-def prompts(model: Model, texts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
-    """The same, checked to leave room for `max_new_tokens`; a prompt without a token is an error."""
-    rows = opened(model, texts)
+def encode_checked_prompts(model: Model, texts: Sequence[str], max_new_tokens: int) -> list[list[int]]:
+    """Encode prompts and check that `max_new_tokens` fit; a prompt without a token is an error."""
+    rows = encode_prompts(model, texts)
     if not all(rows):
         raise UserError("prompt: empty, and this tokenizer has no begin token; give some text")
     check_sizes(model, "prompt", rows, max_new_tokens)
@@ -118,11 +125,12 @@ def check_sizes(model: Model, what: str, rows: Sequence[Sequence[int]], max_new_
     for number, row in enumerate(rows):
         if len(row) + max_new_tokens > positions:
             name = what if len(rows) == 1 else f"{what} {number + 1}"
-            asked = f" and {max_new_tokens} more are asked for" if max_new_tokens else ""
+            requested = f" and {max_new_tokens} more are requested" if max_new_tokens else ""
             can_lower = len(row) < positions and max_new_tokens
             less = f", or ask for at most {positions - len(row)} with max_new_tokens" if can_lower else ""
             raise UserError(
-                f"{name}: {len(row)} tokens{asked}, but the model has {positions} positions; shorten the {what}{less}"
+                f"{name}: {len(row)} tokens{requested}, but the model has {positions} positions; "
+                f"shorten the {what}{less}"
             )
 
 

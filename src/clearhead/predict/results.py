@@ -78,7 +78,7 @@ class MaskToken(Result):
 
 
 @dataclass(frozen=True, repr=False)
-class Mask(Result):
+class MaskPrediction(Result):
     """One mask of a text and the tokens that fit it, best first."""
 
     start: int
@@ -91,7 +91,7 @@ class MaskFill(Result):
     """A text with every mask filled by its best token; `masks` holds all the candidates."""
 
     text: str
-    masks: tuple[Mask, ...]
+    masks: tuple[MaskPrediction, ...]
 
     def __str__(self) -> str:
         return self.text

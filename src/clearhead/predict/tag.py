@@ -15,11 +15,11 @@ from clearhead.predict.encode_batch import (
     Row,
     check_length,
     check_text,
-    clean,
-    head,
+    encode_packed,
+    get_head,
     label_names,
-    limit,
-    read,
+    max_length,
+    normalize_texts,
 )
 from clearhead.predict.results import Span, TaggedWord, Tagging
 from clearhead.text.entities import entities, is_bio_scheme
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 def tag(
-    model: Model, texts: Sequence[str | Sequence[str]], spaced: bool = False, truncate: bool = False
+    model: Model, texts: Sequence[str | Sequence[str]], pretokenized: bool = False, truncate: bool = False
 ) -> list[Tagging]:
-    """Tag texts; words are split by rule or, if `spaced`, by spaces alone.
+    """Tag texts; words are split by rule or, if `pretokenized`, by spaces alone.
 
     A text given as a list of words keeps them: its text is the words joined by spaces.
     """
-    tags = head(model, "tags", "tag", "tagging")
+    tags = get_head(model, "tags", "tag", "tagging")
     names = label_names(model, model.config.labels)
-    split = [_split(number, text, spaced) for number, text in enumerate(texts)]
-    cleaned = [clean(model, [text[start:end] for start, end in spans]) for text, spans in split]
+    split = [_split(number, text, pretokenized) for number, text in enumerate(texts)]
+    cleaned = [normalize_texts(model, [text[start:end] for start, end in spans]) for text, spans in split]
     rows: list[tuple[Row | None, list[int | None]]] = []  # the word of which each token is the first
     for number, (words, tokens) in enumerate(
         zip(cleaned, model.tokenizer.offsets_batch(list(map(" ".join, cleaned))), strict=True)
@@ -51,17 +51,17 @@ def tag(
             rows.append((None, []))
             continue
         opens, closes = special_prefix_suffix(model.tokenizer)
-        kept = tokens[: limit(model) - len(opens) - len(closes)]
-        framed = Row(*add_special_tokens(model.tokenizer, limit(model), [token for token, _, _ in kept]))
-        rows.append((framed, [*[None] * len(opens), *first_token_words(words, kept), *[None] * len(closes)]))
+        kept = tokens[: max_length(model) - len(opens) - len(closes)]
+        encoded = Row(*add_special_tokens(model.tokenizer, max_length(model), [token for token, _, _ in kept]))
+        rows.append((encoded, [*[None] * len(opens), *first_token_words(words, kept), *[None] * len(closes)]))
 
-    def each(hidden: Tensor, documents: Documents, numbers: list[int]) -> list[tuple[list[float], list[int]]]:
+    def predict(hidden: Tensor, documents: Documents, numbers: list[int]) -> list[tuple[list[float], list[int]]]:
         best = tags(hidden[0]).float().softmax(-1).max(-1)
         sizes = documents.lengths.tolist()
         pairs = zip(best.values.cpu().split(sizes), best.indices.cpu().split(sizes), strict=True)
         return [(scores.tolist(), labels.tolist()) for scores, labels in pairs]
 
-    predictions = iter(read(model, [row for row, _ in rows if row is not None], each))
+    predictions = iter(encode_packed(model, [row for row, _ in rows if row is not None], predict))
     outside = ("O" if "O" in names else names[0], 0.0)  # of a truncated word, or one without a token
     results = []
     for (text, spans), (row, word_of_token) in zip(split, rows, strict=True):
@@ -78,11 +78,11 @@ def tag(
     return results
 
 
-def _split(number: int, text: str | Sequence[str], spaced: bool) -> tuple[str, list[tuple[int, int]]]:
+def _split(number: int, text: str | Sequence[str], pretokenized: bool) -> tuple[str, list[tuple[int, int]]]:
     """A text and the spans of its words."""
     if isinstance(text, str | bytes) or not isinstance(text, Iterable):
         check_text(number, text)
-        return text, [word.span() for word in re.finditer(r"\S+", text)] if spaced else words_of(text)
+        return text, [word.span() for word in re.finditer(r"\S+", text)] if pretokenized else words_of(text)
     spans, start = [], 0
     for word in text:
         check_text(number, word, "a word: ")

@@ -49,18 +49,20 @@ class Template:
 
     def prompt(self, system: str, turns: Sequence[Turn]) -> list[int]:
         """The ids before the answer to the last turn."""
-        said = [(role, text) for turn in turns for role, text in (("user", turn.user), ("assistant", turn.assistant))]
-        return self.ids([*([("system", system)] if system else []), *said[:-1]])
+        messages = [
+            (role, text) for turn in turns for role, text in (("user", turn.user), ("assistant", turn.assistant))
+        ]
+        return self.ids([*([("system", system)] if system else []), *messages[:-1]])
 
     def ids(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """The ids of (role, text) messages, up to the beginning of the assistant's."""
-        mark = _unused([text for _, text in messages])
-        # Break up what looks like a special token inside a message; the mark goes out again after rendering.
-        texts = [self.specials.sub(lambda match: match[0][:1] + mark + match[0][1:], text) for _, text in messages]
+        separator = _unused([text for _, text in messages])
+        # Split what looks like a special token inside a message by a separator, which is removed after rendering.
+        texts = [self.specials.sub(lambda match: match[0][:1] + separator + match[0][1:], text) for _, text in messages]
         escaped = [{"role": role, "content": text} for (role, _), text in zip(messages, texts, strict=True)]
         rendered = self.renderer.render(self.source, {"messages": escaped, "add_generation_prompt": True, **self.names})
         specials = self.specials.findall(rendered)
-        between = [text.replace(mark, "") for text in self.specials.split(rendered)]
+        between = [text.replace(separator, "") for text in self.specials.split(rendered)]
         pieces = self.tokenizer.encode_batch(between)
         ids = list(pieces[0])
         for special, piece in zip(specials, pieces[1:], strict=True):
@@ -70,10 +72,10 @@ class Template:
 
 def _unused(texts: Sequence[str]) -> str:
     """A noncharacter that is in none of the texts."""
-    mark = next((mark for mark in NONCHARACTERS if not any(mark in text for text in texts)), None)
-    if mark is None:
-        raise UserError("the text has every character of U+FDD0 to U+FDEF, which are no characters; leave one out")
-    return mark
+    separator = next((each for each in NONCHARACTERS if not any(each in text for text in texts)), None)
+    if separator is None:
+        raise UserError("the text has every character of U+FDD0 to U+FDEF, which are not characters; leave one out")
+    return separator
 
 
 class Renderer:

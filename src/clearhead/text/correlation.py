@@ -12,7 +12,7 @@ B = TypeVar("B")
 
 def pearson(outputs: Sequence[float], references: Sequence[float]) -> float:
     """Pearson correlation; NaN if either side is constant or not finite."""
-    paired(outputs, references)
+    check_paired(outputs, references)
     if not all(map(math.isfinite, (*outputs, *references))) or 1 in (len(set(outputs)), len(set(references))):
         return math.nan
     scaled = []
@@ -24,7 +24,7 @@ def pearson(outputs: Sequence[float], references: Sequence[float]) -> float:
 
 def spearman(outputs: Sequence[float], references: Sequence[float]) -> float:
     """Spearman rank correlation; ties share their mean rank."""
-    paired(outputs, references)
+    check_paired(outputs, references)
     if any(map(math.isnan, (*outputs, *references))):
         return math.nan
     return pearson(ranks(outputs), ranks(references))
@@ -40,8 +40,11 @@ def ranks(values: Sequence[float]) -> list[float]:
     return [rank_of[value] for value in values]
 
 
-def paired(outputs: Sequence[A], references: Sequence[B]) -> list[tuple[A, B]]:
+def check_paired(outputs: Sequence[A], references: Sequence[B]) -> list[tuple[A, B]]:
     """Pair every output with its reference; refuse empty inputs and different lengths."""
     if not outputs or len(outputs) != len(references):
-        raise ValueError(f"{len(outputs)} outputs and {len(references)} references; give one for each, and some")
+        raise ValueError(
+            f"{len(outputs)} outputs and {len(references)} references; "
+            "give one reference per output, and at least one pair"
+        )
     return list(zip(outputs, references, strict=True))

@@ -42,7 +42,7 @@ class Tokenizer:
         return self.roles[role]
 
     def encode(self, text: str, special_tokens: bool = False) -> list[int]:
-        """Encode a text; `specials` encodes special tokens spelled in the text as such."""
+        """Encode a text; `special_tokens` encodes special tokens spelled in the text as such."""
         return self.encode_batch([text], special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], special_tokens: bool = False) -> list[list[int]]:
@@ -82,7 +82,7 @@ class Tokenizer:
         return continues
 
     def decode(self, ids: Iterable[int], special_tokens: bool = False) -> str:
-        """Decode ids; special tokens are skipped unless `specials`."""
+        """Decode ids; special tokens are skipped unless `special_tokens`."""
         return self.decode_batch([list(ids)], special_tokens)[0]
 
     def decode_batch(self, rows: Sequence[Sequence[int]], special_tokens: bool = False) -> list[str]:
@@ -95,7 +95,7 @@ class Tokenizer:
         return self.engine.decode_batch([list(ids) for ids in rows], skip_special_tokens=not special_tokens)
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """Decode ids incrementally, in pieces that never split a character; joined, they equal `decode`."""
+        """Decode ids incrementally, in pieces that never split a character; concatenated, they equal `decode`."""
         stream, consumed, emitted = DecodeStream(skip_special_tokens=True), [], ""
         for token_id in ids:
             consumed.append(token_id)

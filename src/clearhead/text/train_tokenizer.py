@@ -36,10 +36,10 @@ def train(
     exact: bool = False,
     where: str = "",
 ) -> Tokenizer:
-    """Train a tokenizer of at most `size` tokens, including special tokens.
+    """Train a tokenizer of at most `vocab_size` tokens, including special tokens.
 
-    WordPiece always keeps every character, so it can exceed a small `size`. With `exact`, a text that does not support
-    `size` tokens is an error, except for characters and words. `where` prefixes error messages.
+    WordPiece always keeps every character, so it can exceed a small `vocab_size`. With `exact`, a text that does not
+    support `vocab_size` tokens is an error, except for characters and words. `where` prefixes error messages.
     """
     if kind not in KINDS:
         raise UserError(f"kind: {kind!r} is not allowed; use {', '.join(KINDS)}")
@@ -70,14 +70,12 @@ def train(
             f"vocab_size: {vocab_size:,} does not work for this text ({error}); choose another size"
         ) from None
     if not checked.characters:
-        raise UserError(
-            f"{where.removesuffix('tokenizer.')}there is no text to train a tokenizer on; give files that are not empty"
-        )
+        raise UserError(f"{where}there is no text to train a tokenizer on; give files that are not empty")
     engine.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in added_later])
     tokenizer = Tokenizer(engine)
     if exact and kind not in ("char", "word") and len(tokenizer) < vocab_size:
         raise UserError(
-            f"{where}vocab_size: {vocab_size:,} tokens were asked for, but the text supports only {len(tokenizer):,}; "
+            f"{where}vocab_size: {vocab_size:,} tokens were requested, but the text supports only {len(tokenizer):,}; "
             "ask for at most that many, or give more text"
         )
     return tokenizer

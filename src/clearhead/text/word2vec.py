@@ -89,12 +89,12 @@ class Training:
         stop = threading.Event()
         pool = ThreadPoolExecutor(self.settings.workers, initializer=torch.set_num_threads, initargs=(1,))
         try:
-            jobs = [
+            futures = [
                 pool.submit(self._train_segment, number, start, total, stop)
                 for number, start in enumerate(list(starts) * self.settings.epochs)
             ]
-            for done, job in enumerate(as_completed(jobs), start=1):
-                job.result()
+            for done, future in enumerate(as_completed(futures), start=1):
+                future.result()
                 yield done / total
         finally:  # also when the caller stops early
             stop.set()

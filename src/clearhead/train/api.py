@@ -49,7 +49,7 @@ def train(
     """Train a recipe (its name, a YAML file, or its settings) into the run folder `out` (by default runs/NAME).
 
     `train("mini-en-de", train__steps=10)` and `train("mini-en-de", overrides={"train.steps": 10})` change a setting.
-    `log` gets lines for people, `on_event` every event of the run log; `resume` continues the run in `out`.
+    `log` receives status messages, `on_event` every event of the run log; `resume` continues the run in `out`.
     """
     from clearhead.train.loop import train as run
 
@@ -64,7 +64,7 @@ def train(
         raise UserError("out: missing; name the run folder")
     built = Recipe.build(override(data, changes), where=where)
     folder = Path(out)
-    summary = run(built, folder, resume=resume, say=log, watch=on_event)
+    summary = run(built, folder, resume=resume, log=log, on_event=on_event)
     return TrainResult(folder, summary.step, built.train.metric, summary.best, not summary.stopped)
 
 

@@ -81,7 +81,7 @@ def resume_run(run: RunState) -> None:
     run.dist.barrier()
     state, damaged = newest_checkpoint(run.out)
     for line in damaged:
-        run.say(f"{line}; trying the previous checkpoint")
+        run.log(f"{line}; trying the previous checkpoint")
     if state is None:
         if damaged:
             raise UserError(f"{run.out}: no checkpoint is intact; start again in another folder")
@@ -109,7 +109,7 @@ def resume_run(run: RunState) -> None:
             run.metrics.sums[name] = torch.tensor(values, dtype=torch.float64, device=run.dist.device)
     if run.updater.scaler is not None and saved["scaler"]:
         run.updater.scaler.scale, run.updater.scaler.steps = saved["scaler"]
-    run.say(f"resuming from step {state.step} of {total}")
+    run.log(f"resuming from step {state.step} of {total}")
     open_folder(run, after=run.step)
 
 

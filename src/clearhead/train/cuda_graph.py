@@ -37,7 +37,7 @@ class CapturedGraph:
     counts: dict[str, Tensor]
     sums: dict[str, Tensor]
     grad_norm: Tensor
-    grad_addresses: Tensor | None  # read by the fused optimizer at every replay
+    grad_pointers: Tensor | None  # read by the fused optimizer at every replay
 
     def copy_inputs(self, batch: Batch, counts: dict[str, float]) -> None:
         """Copy a batch of the same shape into the static inputs."""
@@ -75,7 +75,7 @@ class GraphUpdater:
         self.updater.seed(step)
         if captured is None:
             try:
-                sums, grad_norm = self._run(batch.to(self.updater.dist.device), counts, self._grad_addresses())
+                sums, grad_norm = self._run(batch.to(self.updater.dist.device), counts, self._new_grad_pointers())
             except torch.OutOfMemoryError:
                 self._zero_grad()
                 raise
@@ -98,15 +98,15 @@ class GraphUpdater:
             self.adam.refresh_copies()
         self.copies_current = True
 
-    def _run(self, batch: Batch, counts: Mapping[str, float | Tensor], grad_addresses: Tensor | None) -> StepResult:
+    def _run(self, batch: Batch, counts: Mapping[str, float | Tensor], grad_pointers: Tensor | None) -> StepResult:
         """The captured part of a step: forward, backward, optimizer step."""
-        if self.adam is None or grad_addresses is None:
+        if self.adam is None or grad_pointers is None:
             sums = loss_sums(self.updater.forward_backward(batch, counts, None))
             return sums, self.updater.step()
         sums = loss_sums(self.updater.forward_backward(batch, counts, None, self.adam.bf16_weights))
-        return sums, self.adam.step(self.updater.settings.grad_clip, grad_addresses)
+        return sums, self.adam.step(self.updater.settings.grad_clip, grad_pointers)
 
-    def _grad_addresses(self) -> Tensor | None:
+    def _new_grad_pointers(self) -> Tensor | None:
         return None if self.adam is None else self.adam.new_grad_pointers()
 
     def _zero_grad(self) -> None:
@@ -135,7 +135,7 @@ class GraphUpdater:
         if self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
             torch.cuda.empty_cache()  # graphs allocate from a pool of their own
-        graph, grad_addresses = torch.cuda.CUDAGraph(), self._grad_addresses()
+        graph, grad_addresses = torch.cuda.CUDAGraph(), self._new_grad_pointers()
         # Thread-local: the loader's threads may pin memory meanwhile, which a global capture would refuse.
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             sums, grad_norm = self._run(static_batch, counts, grad_addresses)

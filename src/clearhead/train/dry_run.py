@@ -9,15 +9,15 @@ from clearhead.config.recipe import Recipe, dump_recipe
 from clearhead.errors import UserError
 from clearhead.model.cost import count_parameters
 from clearhead.train.distributed import dist_context
-from clearhead.train.state import Say, global_batches, setup
+from clearhead.train.state import Log, global_batches, setup
 from clearhead.train.updater import Metrics
 from clearhead.train.validate import evaluate_losses
 
 
-def dry_run(recipe: Recipe, say: Say) -> list[str]:
+def dry_run(recipe: Recipe, log: Log) -> list[str]:
     """Return the resolved recipe, then parameters, memory and estimated time as comments: lines of YAML."""
     with dist_context(recipe.train.device) as dist:
-        run = setup(recipe, Path("dry-run"), dist, say, lambda event: None)
+        run = setup(recipe, Path("dry-run"), dist, log, lambda event: None)
         batches = global_batches(run)
         seconds, tokens = [], 0
         for step in (1, 2):

@@ -18,7 +18,7 @@ def write_event(run: RunState, event: Event) -> None:
         return
     if run.run_log is not None:
         run.run_log.write(**event)
-    run.watch(event)
+    run.on_event(event)
 
 
 def log_step(run: RunState) -> None:

@@ -13,9 +13,9 @@ from clearhead.train.state import RunState
 MAX_NONFINITE_STEPS = 3  # skipped updates in a row before training stops
 
 
-def check_finite(run: RunState, leave: int = 0) -> None:
-    """Check the gradient norms of all unchecked steps but the last `leave`."""
-    while len(run.unchecked) > leave:
+def check_finite(run: RunState, skip_last: int = 0) -> None:
+    """Check the gradient norms of all unchecked steps but the last `skip_last`."""
+    while len(run.unchecked) > skip_last:
         _check_step(run, *run.unchecked.pop(0))
 
 
@@ -27,7 +27,7 @@ def _check_step(run: RunState, step: int, grad_norm: Tensor, batch: GlobalBatch)
         return
     run.nonfinite_steps += 1
     write_event(run, {"kind": "note", "step": step, "text": "the gradient is not finite; this update was skipped"})
-    run.say(f"step {step}: the gradient is not finite; this update was skipped")
+    run.log(f"step {step}: the gradient is not finite; this update was skipped")
     if run.nonfinite_steps >= MAX_NONFINITE_STEPS:
         file = run.out / f"nonfinite-step-{step}-rank-{run.dist.rank}.safetensors"
         tensors = {f"{n}.{name}": x for n, micro in enumerate(batch.batches) for name, x in micro.tensors.items()}

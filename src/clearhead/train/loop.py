@@ -23,7 +23,7 @@ from clearhead.train.oom import split_batches
 from clearhead.train.report import write_report
 from clearhead.train.run_folder import check_folder, close, open_folder
 from clearhead.train.signals import StopSignal
-from clearhead.train.state import RunState, Say, Watch, global_batches, setup
+from clearhead.train.state import Log, OnEvent, RunState, global_batches, setup
 from clearhead.train.validate import validate
 
 
@@ -35,7 +35,7 @@ class Summary:
     steps: int
     best: float | None
     stopped: bool  # by a signal
-    first: bool = True  # whether this is the main process
+    is_main: bool = True  # whether this is the main process
 
 
 def train(
@@ -43,19 +43,19 @@ def train(
     out: Path,
     *,
     resume: bool = False,
-    say: Say = lambda line: None,
-    watch: Watch = lambda event: None,
+    log: Log = lambda line: None,
+    on_event: OnEvent = lambda event: None,
 ) -> Summary:
     """Train by a recipe into the run folder `out`.
 
-    `say` receives messages for people, `watch` every event of the log. With `resume`, the run in `out` continues from
-    its newest intact checkpoint, or starts where there is none.
+    `log` receives status messages, `on_event` every event of the run log. With `resume`, the run in `out` continues
+    from its newest intact checkpoint, or starts where there is none.
     """
     check_folder(out, resume, (".lock", "recipe.yaml", "checkpoints"))
     settings = recipe.train
     with StopSignal() as stop, dist_context(settings.device) as dist:
         try:
-            run = setup(recipe, out, dist, say, watch)
+            run = setup(recipe, out, dist, log, on_event)
         except KeyboardInterrupt:
             return Summary(0, settings.steps, None, True, dist.is_main)
         stop.finish_step = True
@@ -94,7 +94,7 @@ def train_step(run: RunState, batch: GlobalBatch) -> bool:
         open_folder(run, after=-1)
     # Reading a GPU tensor is a sync, so there a norm is checked once the next step is queued.
     run.unchecked.append((run.step, grad_norm, batch))
-    check_finite(run, leave=0 if run.dist.device.type == "cpu" else 1)
+    check_finite(run, skip_last=0 if run.dist.device.type == "cpu" else 1)
     return True
 
 

@@ -130,7 +130,7 @@ class Objective(nn.Module):
         return cast(Decoder, self.network).decode(batch[side], lengths, documents=documents)
 
     def embed(self, batch: Batch, side: str) -> Tensor:
-        """Return one embedding per text (B, D), pooled as the data settings say."""
+        """Return one embedding per text (B, D), pooled as `data.pooling` specifies."""
         hidden, lengths, documents = self._hidden(batch, side), batch.get(f"{side}_lengths"), batch.documents.get(side)
         pool = mean_pool if self.data.pooling == "mean" else self.network.heads.token_pool
         return pool(hidden, lengths, documents)

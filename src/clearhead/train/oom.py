@@ -21,4 +21,4 @@ def split_batches(run: RunState, batch: GlobalBatch) -> None:
     run.grad_accum *= 2
     text = f"out of memory: batches are now split into {run.grad_accum} micro-batches; the update is the same"
     write_event(run, {"kind": "note", "step": run.step, "text": text})
-    run.say(text)
+    run.log(text)

@@ -150,7 +150,7 @@ def _downsample(points: Points) -> list[Bin | None]:
 
 
 def _chart(title: str, unit: str, curves: Sequence[Curve], key: str, x_name: str = "step") -> str:
-    """A figure with curves over one axis; empty if there is nothing to draw."""
+    """A figure with curves over one axis; empty without data."""
     curves = [curve for curve in curves if any(curve.bins)]
     bins = [point for curve in curves for point in curve.bins if point]
     if not bins:
@@ -218,7 +218,7 @@ def _draw(
 
 
 def _widen(low: float, high: float) -> tuple[float, float]:
-    """The ends of an axis, widened if all values are the same."""
+    """The limits of an axis, extended if all values are the same."""
     if high - low > 1e-9 * max(abs(low), abs(high), 1e-200):
         return low, high
     return low - (abs(low) / 10 or 1), high + (abs(high) / 10 or 1)

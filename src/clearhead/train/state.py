@@ -25,8 +25,8 @@ from clearhead.train.run_log import RunLog
 from clearhead.train.updater import LossScaler, Metrics, Updater
 
 Event = dict[str, Any]
-Say = Callable[[str], None]
-Watch = Callable[[Event], None]
+Log = Callable[[str], None]
+OnEvent = Callable[[Event], None]
 
 
 @dataclass
@@ -36,8 +36,8 @@ class RunState:
     recipe: Recipe
     out: Path
     dist: DistContext
-    say: Say  # messages for people
-    watch: Watch  # events of the log
+    log: Log  # status messages
+    on_event: OnEvent  # events of the run log
 
     data: Data
     network: Network
@@ -86,12 +86,12 @@ class RunState:
         return self.step % every == 0 or self.step == self.settings.steps
 
 
-def setup(recipe: Recipe, out: Path, dist: DistContext, say: Say, watch: Watch) -> RunState:
+def setup(recipe: Recipe, out: Path, dist: DistContext, log: Log, on_event: OnEvent) -> RunState:
     """Load the data, build network and optimizer, and apply precision, compilation and parallelism."""
     settings = recipe.train
-    say = say if dist.is_main else lambda line: None
+    log = log if dist.is_main else lambda line: None
     initial = load_initial_model(recipe)
-    data = prepare(recipe.data, tokenizers_for(recipe, initial), log=say)
+    data = prepare(recipe.data, tokenizers_for(recipe, initial), log=log)
     network = init_network(recipe, data, initial)
     if settings.freeze:
         freeze(network, settings.freeze)
@@ -105,7 +105,7 @@ def setup(recipe: Recipe, out: Path, dist: DistContext, say: Say, watch: Watch) 
     updater = Updater(objective, parallel_objective, optimizer, settings, dist, dtype, scaler)
     update = capture_steps(updater).update
     return RunState(
-        recipe, out, dist, say, watch, data, network, objective, updater, update, grad_accum=settings.grad_accum
+        recipe, out, dist, log, on_event, data, network, objective, updater, update, grad_accum=settings.grad_accum
     )
 
 

@@ -16,14 +16,14 @@ from clearhead.files import read_text, write_text
 from clearhead.train.loop import train
 from clearhead.train.run_folder import check_folder
 from clearhead.train.run_log import number, read_log
-from clearhead.train.state import Say, Watch
+from clearhead.train.state import Log, OnEvent
 from clearhead.train.validate import better
 
 Table = list[dict[str, Any]]
 
 
 def sweep(
-    recipe: Recipe, out: Path, lrs: Sequence[float], seeds: int, resume: bool, say: Say, watch: Watch
+    recipe: Recipe, out: Path, lrs: Sequence[float], seeds: int, resume: bool, log: Log, on_event: OnEvent
 ) -> Table | None:
     """Train every learning rate with `seeds` seeds, from the recipe's on, each run in its own folder below `out`.
 
@@ -38,10 +38,10 @@ def sweep(
         for seed in range(recipe.train.seed, recipe.train.seed + seeds):
             folder = run_folder(out, lr, seed)
             if not _finished(folder):
-                say(f"lr {lr:g}, seed {seed}:")
+                log(f"lr {lr:g}, seed {seed}:")
                 settings = recipe.train.model_copy(update={"lr": lr, "seed": seed})
                 changed = recipe.model_copy(update={"train": settings})
-                if train(changed, folder, resume=resume and folder.exists(), say=say, watch=watch).stopped:
+                if train(changed, folder, resume=resume and folder.exists(), log=log, on_event=on_event).stopped:
                     return None
             results.setdefault(lr, []).append(_best_validation(folder, metric))
     if int(os.environ.get("RANK", 0)):  # the first process writes for all

@@ -15,7 +15,7 @@ from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.model import build
 from clearhead.predict import load
-from tests.checkpoint.small import tokenizer
+from tests.checkpoint.small_models import tokenizer
 from tests.corpora import corpus
 
 INPUTS = int(os.environ.get("CLEARHEAD_INPUTS", "200"))

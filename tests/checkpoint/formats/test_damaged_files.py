@@ -23,7 +23,7 @@ from clearhead.errors import UserError
 from tests.checkpoint.formats import test_gguf, test_llama2c
 from tests.checkpoint.formats.peers import saved
 from tests.checkpoint.formats.test_sentence_transformers import save_sentence_encoder
-from tests.checkpoint.small import tokenizer
+from tests.checkpoint.small_models import tokenizer
 
 COUNT = int(os.environ.get("CLEARHEAD_MUTATIONS", "2000"))
 ROOT = Path(__file__).parents[3]

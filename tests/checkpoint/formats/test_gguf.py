@@ -13,7 +13,7 @@ from clearhead.checkpoint import load_model
 from clearhead.checkpoint.formats import import_model, read_foreign
 from clearhead.checkpoint.model_folder import build_with_weights
 from clearhead.errors import UserError
-from tests.checkpoint.small import tokenizer
+from tests.checkpoint.small_models import tokenizer
 from tests.model.peers import disturb
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")

@@ -33,7 +33,7 @@ from tests.checkpoint.formats.test_gguf import (
     read_with_transformers,
     write_gguf,
 )
-from tests.checkpoint.small import TEXTS, tokenizer
+from tests.checkpoint.small_models import TEXTS, tokenizer
 from tests.corpora import corpus
 
 

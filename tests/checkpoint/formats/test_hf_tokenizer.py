@@ -19,7 +19,7 @@ from clearhead.errors import UserError
 from clearhead.model import build
 from clearhead.text import train
 from tests.checkpoint.formats.peers import saved
-from tests.checkpoint.small import tokenizer
+from tests.checkpoint.small_models import tokenizer
 
 
 def test_an_exported_tokenizer_adds_the_same_special_tokens_in_transformers(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from clearhead.errors import UserError
 from clearhead.inference import generate, translate
 from clearhead.model import build
 from tests.checkpoint.formats.peers import DECODERS, PEERS, WORDS, ours, outputs, saved
-from tests.checkpoint.small import tokenizer
+from tests.checkpoint.small_models import tokenizer
 
 every = pytest.mark.parametrize("name", PEERS)
 
@@ -252,7 +252,7 @@ def test_unexpected_and_missing_tensors_are_named(tmp_path: Path) -> None:
 def test_an_export_never_replaces_files(tmp_path: Path) -> None:
     saved("llama2", tmp_path / "theirs")
     import_model(tmp_path / "theirs", tmp_path / "ours")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         export_model(load_model(tmp_path / "ours"), tmp_path / "theirs", "hf")
     with safe_open(tmp_path / "theirs" / "model.safetensors", "pt") as file:
         assert "lm_head.weight" in list(file.keys())

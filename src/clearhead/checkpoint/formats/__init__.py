@@ -31,7 +31,7 @@ def read_foreign(source: Path) -> ImportedModel:
             return huggingface.read(source)
         if not source.exists():
             raise UserError(f"{source} does not exist; check the path")
-        if source.is_file() and gguf.is_file(source):
+        if source.is_file() and gguf.is_gguf(source):
             return gguf.read(source)
         if source.is_file() and source.suffix == ".bin":
             return llama2c.read(source)
@@ -59,4 +59,4 @@ def export_model(loaded: LoadedModel, folder: Path, to: str) -> None:
 def _check_new(folder: Path) -> None:
     """Refuse to replace files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is there already; give a new folder, or an empty one")
+        raise UserError(f"{folder} already exists; give a new folder, or an empty one")

@@ -1,4 +1,4 @@
-"""GGUF import: Llama-type models of llama.cpp, quantized or not.
+"""GGUF import: Llama-architecture models of llama.cpp, quantized or not.
 
 The header is read here, with bounds checks; quantized blocks are dequantized by the `gguf` library.
 """
@@ -85,19 +85,19 @@ class TensorInfo:
     size: int
 
 
-def is_file(path: Path) -> bool:
+def is_gguf(path: Path) -> bool:
     """Whether a file begins with GGUF's magic number."""
     with path.open("rb") as file:
         return file.read(4) == MAGIC
 
 
 def read(path: Path) -> ImportedModel:
-    """Read a Llama-type model with its tokenizer, dequantized to fp32."""
+    """Read a Llama-architecture model with its tokenizer, dequantized to fp32."""
     with open_binary(path) as reader:
         settings, infos = read_header(reader)
         fields = Fields(settings, path)
         if (architecture := fields.string("general.architecture")) != "llama":
-            raise UserError(f"{path}: general.architecture: {architecture!r:.40} is not supported; llama is")
+            raise UserError(f"{path}: general.architecture: {architecture!r:.40} is not supported; only llama is")
         tensors = {name: _dequantize(reader, name, info) for name, info in infos.items()}
     factors = tensors.pop("rope_freqs.weight", None)
     config = _config(fields, tensors, factors)

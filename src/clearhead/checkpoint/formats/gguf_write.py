@@ -1,4 +1,4 @@
-"""GGUF export: Llama-type models for llama.cpp in F16 or Q8_0, with tokenizer and chat template."""
+"""GGUF export: Llama-architecture models for llama.cpp in F16 or Q8_0, with tokenizer and chat template."""
 
 import json
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ def _check(config: ModelConfig) -> None:
         else ["attention has a window, which llama.cpp ignores for this architecture"]
     )
     if problems:
-        raise UserError(f"export: GGUF is supported for Llama-type models only, but {'; '.join(problems)}")
+        raise UserError(f"export: GGUF is supported for Llama-architecture models only, but {'; '.join(problems)}")
 
 
 def _add_settings(writer: Any, config: ModelConfig) -> None:

@@ -20,7 +20,7 @@ from clearhead.files import read_text
 from clearhead.text import Tokenizer, from_bert
 
 log = logging.getLogger("clearhead")
-TOKEN_NAMES = {  # our roles to theirs
+TOKEN_NAMES = {  # our roles to Hugging Face's names
     "begin": "bos_token",
     "end": "eos_token",
     "pad": "pad_token",
@@ -117,7 +117,7 @@ def chat_template(folder: Path) -> str | None:
 
 
 def write_hf_tokenizer(loaded: LoadedModel, folder: Path) -> dict[str, Any]:
-    """Write tokenizer and generation_config.json; return the special ids of their config.json, None if undefined."""
+    """Write tokenizer and generation_config.json; return the special ids for config.json, None if undefined."""
     family, roles = loaded.config.family, loaded.tokenizers[-1].roles if loaded.tokenizers else {}
     begin, end = bos_ids(loaded), eos_ids(loaded)
     write_tokenizers(folder, [with_template(tokenizer, loaded) for tokenizer in loaded.tokenizers])

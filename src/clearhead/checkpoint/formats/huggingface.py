@@ -76,7 +76,7 @@ def read(folder: Path) -> ImportedModel:
 
 
 def canonical_names(adapter: Adapter, config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return their tensors under the names of the table, without those that we compute."""
+    """Return foreign tensors under the names of the table, without those that we compute."""
     by_name: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         for pattern, replacement in adapter.renames(config):
@@ -140,7 +140,7 @@ def _extra(folder: Path, fields: Fields, config: ModelConfig, tokenizers: tuple[
 
 
 def write(loaded: LoadedModel, folder: Path) -> None:
-    """Write a folder of theirs, or name what differs from the nearest of their architectures."""
+    """Write a Hugging Face folder; if no architecture fits, raise an error with the differences to the nearest."""
     config, tensors = loaded.config, named_tensors(loaded.network)
     adapter = _matching_adapter(config)
     settings = adapter.to_hf(config) | {"dtype": str(next(iter(tensors.values())).dtype).removeprefix("torch.")}

@@ -38,7 +38,7 @@ NAMES = {
     "max_position_embeddings": "max_positions",
     "vocab_size": "vocab_size",
 }
-ROPE_SCALING_NAMES = {  # ours to theirs
+ROPE_SCALING_NAMES = {  # our name to Hugging Face's
     "factor": "factor",
     "low_frequency_factor": "low_freq_factor",
     "high_frequency_factor": "high_freq_factor",
@@ -95,10 +95,10 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta or 10_000.0}
     if config.rope_scaling is not None:
         rope |= {"rope_type": "llama3"}
-        rope |= {their: getattr(config.rope_scaling, our) for our, their in ROPE_SCALING_NAMES.items()}
+        rope |= {theirs: getattr(config.rope_scaling, ours) for ours, theirs in ROPE_SCALING_NAMES.items()}
     window = config.window if config.attention == ("window",) else None
     architecture = ("MistralForCausalLM", "mistral") if window else ("LlamaForCausalLM", "llama")
-    return {their: getattr(config, our) for their, our in NAMES.items()} | {
+    return {theirs: getattr(config, ours) for theirs, ours in NAMES.items()} | {
         "architectures": [architecture[0]],
         "model_type": architecture[1],
         "num_key_value_heads": config.kv_heads,

@@ -11,7 +11,7 @@ from clearhead.checkpoint.model_folder import CONFIG, LoadedModel
 from clearhead.errors import UserError
 from clearhead.files import read_text
 
-MODE_KEYS = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}  # ours to theirs
+MODE_KEYS = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}  # our pooling to their key
 POOLINGS = ("mean", "cls")  # values of the newer key pooling_mode
 MODULE_TYPES = ["Transformer", "Pooling", "Normalize"]
 MODULES, POOLING, MAX_LENGTH = "modules.json", "1_Pooling", "sentence_bert_config.json"

@@ -30,7 +30,7 @@ log = logging.getLogger("clearhead")
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, backend: str | None = None) -> Tensor:
     """Attention of q (B, H, T, E) over k and v (B, G, S, E), G a divisor of H; returns (B, H, T, E).
 
-    `backend` forces one by name; if it refuses, another is chosen and a warning gives the reason.
+    `backend` forces one by name; if it refuses, another is chosen and the reason is logged as a warning.
     Outputs at padded queries are finite but meaningless.
     """
     mask = mask.simplified(k.shape[2])
@@ -67,7 +67,7 @@ def choose_backend(q: Tensor, k: Tensor, mask: Mask, dropout: float = 0.0) -> st
 
 @contextmanager
 def attention_backend(name: str | None) -> Iterator[None]:
-    """Force a backend for all attention inside the `with`; not thread-safe (for tests, benchmarks and the lab)."""
+    """Force a backend for all attention inside the `with`; not thread-safe (for tests and benchmarks)."""
     global _forced
     before, _forced = _forced, name
     try:

@@ -32,8 +32,8 @@ def sdpa(
     that every query attends to some key, and may pass an additive bias instead of booleans.
     """
     heads, kv_heads, shape = q.shape[1], k.shape[1], q.shape
-    few_queries = shape[2] == 1 or (shape[2] <= MAX_REPEATED_QUERIES and not causal)
-    if heads != kv_heads and few_queries and (mask is None or mask.shape[1] == 1):  # fold each group into the queries
+    fold_groups = shape[2] == 1 or (shape[2] <= MAX_REPEATED_QUERIES and not causal)
+    if heads != kv_heads and fold_groups and (mask is None or mask.shape[1] == 1):  # fold each group into the queries
         q = q.reshape(shape[0], kv_heads, -1, shape[3])  # (B, G, H/G · T, E)
         if mask is not None and mask.shape[2] > 1:
             mask = mask.repeat(1, 1, heads // kv_heads, 1)

@@ -1,4 +1,7 @@
-"""Prepacked int8 linear layers and embeddings for the CPU (FBGEMM kernels).   M rows · K inputs · N outputs"""
+"""Prepacked int8 linear layers and embeddings for the CPU (FBGEMM); portable and CUDA int8/int4: quantized.py.
+
+M rows · K inputs · N outputs
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Quantized linear layers: int8 per output channel, or int4 in groups.   M rows · K inputs · N outputs
+"""Portable and CUDA linear layers in int8 (per output channel) or int4 (in groups); FBGEMM int8 for CPUs: int8.py.
+
+M rows · K inputs · N outputs
 
 With int8, activations are quantized too, each row by its own absolute maximum, so that a row's result never depends on
 the other rows of the batch. int4 is weight-only.

@@ -146,7 +146,7 @@ def attend(
 
 
 def residual_norm_quantize(
-    raw: GemmOutput,
+    gemm_output: GemmOutput,
     residual: Tensor | None = None,
     relu: bool = False,
     norm: NormParams | None = None,
@@ -157,16 +157,23 @@ def residual_norm_quantize(
 ) -> None:
     """Apply a GEMM's scales and bias, add the residual, apply ReLU, LayerNorm and int8 quantization in one pass.
 
-    Writes the requested outputs: `sum`, the value before the norm (may be the GEMM output itself); `normed`, after it;
-    and `small`, the last of these in int8.
+    Writes the requested outputs: `sum_out`, the value before the norm (may be the GEMM output itself); `normed_out`,
+    after it; and `quantized_out`, the last of these in int8.
     """
-    x = raw.values
+    x = gemm_output.values
     assert _is_dense(x, torch.float32, x.shape)
     assert residual is None or _is_dense(residual, torch.float32, x.shape)
     rows, dim = x.shape
     weight, bias, eps = norm or (None, None, 0.0)
     args = _ResidualNormArgs(
-        *(x.data_ptr(), _pointer(raw.scales), _pointer(raw.bias), _pointer(residual), _pointer(weight), _pointer(bias)),
+        *(
+            x.data_ptr(),
+            _pointer(gemm_output.scales),
+            _pointer(gemm_output.bias),
+            _pointer(residual),
+            _pointer(weight),
+            _pointer(bias),
+        ),
         *(_pointer(sum_out), _pointer(normed_out), *_pointers(quantized_out), rows, dim, relu, eps),
     )
     _call("clearhead_residual_norm_quantize", args, rows * dim)
@@ -177,17 +184,17 @@ def empty_quantized_rows(rows: int, dim: int) -> QuantizedRows:
     return QuantizedRows(torch.empty(rows, dim, dtype=torch.uint8), torch.empty(rows))
 
 
-def quantize(raw: GemmOutput, relu: bool = False, norm: NormParams | None = None) -> QuantizedRows:
+def quantize(gemm_output: GemmOutput, relu: bool = False, norm: NormParams | None = None) -> QuantizedRows:
     """Return a GEMM's output in int8, optionally after ReLU or a LayerNorm."""
-    quantized = empty_quantized_rows(*raw.values.shape)
-    residual_norm_quantize(raw, None, relu, norm, quantized_out=quantized)
+    quantized = empty_quantized_rows(*gemm_output.values.shape)
+    residual_norm_quantize(gemm_output, None, relu, norm, quantized_out=quantized)
     return quantized
 
 
-def dequantize(raw: GemmOutput) -> Tensor:
+def dequantize(gemm_output: GemmOutput) -> Tensor:
     """Apply a GEMM's scales and bias in place and return its output in fp32."""
-    residual_norm_quantize(raw, sum_out=raw.values)
-    return raw.values
+    residual_norm_quantize(gemm_output, sum_out=gemm_output.values)
+    return gemm_output.values
 
 
 def beam_topk(logprobs: Tensor, beam_scores: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -64,7 +64,7 @@ def split_cache(keys: Tensor) -> tuple[int, int]:
 
 
 def triton_decode_attention(
-    heads: Tensor, rotation: tuple[Tensor, Tensor] | None, keys: Tensor, values: Tensor, lengths: Tensor
+    heads: Tensor, rope: tuple[Tensor, Tensor] | None, keys: Tensor, values: Tensor, lengths: Tensor
 ) -> Tensor:
     """Attention of one new token per row: unrotated queries, key and value, heads (B, H + 2G, E), to (B, H, E).
 
@@ -79,7 +79,7 @@ def triton_decode_attention(
     scale = 1 / (math.sqrt(head_dim) * math.log(2))  # for exp2, which is cheaper than exp
     _decode_attention[(batch, groups, splits)](
         heads,
-        *((heads, heads) if rotation is None else rotation),  # unused arguments must be tensors too
+        *((heads, heads) if rope is None else rope),  # unused arguments must be tensors too
         keys,
         values,
         lengths,
@@ -87,7 +87,7 @@ def triton_decode_attention(
         logsumexp,
         slots,
         scale,
-        rotation is not None,
+        rope is not None,
         queries // groups,
         MIN_DOT,
         groups,

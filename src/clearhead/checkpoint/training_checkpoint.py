@@ -52,7 +52,7 @@ def write_checkpoint(
 ) -> Path:
     """Write the checkpoint of a step, delete all but the `keep` newest up to it, and return its folder.
 
-    `numbers` are JSON values; floats are restored bit-exactly.
+    `metadata` holds JSON values; floats are restored bit-exactly.
     """
     if keep < 1 or step < 0:
         raise ValueError(f"keep: {keep}, step: {step}; keep one or more, and count steps from 0")

@@ -15,7 +15,7 @@ TASKS = {"lm": "masked-language-model", "classes": "classification", "tags": "ta
 SMALL = ("dim=16", "heads=2", "ff_dim=32", "max_positions=48")
 
 
-def reader(
+def task_model(
     output: str = "", kind: Kind = "byte-bpe", family: str = "tiny-encoder", seed: int = 0, **data: Any
 ) -> Model:
     """A model with random weights, large enough that its answers differ."""

@@ -39,18 +39,18 @@ def generate_texts(
     draft: Model | str | None = None,
 ) -> list[GenerationResult]:
     """Continue each prompt; prompt n draws from seed + n."""
-    network = model.inference_as(Decoder, "generate")
-    stops, guesser = stop_strings(model, stop), find_draft(model, draft)
-    asked = requests(model, prompts, options)
-    config = asked[0].config if asked else generation_config(model, options)
+    network = model.inference_network_for(Decoder, "generate")
+    stops, draft_model = stop_strings(model, stop), find_draft(model, draft)
+    request_list = requests(model, prompts, options)
+    config = request_list[0].config if request_list else generation_config(model, options)
     outputs = generate(
         network,
-        [request.prompt for request in asked],
+        [request.prompt for request in request_list],
         config,
         eos_ids=model.special_tokens.eos_ids,
-        seeds=[seed + number for number in range(len(asked))],
+        seeds=[seed + number for number in range(len(request_list))],
         stop_strings=stops,
-        draft=guesser,
+        draft=draft_model,
     )
     return [ranked([to_result(model, output, stops=stops) for output in row]) for row in outputs]
 
@@ -66,26 +66,26 @@ def translate_texts(
     draft: Model | str | None = None,
 ) -> list[Translation]:
     """Translate each text; text n draws from seed + n, and an empty text stays empty."""
-    network = model.inference_as(EncoderDecoder, "translate")
-    stops, guesser = stop_strings(model, stop), find_draft(model, draft)
-    asked = requests(model, texts, options, prefixes)
+    network = model.inference_network_for(EncoderDecoder, "translate")
+    stops, draft_model = stop_strings(model, stop), find_draft(model, draft)
+    request_list = requests(model, texts, options, prefixes)
     groups = dict[GenerationConfig, list[int]]()  # sources of similar length share max_new_tokens
-    for number, request in enumerate(asked):
+    for number, request in enumerate(request_list):
         if request.source:
             groups.setdefault(request.config, []).append(number)
     results = [Translation("") for _ in texts]
     for config, numbers in groups.items():
-        starts = [asked[number].prompt[1:] for number in numbers]
+        starts = [request_list[number].prompt[1:] for number in numbers]
         outputs = translate(
             network,
-            [asked[number].source or [] for number in numbers],
+            [request_list[number].source or [] for number in numbers],
             config,
             bos_id=model.special_tokens.begin[0],
             eos_ids=model.special_tokens.eos_ids,
             prefixes=starts,
             seeds=[seed + number for number in numbers],
             stop_strings=stops,
-            draft=guesser,
+            draft=draft_model,
         )
         for number, start, row in zip(numbers, starts, outputs, strict=True):
             results[number] = ranked([to_result(model, output, start, stops) for output in row])
@@ -102,7 +102,7 @@ def stream_pieces(
     draft: Model | str | None = None,
 ) -> Iterator[str]:
     """The text of `generate` in pieces; a prompt of ids is used as it is."""
-    network, guesser = model.inference_as(Decoder, "stream"), find_draft(model, draft)
+    network, draft_model = model.inference_network_for(Decoder, "stream"), find_draft(model, draft)
     stop_strings(model, stop)  # only to check them
     if isinstance(prompt, str):
         [(row, _, config)] = requests(model, [prompt], options)
@@ -117,7 +117,7 @@ def stream_pieces(
         eos_ids=model.special_tokens.eos_ids,
         seed=seed,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        draft=guesser,
+        draft=draft_model,
     )
 
 
@@ -126,7 +126,7 @@ def alternative_texts(
 ) -> list[GenerationResult]:
     """Complete the text once for each of the `count` most likely next tokens."""
     is_translator = isinstance(model.network, EncoderDecoder)
-    network = model.inference_as(EncoderDecoder if is_translator else Decoder, "alternatives")
+    network = model.inference_network_for(EncoderDecoder if is_translator else Decoder, "alternatives")
     if prefix and not is_translator:
         raise UserError("prefix: only a translator has a target to begin; leave it out")
     [(prompt, source, config)] = requests(model, [text], options, [prefix] if prefix else None)
@@ -143,7 +143,7 @@ def to_result(
 ) -> Any:
     """Decode an output: a Translation of a translator, else a GenerationResult; `prefix` is part of the text."""
     text = model.tokenizers[-1].decode([*prefix, *output.ids])
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "text": text if stops is None else stops.truncate(text),
         "score": output.score,
         "finished": output.finished,
@@ -151,9 +151,9 @@ def to_result(
         "logprobs": None if output.logprobs is None else tuple(output.logprobs),
     }
     if not isinstance(model.network, EncoderDecoder):
-        return GenerationResult(**found)
+        return GenerationResult(**fields)
     links = None if output.alignment is None else tuple(alignment_links(output.alignment))
-    return Translation(**found, alignment=links)
+    return Translation(**fields, alignment=links)
 
 
 def stop_strings(model: Model, stop: Sequence[str]) -> StopStrings | None:

@@ -64,13 +64,13 @@ class DecodeLayer(Layer):
         encoder_output: Tensor | None = None,
         cross_mask: Mask | None = None,
         cache: LayerKVCache | None = None,
-        padding_mask: Tensor | None = None,
+        norm_mask: Tensor | None = None,
     ) -> Tensor:
         """(B, T, D) to (B, T, D)."""
         # With `mask.start` a tensor, this row is shorter than the cache: other rows of the batch were longer.
         is_step = x.shape[:2] == (1, 1) and mask.tree is None and not isinstance(mask.start, Tensor)
         if cache is None or rope is None or not is_step:
-            return super().forward(x, mask, rope, encoder_output, cross_mask, cache, padding_mask)
+            return super().forward(x, mask, rope, encoder_output, cross_mask, cache, norm_mask)
         qkv, output, gate_up, down = self.linears
         heads = qkv(_rms_norm(x, *self.norms[0]))
         heads = heads.view(self.rope_cache.heads + 2 * self.rope_cache.kv_heads, -1)  # (H + 2G, E)

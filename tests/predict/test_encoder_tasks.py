@@ -17,7 +17,7 @@ from clearhead.predict.encode_batch import InvalidText
 from clearhead.predict.fill import masked_rows
 from clearhead.text import KINDS, Kind
 from clearhead.text.word_split import split_words
-from tests.predict.readers import LABELS, reader
+from tests.predict.task_models import LABELS, task_model
 
 TEXTS = [
     "The cat sat.",
@@ -68,7 +68,7 @@ def direct(model: Model, text: str, second: str | None = None) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_labels_of_a_batch_are_those_of_each_text_alone(family: str) -> None:
-    model = reader("classes", family=family)
+    model = task_model("classes", family=family)
     for text, result in zip(TEXTS, model.classify(TEXTS), strict=True):
         hidden = direct(model, text)
         pooled = hidden[:, 0] if family == "tiny-encoder" else hidden[:, -1]
@@ -79,7 +79,7 @@ def test_labels_of_a_batch_are_those_of_each_text_alone(family: str) -> None:
 
 
 def test_the_second_text_of_a_pair_has_its_own_segment() -> None:
-    model = reader("classes", text_pairs=True)
+    model = task_model("classes", text_pairs=True)
     scores = model.network.heads.classes(direct(model, "a cat", "The dog")[:, 0]).softmax(-1)[0]  # type: ignore[misc]
     assert model.classify("a cat", "The dog").scores == pytest.approx(
         dict(zip(LABELS, scores.tolist(), strict=True)), abs=1e-5
@@ -88,13 +88,13 @@ def test_the_second_text_of_a_pair_has_its_own_segment() -> None:
         with pytest.raises(UserError, match=message):
             model.classify(texts, pairs)
     with pytest.raises(UserError, match="reads one text"):
-        reader("classes").classify("a", "b")
+        task_model("classes").classify("a", "b")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_vectors_of_a_batch_are_those_of_each_text_alone(family: str, pooling: str) -> None:
-    model = reader("", family=family, pooling=pooling)
+    model = task_model("", family=family, pooling=pooling)
     vectors = model.embed(TEXTS, normalize=False)
     for text, vector in zip(TEXTS, vectors, strict=True):
         hidden = direct(model, text)[0]
@@ -112,14 +112,14 @@ def test_vectors_of_a_batch_are_those_of_each_text_alone(family: str, pooling: s
 
 
 def test_results_do_not_depend_on_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, texts = reader(""), [" ".join(["cat"] * (1 + n * 7 % 11)) + f" {n}" for n in range(40)]
+    model, texts = task_model(""), [" ".join(["cat"] * (1 + n * 7 % 11)) + f" {n}" for n in range(40)]
     single = model.embed(texts)
-    monkeypatch.setattr("clearhead.predict.encode_batch.TOKENS", {"cpu": 20})
+    monkeypatch.setattr("clearhead.predict.encode_batch.BATCH_TOKENS", {"cpu": 20})
     assert np.abs(model.embed(texts) - single).max() < 1e-5
 
 
 def test_the_most_similar_texts_come_first() -> None:
-    model = reader("")
+    model = task_model("")
     vectors = torch.from_numpy(model.embed(TEXTS))
     scores = F.cosine_similarity(vectors[1:2], vectors)
     matches = model.similar(TEXTS[1], TEXTS, top=3)
@@ -130,7 +130,7 @@ def test_the_most_similar_texts_come_first() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_masks_are_filled_by_the_most_likely_tokens(kind: Kind) -> None:
-    model = reader("lm", kind)
+    model = task_model("lm", kind)
     text = "The [MASK] sat on<mask>"
     filled, other = model.fill([text, "[MASK] cat"], top=4)
     (first, second), (only,) = filled.masks, other.masks
@@ -154,7 +154,7 @@ def test_masks_are_filled_by_the_most_likely_tokens(kind: Kind) -> None:
 @example("e\u0301tude 猫 🐈x")
 @settings(max_examples=30)
 def test_tags_have_exact_positions_in_any_script(kind: Kind, text: str) -> None:
-    model = reader("tags", kind)
+    model = task_model("tags", kind)
     try:
         found = model.tag(text, truncate=True)
     except InvalidText:
@@ -175,7 +175,7 @@ def test_tags_have_exact_positions_in_any_script(kind: Kind, text: str) -> None:
 
 
 def test_words_given_as_a_list_are_kept() -> None:
-    model, given = reader("tags"), ["New", "York", "isn't", "e\u0301", "猫坐", ",", "x-y"]
+    model, given = task_model("tags"), ["New", "York", "isn't", "e\u0301", "猫坐", ",", "x-y"]
     (found,) = model.tag([given])
     assert [word.text for word in found.words] == given
     assert found.text == " ".join(given)
@@ -209,7 +209,7 @@ CONTEXT = "The old cat 🐈 sat on the mät. Zoë's quagmire, née 猫坐在垫�
 @given(st.data())
 @settings(max_examples=30)
 def test_an_answer_is_found_anywhere_in_a_long_context(kind: Kind, data: st.DataObject) -> None:
-    model = reader("span", kind, stride=data.draw(st.integers(1, 12)))
+    model = task_model("span", kind, stride=data.draw(st.integers(1, 12)))
     tokens = model.tokenizer.offsets(CONTEXT)
     nonempty = [n for n, (_, a, b) in enumerate(tokens) if CONTEXT[a:b].strip()]
     first = data.draw(st.sampled_from(nonempty))
@@ -219,7 +219,7 @@ def test_an_answer_is_found_anywhere_in_a_long_context(kind: Kind, data: st.Data
     stride = min(model.data.stride, room // 2)  # type: ignore[union-attr]
     complete = [first >= start and last < start + room for start in window_starts(len(tokens), room, stride)]
 
-    def oracle(model: Model, rows: list[answering.Row], each: object) -> list[torch.Tensor]:
+    def oracle(model: Model, rows: list[answering.Row], head_fn: object) -> list[torch.Tensor]:
         """Certain of the answer in every window that has all of it, and of no answer in the others."""
         scores = [torch.zeros(len(row.ids), 2) for row in rows]
         for start, table, row in zip(window_starts(len(tokens), room, stride), scores, rows, strict=True):
@@ -230,7 +230,7 @@ def test_an_answer_is_found_anywhere_in_a_long_context(kind: Kind, data: st.Data
         return scores
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answering, "read", oracle)
+        patch.setattr(answering, "encode_packed", oracle)
         best = model.answer("who sat?", CONTEXT)
     assert best.text == CONTEXT[best.start : best.end]
     if any(complete):
@@ -244,7 +244,7 @@ def test_an_answer_is_found_anywhere_in_a_long_context(kind: Kind, data: st.Data
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answer_scores_are_probabilities_over_all_spans_and_none(family: str) -> None:
-    model, context, question = reader("span", family=family), "The old cat sat on the mat", "who sat?"
+    model, context, question = task_model("span", family=family), "The old cat sat on the mat", "who sat?"
     scores = model.network.heads.span(direct(model, question, context)[0]).detach()  # type: ignore[misc]
     spans = model.tokenizer.offsets(context)
     begin = len(model.tokenizer.encode(question)) + 2
@@ -263,7 +263,7 @@ def test_answer_scores_are_probabilities_over_all_spans_and_none(family: str) ->
 
 @pytest.mark.parametrize("output", ["lm", "classes", "tags", "span", ""])
 def test_empty_and_too_long_texts_are_refused_by_number(output: str) -> None:
-    model = reader(output)
+    model = task_model(output)
     acts = {
         "lm": model.fill,
         "classes": model.classify,
@@ -284,19 +284,19 @@ def test_empty_and_too_long_texts_are_refused_by_number(output: str) -> None:
 
 
 def test_a_word_too_long_for_the_tokenizer_is_refused_by_its_characters() -> None:
-    model, endless = reader("classes", "wordpiece"), "x" * 100_000
+    model, endless = task_model("classes", "wordpiece"), "x" * 100_000
     assert len(model.tokenizer.encode(endless)) == 1
     with pytest.raises(InvalidText, match=r"text 2: 100,000 characters, but the model reads 46 tokens; shorten it, or"):
         model.classify(["cat", endless])
     assert len(model.classify([endless], truncate=True)) == 1
     with pytest.raises(InvalidText, match=r"text 1: 100,007 characters, but the model reads 46 tokens; shorten it$"):
-        reader("lm", "wordpiece").fill("[MASK] " + endless)
+        task_model("lm", "wordpiece").fill("[MASK] " + endless)
     with pytest.raises(InvalidText, match="text 1: 100,000 characters"):
-        reader("tags", "wordpiece").tag(endless)
+        task_model("tags", "wordpiece").tag(endless)
 
 
 def test_words_without_a_token_are_tagged_outside() -> None:
-    model, unseen = reader("tags", "wordpiece"), ["\u200b", "\u200b"]
+    model, unseen = task_model("tags", "wordpiece"), ["\u200b", "\u200b"]
     assert model.tokenizer.encode(" ".join(unseen)) == []
     first, none, last = model.tag([["The", "cat"], unseen, ["cat", "\u200b"]])
     assert [word.tag for word in none.words] == ["O", "O"]
@@ -309,16 +309,16 @@ def test_words_without_a_token_are_tagged_outside() -> None:
 def test_a_model_without_the_head_names_its_own_task() -> None:
     for act in (lambda m: m.classify("a"), lambda m: m.tag("a"), lambda m: m.answer("a", "b")):
         with pytest.raises(UserError, match=r"small was made for masked-language-model, not for .*; fine-tune it"):
-            act(reader("lm"))
+            act(task_model("lm"))
     with pytest.raises(UserError, match="fill: small is a decoder; it can classify and embed"):
-        reader("classes", family="tiny-gpt").fill("a [MASK]")
+        task_model("classes", family="tiny-gpt").fill("a [MASK]")
     with pytest.raises(UserError, match=r"text 1: no mask in it; write .*mask.* where the word is missing"):
-        reader("lm").fill("a cat")
+        task_model("lm").fill("a cat")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_around_a_mask_is_tokenized_as_around_a_word(kind: Kind) -> None:
-    model = reader("lm", kind)
+    model = task_model("lm", kind)
     encode, mask = model.tokenizer.encode, model.tokenizer.id("mask")
     missing = encode("The cat")[len(encode("The ")) if kind == "char" else len(encode("The")) :]
     for text in ("The cat <mask>.", "The <mask>, and the <mask> sat", "The <mask>!", "The <mask> sat <mask> the mat."):
@@ -329,7 +329,7 @@ def test_text_around_a_mask_is_tokenized_as_around_a_word(kind: Kind) -> None:
 @pytest.mark.parametrize("output", ["lm", "classes", "tags", "span", ""])
 @pytest.mark.parametrize("cleaning", [{}, {"normalize": "nfkc"}])
 def test_other_types_and_half_characters_are_refused_by_number(output: str, cleaning: dict[str, str]) -> None:
-    model = reader(output, **({} if output == "span" else cleaning))
+    model = task_model(output, **({} if output == "span" else cleaning))
     acts = {
         "lm": model.fill,
         "classes": model.classify,
@@ -352,7 +352,7 @@ def test_other_types_and_half_characters_are_refused_by_number(output: str, clea
 
 
 def test_special_tokens_are_never_proposed_for_a_mask() -> None:
-    model = reader("lm")
+    model = task_model("lm")
     roles, vocab = set(model.tokenizer.roles.values()), set(model.tokenizer.vocabulary.values())
     (mask,) = model.fill("a <mask>", top=10_000).masks
     assert len(mask.tokens) == len(vocab - roles)
@@ -361,7 +361,7 @@ def test_special_tokens_are_never_proposed_for_a_mask() -> None:
 
 
 def test_answers_never_overlap_and_a_shared_context_is_tokenized_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, context = reader("span"), "The cat sat on the mat. " * 60
+    model, context = task_model("span"), "The cat sat on the mat. " * 60
     given: list[int] = []
     offsets_batch = model.tokenizer.offsets_batch
     monkeypatch.setattr(

@@ -24,7 +24,7 @@ from clearhead.checkpoint import (
 )
 from clearhead.checkpoint.tensors import named_tensors
 from clearhead.errors import UserError
-from tests.checkpoint.small import adam, contents, equal, network, step, tokenizer, trained
+from tests.checkpoint.small_models import adam, contents, equal, network, step, tokenizer, trained
 from tests.strategies import tokens
 
 NUMBERS = {"position": 12, "epoch": 3, "scale": 0.1 + 0.2, "digest": "0a1b", "files": [1, [2, 3]], "best": None}
