@@ -74,19 +74,12 @@ def evaluate(
 
 def _corpus(config: "DataConfig | None", files: list[Path], format: str, columns: str, labels: str) -> "Corpus":
     """The files as a corpus, in the format of the recipe's corpora unless given."""
-    from clearhead.config.data import Corpus
+    from clearhead.evaluate.api import corpus_of
 
-    like = next(iter((*config.test, *config.valid, *config.train)), None) if config is not None else None
-    settings: dict[str, Any] = {"format": "parallel" if len(files) == 2 else "text"}
-    if like is not None and like.files and format in ("", like.format):
-        settings = {"format": like.format, "columns": dict(like.columns), "header": like.header}
-    settings |= {"format": format} if format else {}
-    if columns:
-        pairs = _parse_pairs("--columns", columns, "text=1,label=2")
-        settings["columns"] = {name: int(value) if value.lstrip("-").isdigit() else value for name, value in pairs}
-    if labels:
-        settings["rename"] = dict(_parse_pairs("--labels", labels, "1=World,2=Sports"))
-    return Corpus.build(settings | {"files": [str(path) for path in files]}, where="--data")
+    pairs = _parse_pairs("--columns", columns, "text=1,label=2") if columns else []
+    names = {name: int(value) if value.lstrip("-").isdigit() else value for name, value in pairs}
+    renamed = dict(_parse_pairs("--labels", labels, "1=World,2=Sports")) if labels else {}
+    return corpus_of(config, [str(path) for path in files], format, names, renamed, where="--data")
 
 
 def _parse_pairs(option: str, text: str, example: str) -> list[tuple[str, str]]:

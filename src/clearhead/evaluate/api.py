@@ -75,12 +75,13 @@ def corpus_of(
     format: str = "",
     columns: Mapping[str, int | str] | None = None,
     labels: Mapping[str, str] | None = None,
+    where: str = "data",
 ) -> Corpus:
     """The files as a corpus in the format of the recipe's data, unless overridden; two files are parallel."""
     if isinstance(data, Corpus):
         return data
     if isinstance(data, Mapping):
-        return Corpus.build(data, where="data")
+        return Corpus.build(data, where=where)
     files = [str(data)] if isinstance(data, str | Path) else [str(path) for path in data]
     like = next(iter((*known.test, *known.valid, *known.train)), None) if known is not None else None
     settings: dict[str, Any] = {"format": "parallel" if len(files) == 2 else "text"}
@@ -89,4 +90,4 @@ def corpus_of(
     settings |= {"format": format} if format else {}
     settings |= {"columns": dict(columns)} if columns else {}
     settings |= {"rename": dict(labels)} if labels else {}
-    return Corpus.build(settings | {"files": files}, where="data")
+    return Corpus.build(settings | {"files": files}, where=where)
