@@ -71,7 +71,7 @@ def load(name: str | Path, device: str = "auto", dtype: str | None = None, compi
     """Load a model by name (`clearhead models` lists them), model folder or run folder.
 
     `dtype` is fp32, bf16, fp16, fp64, int8 or int4 (or torch's name); without it, as stored. With `compiled`, a decoder
-    on a GPU takes tens of seconds at the first text of each batch size and generates faster from then on.
+    on a GPU takes tens of seconds for the first call with each batch size; later calls are faster.
     """
     from clearhead.predict.load import load as load_model
 

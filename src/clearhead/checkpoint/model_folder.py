@@ -47,7 +47,7 @@ def save_model(
     """Write or replace a model folder atomically, keeping files that users added.
 
     `tokenizers` is one, or source and target. `dtype` is the storage dtype: torch.int8 stores matrices with a scale per
-    row, which are fp32 again when loaded.
+    row and dequantizes them to fp32 on load.
     """
     tokenizers = (tokenizers,) if isinstance(tokenizers, Tokenizer) else tuple(tokenizers)
     config, extra = network.config, dict(extra or {})

@@ -125,7 +125,7 @@ os.register_at_fork(after_in_child=_close_locks)
 
 @contextmanager
 def run_lock(run: Path) -> Iterator[None]:
-    """Lock a run folder for training and clean up after killed processes; a second process is refused.
+    """Lock a run folder for training and clean up after killed processes; a second process gets an error.
 
     It is a kernel lock, so it is released however the process ends.
     """

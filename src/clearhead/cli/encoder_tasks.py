@@ -31,7 +31,7 @@ def fill(
     device: Device = "auto",
     dtype: Dtype = None,
 ) -> None:
-    """Predict the tokens at each [MASK]: a line per mask, the most likely token first.
+    """Predict the token at each [MASK]: one line per mask, most likely tokens first.
 
     Example: clearhead fill runs/mini-bert "Anna [MASK] the letter yesterday."
     """
@@ -51,13 +51,13 @@ def classify(
         str | None, typer.Option(help="Second text of each pair. Default: the text after a tab.")
     ] = None,
     file: File = None,
-    all_labels: Annotated[bool, typer.Option("--all", help="Print all labels, not only the best.")] = False,
+    all_labels: Annotated[bool, typer.Option("--all", help="Print all labels, not only the best one.")] = False,
     truncate: Truncate = False,
     as_json: JsonLines = False,
     device: Device = "auto",
     dtype: Dtype = None,
 ) -> None:
-    """Print the label of each text or text pair with its probability, or the value of a regression.
+    """Print the label of each text or text pair with its probability, or the value a regression model predicts.
 
     Example: clearhead classify runs/sst2 "A quiet, moving film."
     """
@@ -151,7 +151,7 @@ def answer(
     device: Device = "auto",
     dtype: Dtype = None,
 ) -> None:
-    """Answer questions from a context: `answer TAB score TAB start-end`, in characters.
+    """Answer questions from a context: print `answer TAB score TAB start-end` (character offsets).
 
     Example: clearhead answer runs/squad "Who wrote it?" --context-file article.txt
     """
@@ -189,7 +189,7 @@ def embed(
     device: Device = "auto",
     dtype: Dtype = None,
 ) -> None:
-    """Embed texts: JSON lines, or a NumPy file of shape (texts, dim).
+    """Embed texts as JSON lines, or as a NumPy file of shape (texts, dim).
 
     Example: clearhead embed minilm --file sentences.txt --out vectors.npy
     """

@@ -14,7 +14,7 @@ def import_(
     source: Annotated[
         Path, typer.Argument(metavar="SOURCE", help="Folder (Hugging Face, CTranslate2) or file (GGUF, .bin).")
     ],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Model folder to write; new or empty.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Model folder to write; must be new or empty.")],
     dtype: Annotated[str | None, typer.Option(help="Convert to fp32, bf16 or fp16. Default: unchanged.")] = None,
 ) -> None:
     """Import a model from another library as a model folder.
@@ -36,7 +36,7 @@ def import_(
 
 def export(
     model: ModelName,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; new or empty.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; must be new or empty.")],
     to: Annotated[str, typer.Option(help="hf, gguf, gguf-q8_0, ctranslate2 or onnx.")],
 ) -> None:
     """Export a model to the format of another library.
@@ -54,7 +54,7 @@ def export(
 def pull(
     name: Annotated[str, typer.Argument(metavar="NAME", help="minilm, smollm2, or hf:organization/name.")],
 ) -> None:
-    """Download a model into the cache; use it by name afterwards.
+    """Download a model to the cache, so that it can be used by name.
 
     Example: clearhead pull smollm2
     """

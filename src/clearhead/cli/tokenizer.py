@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from clearhead.text import Tokenizer
     from clearhead.text.tokenizer_stats import TokenizerStats
 
-app = typer.Typer(help="Train a tokenizer, encode and decode text, compare tokenizers.", no_args_is_help=True)
+app = typer.Typer(help="Train a tokenizer, encode and decode text, and compare tokenizers.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder with tokenizer.json, or the file itself.")]
 MAX_VOCAB_SIZE, DEFAULT_VOCAB_SIZE = 1 << 24, 8000
 
@@ -25,7 +25,7 @@ def train(
     out: Annotated[Path, typer.Option(help="Folder to write tokenizer.json to.")],
     vocab_size: Annotated[
         int | None,
-        typer.Option(min=1, max=MAX_VOCAB_SIZE, help="Vocabulary size. Default: 8000, or what the text supports."),
+        typer.Option(min=1, max=MAX_VOCAB_SIZE, help="Vocabulary size. Default: 8000, or less if the text is small."),
     ] = None,
     kind: Annotated[str, typer.Option(help="byte-bpe, bpe, wordpiece, unigram, word or char.")] = "byte-bpe",
     roles: Annotated[
@@ -69,7 +69,7 @@ def train(
 def encode(
     folder: Folder,
     special_tokens: Annotated[
-        bool, typer.Option("--special-tokens", help="Encode special tokens spelled in the text as special tokens.")
+        bool, typer.Option("--special-tokens", help="Encode special tokens in the text as such, not as plain text.")
     ] = False,
 ) -> None:
     """Encode lines of standard input as ids separated by spaces.
@@ -88,7 +88,7 @@ def decode(
     folder: Folder,
     special_tokens: Annotated[bool, typer.Option("--special-tokens", help="Keep special tokens in the text.")] = False,
 ) -> None:
-    """Decode lines of ids on standard input.
+    """Decode lines of ids from standard input.
 
     Example: echo "15496 995" | clearhead tokenizer decode gpt2
     """

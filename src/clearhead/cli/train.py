@@ -53,7 +53,7 @@ def train(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/RECIPE.")] = None,
     resume: Annotated[bool, typer.Option(help="Resume the run in --out, or start it.")] = False,
-    dry_run: Annotated[bool, typer.Option(help="Run two steps and a validation, print the recipe.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Run two steps and one validation, and print the recipe.")] = False,
     device: Annotated[str | None, typer.Option(help="Same as train.device.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Same as train.precision: fp32, bf16, fp16 or fp64.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same as train.seed.", min=0)] = None,
@@ -64,7 +64,7 @@ def train(
 
     Example: clearhead train mini-en-de train.steps=500 --out runs/first
 
-    With --seeds or --lrs, train one run for each and print a table of means and standard deviations.
+    With --seeds or --lrs, train one run per combination and print a table of means and standard deviations.
     """
     from clearhead.config.dtypes import FLOAT_DTYPES, parse_dtype
     from clearhead.config.recipe import load_recipe

@@ -29,7 +29,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def train(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="UTF-8 text files, plain or gzip; - is stdin.")],
     out: Annotated[Path, typer.Option(help="Folder to write the vectors to.")],
-    dim: Annotated[int, typer.Option(help="Dimension of the vectors.")] = 100,
+    dim: Annotated[int, typer.Option(help="Vector dimension.")] = 100,
     window: Annotated[int, typer.Option(help="Maximum context words on each side.")] = 5,
     negatives: Annotated[int, typer.Option(help="Negative samples per pair.")] = 5,
     epochs: Annotated[int, typer.Option(help="Passes over the text.")] = 5,
@@ -42,7 +42,7 @@ def train(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Train word vectors on lowercased text files; sentences end at . ! ?
+    """Train word vectors on text files. Text is lowercased; sentences end at . ! ?
 
     Example: clearhead word2vec train novels/*.txt.gz --out vectors --dim 100 --epochs 3
     """

@@ -68,7 +68,7 @@ class GenerationConfig(Settings):
 
 
 class EngineConfig(Settings):
-    """Limits of the batching engine: memory and queue length are bounded for any load."""
+    """Limits of the batching engine: memory and queue length are bounded under any load."""
 
     max_batch_size: int = Field(default=32, ge=1, le=1 << 16)  # requests that decode concurrently
     cache_tokens: int = Field(default=1 << 16, ge=1, le=1 << 30)  # KV cache: batch × (longest text + longest source)

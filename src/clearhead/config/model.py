@@ -35,7 +35,7 @@ class RopeScaling(Settings):
 
 
 class ModelConfig(Settings):
-    """Architecture of one model; contradictory settings are an error."""
+    """Architecture of one model; contradictory settings raise an error."""
 
     # Size
     family: Family

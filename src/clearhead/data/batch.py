@@ -65,7 +65,7 @@ class Batch:
 
     @property
     def padded_tokens(self) -> int:
-        """Tokens that the model computes, padding included."""
+        """Number of tokens processed by the model, padding included."""
         sides = ("source", "target") if "source" in self.tensors else ("ids", "first", "second")
         return sum(self.tensors[side].numel() for side in sides if side in self.tensors and self.tensors[side].ndim > 1)
 

@@ -72,7 +72,7 @@ class Dataset:
         ]
 
     def lengths(self, samples: SampleIds, epoch: int) -> NDArray[np.int64]:
-        """Return the tokens of each side of each sample: (B, sides)."""
+        """Return the number of tokens of each side of each sample: (B, sides)."""
         parts = [
             (mask, self.task.lengths(self.stores[index], local_ids, epoch))
             for index, mask, local_ids in self._by_store(samples, epoch)

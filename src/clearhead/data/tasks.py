@@ -60,7 +60,7 @@ class Task(ABC):
         return len(store)
 
     def lengths(self, store: TokenStore, samples: SampleIds, epoch: int) -> NDArray[np.int64]:
-        """Return the tokens of each side of each sample, for batching by length: (B, sides)."""
+        """Return the number of tokens of each side of each sample, for batching by length: (B, sides)."""
         return store.spans("ids", samples)[1][:, None]
 
     @abstractmethod

@@ -31,14 +31,14 @@ class EntityScores(NamedTuple):
 
 
 class AnswerScores(NamedTuple):
-    """The rate of exact matches, and the mean F1 of words."""
+    """The exact-match rate, and the mean word-level F1."""
 
     exact: float
     f1: float
 
 
 def accuracy(predictions: Sequence[Hashable], references: Sequence[Hashable]) -> float:
-    """Return the rate of equal labels."""
+    """Return the fraction of correct predictions."""
     pairs = check_paired(predictions, references)
     return sum(prediction == reference for prediction, reference in pairs) / len(pairs)
 

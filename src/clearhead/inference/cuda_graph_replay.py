@@ -88,7 +88,7 @@ def enable_cuda_graphs(network: Network, compiled: bool = False) -> bool:
     """Use CUDA graphs for greedy search and sampling with this network; return False if they are not supported.
 
     They are supported for decoders with full attention on a CUDA device. Beam search and speculative decoding do not
-    use them. Outputs are the same but for near ties that rounding decides.
+    use them. Outputs are the same except for near ties that rounding decides.
     """
     if not can_be_static(network) or network.decoder.embedding.tokens.weight.device.type != "cuda":
         return False

@@ -64,7 +64,7 @@ class EngineRequest:
 
     @property
     def max_cache_tokens(self) -> int:
-        """Tokens that the KV cache must hold at most; the last new token never enters it."""
+        """Maximum number of tokens in the KV cache; the last new token is never cached."""
         return len(self.prompt) + self.limit - 1
 
     def append(self, token: int, eos_ids: Sequence[int], logprob: float | None) -> None:

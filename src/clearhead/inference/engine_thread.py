@@ -13,7 +13,7 @@ from clearhead.inference.output import GenerationOutput
 class EngineThread:
     """Step an engine while it is busy, sleep otherwise; a context manager that closes the engine.
 
-    Only this thread steps the engine and frees rows; others add to the queue, read requests and list cancellations.
+    Only this thread steps the engine and frees rows; other threads queue, read and cancel requests.
     """
 
     def __init__(self, engine: Engine):
@@ -62,7 +62,7 @@ class EngineThread:
         return request.output
 
     def close(self) -> None:
-        """Cancel all requests and end the thread."""
+        """Cancel all requests and stop the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

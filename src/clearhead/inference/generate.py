@@ -60,7 +60,7 @@ def translate(
     stop_strings: StopStrings | None = None,
     draft: Draft | None = None,
 ) -> list[list[GenerationOutput]]:
-    """Translate sources. A target continues its prefix, if any, which is not returned."""
+    """Translate sources. With `prefixes`, each target continues its prefix, which is not returned."""
     prompts = [[bos_id, *prefix] for prefix in (prefixes if prefixes is not None else [()] * len(sources))]
     if len(prompts) != len(sources):
         raise ValueError(f"{len(sources)} sources, but {len(prompts)} prefixes; give one for each, or none")

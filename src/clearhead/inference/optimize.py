@@ -36,10 +36,10 @@ def optimize_for_inference(network: AnyNetwork, dtype: torch.dtype | None = None
     """Return a copy of the network optimized for inference in a dtype.
 
     torch.int8 means int8 weights and activations, INT4 int4 weights in groups; a decoder on a CPU then holds only
-    quantized weights, its embedding's too. Without a dtype the network keeps its own, except that a CPU computes in
-    fp32 instead of bf16 or fp16, which many CPUs are slow at. Networks on other devices are only quantized.
+    quantized weights, including its embedding. Without a dtype the network keeps its own, except that a CPU computes in
+    fp32 instead of bf16 or fp16, which are slow on many CPUs. Networks on other devices are only quantized.
 
-    On a CPU, the process keeps up to 1 GiB of freed memory from now on, since every batch needs it again.
+    On a CPU, the process then keeps up to 1 GiB of freed memory for reuse by later batches.
     """
     weight = next(network.parameters())
     if weight.is_cpu:

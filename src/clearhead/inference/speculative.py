@@ -157,7 +157,7 @@ class PromptLookup:
         return self
 
     def propose(self, batch: GenerationBatch, count: int) -> Tensor:
-        """Return the tokens (B, count) after the match; without one, the row's first tokens, which are as cheap."""
+        """Return the tokens (B, count) after the match; without one, the row's first tokens, at equal cost."""
         buffer = batch.buffer
         start = torch.zeros_like(buffer.lengths)  # (B,) position after the match
         for size in range(1, min(self.max_length, buffer.max_length - 1) + 1):  # longer n-grams override
@@ -170,4 +170,4 @@ class PromptLookup:
         return buffer.ids.gather(1, start[:, None] + offsets)
 
     def select(self, rows: Tensor) -> None:
-        """Nothing to select."""
+        """Do nothing: a lookup has no state."""

@@ -22,7 +22,7 @@ TENSORS = ("weights", "q", "k", "v", "updates", "bias", "output")
 
 @dataclass(frozen=True)
 class Tokens:
-    """A sequence as the network reads it: ids, and each as a string."""
+    """A sequence of token ids, and each token as a string."""
 
     ids: tuple[int, ...]
     texts: tuple[str, ...]
@@ -47,7 +47,7 @@ class LogitLens:
 class Inspection:
     """Attention, Q/K/V, per-head updates and the logit lens of one text.
 
-    `source` is what an encoder reads, `target` what a decoder reads; `encoder`, `decoder` and `cross` hold an
+    `source` is the input of the encoder, `target` of the decoder; `encoder`, `decoder` and `cross` hold an
     AttentionTrace per layer without its batch dimension: weights (H, T, S), q (H, T, E), k and v (G, S, E),
     updates (H, T, D), bias (D,), output (T, D). The lens is that of the decoder, or of an encoder with an lm_head.
     """

@@ -40,7 +40,7 @@ class Attention(nn.Module):
         rope: Rope | None = None,
         cache: LayerKVCache | None = None,
     ) -> Tensor:
-        """Attend from x (B, T, D) to itself and the cached tokens, or to `encoder_output` (B, S, D); (B, T, D)."""
+        """Attend from x (B, T, D) to itself and the cached tokens, or to `encoder_output` (B, S, D): (B, T, D)."""
         if self.is_cross:
             q, (k, v) = self.project_q(x), self._source_kv(encoder_output, cache)
         else:

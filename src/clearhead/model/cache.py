@@ -20,7 +20,7 @@ FIRST_SLOTS = 32  # initial allocation; it doubles when full, so a large capacit
 
 @dataclass
 class LayerKVCache:
-    """KV cache of one decoder layer: its self-attention, and the source once cross-attention has projected it."""
+    """Self-attention KV cache of one decoder layer, and the source keys and values once cross-attention has run."""
 
     keys: Tensor | None = None  # (B, G, C + 1, E); padding is written to the extra slot at the end
     values: Tensor | None = None
@@ -59,8 +59,8 @@ class KVCache:
     """KV cache of a batch whose rows may differ in length; memory grows with use, up to `capacity` tokens a row.
 
     `lengths` (B,) counts the tokens of each row; `max_length` bounds them on the host, so that no step waits for the
-    device. While no row was padded, `uniform_lengths` holds: `max_length` is every row's length, and a step needs no
-    index tensors.
+    device. As long as no row was padded, `uniform_lengths` is True: every row has length `max_length`, and a step needs
+    no index tensors.
     """
 
     first_slots = FIRST_SLOTS
@@ -250,6 +250,6 @@ class TreeCache(KVCache):
         self.tree = self.tree.gather(1, parents[:, :, None].expand(-1, -1, self.tree.shape[2]))
 
     def select(self, rows: Tensor, tighten: bool = False) -> None:
-        """Keep, reorder or drop rows with all their branches; branches share slots, so `max_length` stays."""
+        """Keep, reorder or drop rows with all their branches; branches share slots, so `max_length` is kept."""
         self._index_rows(rows)
         self.tree, self.positions = self.tree[rows], self.positions[rows]

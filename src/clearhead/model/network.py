@@ -201,7 +201,7 @@ FAMILIES: dict[str, type[Network]] = {"encoder-decoder": EncoderDecoder, "encode
 
 
 def build(config: ModelConfig, device: torch.device | str | None = None) -> Network:
-    """Build the network of a config with newly initialized weights; on the device `meta`, without any."""
+    """Build the network of a config with newly initialized weights; on the device `meta`, without weights."""
     with torch.device(device or torch.get_default_device()):
         network = FAMILIES[config.family](config)
     if not next(network.parameters()).is_meta:

@@ -72,7 +72,7 @@ def patterns(config: ModelConfig, layers: int) -> list[Pattern]:
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of one packed row of N tokens, without padding; no document attends to another."""
+    """The documents of one packed row of N tokens, without padding; attention never crosses documents."""
 
     lengths: Tensor  # (D,)
     max_length: int
@@ -121,7 +121,7 @@ class Documents:
 
 
 class TreeMask(NamedTuple):
-    """A written-out mask for rows that hold several branches (TreeCache); every query attends to at least one key."""
+    """An explicit mask for rows with several branches (TreeCache); every query attends to at least one key."""
 
     mask: Tensor  # (B, T, S)
     queries: Tensor  # (B, 1), the position of the queries
@@ -157,7 +157,7 @@ class Mask:
 
     @property
     def needs_padding_mask(self) -> bool:
-        """Whether padding must be masked; in a causal mask it comes after every query that counts."""
+        """Whether padding must be masked; in a causal mask, it comes after every non-padding query."""
         return self.lengths is not None and not self.causal
 
     def dense(self, queries: int, keys: int, device: torch.device) -> Tensor | None:

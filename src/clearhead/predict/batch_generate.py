@@ -53,7 +53,7 @@ def generate_batch_texts(
     samples: int = 1,
     **options: Any,
 ) -> Iterator[tuple[str, GenerationResult]]:
-    """Yield each prompt with its generated text, `samples` times, in order: the texts of `generate`.
+    """Yield each prompt with its generated text, `samples` times, in order; the texts equal those of `generate`.
 
     Prompts are read as rows of the batch become free, so that a stream of any length takes little memory. None among
     them means that no prompt is available now.
@@ -79,7 +79,7 @@ def generate_batch_texts(
 
 
 class ModelEngine:
-    """The batching engine of a model on a thread of its own; any thread may submit texts.
+    """The batching engine of a model on its own thread; any thread may submit texts.
 
     with model.engine(max_batch_size=64) as engine:
         requests = [engine.submit(prompt, max_new_tokens=50) for prompt in prompts]
@@ -95,12 +95,12 @@ class ModelEngine:
     def submit(
         self, text: str, *, seed: int = 0, stop: Sequence[str] = (), **options: Unpack[GenerationOptions]
     ) -> Request:
-        """Queue a prompt to continue or, for a translator, a text to translate; QueueFull where too many wait."""
+        """Queue a prompt to continue or, for a translator, a text to translate; raises QueueFull if too many wait."""
         stops = stop_strings(self.model, stop)
         return Request(self, submit(self.model, self.worker, text, seed=seed, stop=stop, **options), stops)
 
     def close(self) -> None:
-        """Cancel what is running and end the thread."""
+        """Cancel all requests and stop the thread."""
         self.worker.close()
 
     def __enter__(self) -> Self:

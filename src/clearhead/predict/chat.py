@@ -88,15 +88,15 @@ class Chat:
         return [{"role": role, "content": text} for role, text in (*system, *messages)]
 
     def reset(self) -> None:
-        """Forget the turns."""
+        """Clear the turns."""
         self.turns = []
 
     def ask(self, text: str) -> str:
-        """Return the answer."""
+        """Return the answer to a message."""
         return "".join(self.say(text)[1])
 
     def say(self, text: str) -> tuple[int, Iterator[str]]:
-        """Return how many of the oldest turns were dropped to make room, and the answer in pieces.
+        """Return the number of oldest turns dropped to fit the context, and the answer in pieces.
 
         An interrupted answer is kept as far as it was generated.
         """

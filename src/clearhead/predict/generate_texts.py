@@ -101,7 +101,7 @@ def stream_pieces(
     stop: Sequence[str] = (),
     draft: Model | str | None = None,
 ) -> Iterator[str]:
-    """The text of `generate` in pieces; a prompt of ids is used as it is."""
+    """The text of `generate` in pieces; a prompt of ids is used as is."""
     network, draft_model = model.inference_network_for(Decoder, "stream"), find_draft(model, draft)
     stop_strings(model, stop)  # only to check them
     if isinstance(prompt, str):

@@ -20,7 +20,7 @@ def load(name: str | Path, device: str = "auto", dtype: str | None = None, compi
     """Load a model by name, model folder or run folder.
 
     `dtype` is fp32, bf16, fp16, fp64, int8 or int4 (or torch's name); without it, as stored. With `compiled`, a decoder
-    on a GPU takes tens of seconds at the first text of each batch size and generates faster from then on.
+    on a GPU takes tens of seconds for the first call with each batch size; later calls are faster.
     """
     target = choose_device(device)
     kind: torch.dtype | None = None if dtype is None else getattr(torch, DTYPES[parse_dtype(dtype)])

@@ -44,7 +44,7 @@ Texts = Sequence[str]
 
 @dataclass(frozen=True, repr=False)
 class Model:
-    """A network with its tokenizers; without a tokenizer it works on ids alone (`logits`)."""
+    """A network with its tokenizers; without a tokenizer, it works on ids only (`logits`)."""
 
     network: Network  # the reference network
     own_tokenizers: tuple[Tokenizer, ...]
@@ -89,7 +89,7 @@ class Model:
         draft: Model | str | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Translation | list[Translation]:
-        """Translate; n_best=3 gives `candidates`, align=True an `alignment`, `prefix` begins every translation.
+        """Translate; n_best=3 gives `candidates`, align=True an `alignment`, every translation starts with `prefix`.
 
         `draft` is for speculative decoding: a smaller model (or its name) or "prompt-lookup"; the text stays the same.
         """
@@ -148,7 +148,7 @@ class Model:
         draft: Model | str | None = None,
         **options: Unpack[GenerationOptions],
     ) -> Iterator[str]:
-        """Yield the text of `generate` in pieces as they are generated; a prompt of ids is used as it is."""
+        """Yield the text of `generate` in pieces as they are generated; a prompt of ids is used as is."""
         return stream_pieces(self, prompt, options, seed=seed, stop=stop, draft=draft)
 
     def alternatives(
@@ -174,7 +174,7 @@ class Model:
         return Chat(self, messages, system=system, seed=seed, **options)
 
     def engine(self, **limits: Unpack[EngineOptions]) -> ModelEngine:
-        """The batching engine on a thread of its own: `with model.engine() as engine: engine.submit(text)`."""
+        """The batching engine on its own thread: `with model.engine() as engine: engine.submit(text)`."""
         from clearhead.predict.batch_generate import ModelEngine  # here: it imports this module
 
         return ModelEngine(self, **limits)
@@ -198,7 +198,7 @@ class Model:
     def classify(
         self, texts: str | Texts, text_pairs: str | Texts | None = None, *, truncate: bool = False
     ) -> Classification | list[Classification]:
-        """Label texts, or pairs of texts; `truncate` reads the beginning of a text that is too long."""
+        """Label texts, or pairs of texts; `truncate` keeps the beginning of a text that is too long."""
         pairs = None if text_pairs is None else _many("classify", text_pairs)
         return _one_or_many("classify", texts, lambda texts: classify(self, texts, pairs, truncate))
 
@@ -222,7 +222,7 @@ class Model:
     def tag(
         self, texts: str | Sequence[str | Sequence[str]], *, pretokenized: bool = False, truncate: bool = False
     ) -> Tagging | list[Tagging]:
-        """Tag the words of texts; a text as a list of words keeps them, `pretokenized` splits at spaces alone."""
+        """Tag the words of texts; a text can be a list of words, and `pretokenized` splits at spaces only."""
         return _one_or_many("tag", texts, lambda texts: tag(self, texts, pretokenized, truncate))
 
     @overload
@@ -259,7 +259,7 @@ class Model:
     def embed(
         self, texts: str | Texts, *, pooling: str | None = None, normalize: bool = True, truncate: bool = False
     ) -> Vectors:
-        """Embed texts: (D,) for one text, (N, D) for a list; `pooling` is mean or cls, by default as trained."""
+        """Embed texts: (D,) for one text, (N, D) for a list; `pooling` is mean or cls, by default as in training."""
         vectors = embed(self, _many("embed", texts), pooling, normalize, truncate)
         return cast(Vectors, vectors[0]) if isinstance(texts, str) else vectors
 
@@ -282,7 +282,7 @@ class Model:
     # The network itself
 
     def logits(self, ids: Tensor, target_ids: Tensor | None = None) -> Tensor:
-        """Logits (B, T, V) of the reference network for ids (B, T); a translator needs target ids, too."""
+        """Logits (B, T, V) of the reference network for ids (B, T); a translator also needs target ids."""
         with torch.inference_mode():
             if isinstance(self.network, EncoderDecoder):
                 if target_ids is None:
@@ -300,7 +300,7 @@ class Model:
         return inspect_text(self, text, target, top)
 
     def save(self, folder: str | Path) -> None:
-        """Write a model folder; an older model folder is replaced."""
+        """Write a model folder; an existing model folder is replaced."""
         from clearhead.predict.export import save
 
         save(self, Path(folder))
@@ -325,12 +325,12 @@ class Model:
 
     @property
     def label(self) -> str:
-        """The name in messages."""
+        """The name used in messages."""
         return self.name or "this model"
 
     @property
     def kind(self) -> str:
-        """The family with its article, in messages."""
+        """The family with its article, used in messages."""
         return f"{'a' if self.config.family == 'decoder' else 'an'} {self.config.family}"
 
     @property
@@ -342,7 +342,7 @@ class Model:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer (of sources)."""
+        """The tokenizer (for sources, if there are two)."""
         return self.tokenizers[0]
 
     @property
@@ -352,7 +352,7 @@ class Model:
 
     @cached_property
     def data(self) -> DataConfig | None:
-        """The data settings of training, where config.json has them."""
+        """The data settings used in training, if config.json has them."""
         return DataConfig.build(self.extra["data"], where="config.json: data") if "data" in self.extra else None
 
     @cached_property
@@ -366,7 +366,7 @@ class Model:
         return {}
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """The ids of a prompt, after the begin token where the model has one."""
+        """The ids of a prompt, starting with BOS if the model has one."""
         return encode_prompts(self, [prompt])[0]
 
     def inference_network_for(self, family: type[Any], command: str) -> Any:

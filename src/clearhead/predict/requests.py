@@ -105,7 +105,7 @@ def max_target_length(model: Model, source: Sequence[int]) -> int:
 
 
 def encode_prompts(model: Model, texts: Sequence[str]) -> list[list[int]]:
-    """Prompts as ids, after the begin token where the model has one."""
+    """Prompts as ids, starting with BOS if the model has one."""
     begin = model.special_tokens.begin
     return [[*begin, *ids] for ids in model.tokenizer.encode_batch(normalize_texts(model, texts))]
 

@@ -71,7 +71,7 @@ class Translation(GenerationResult):
 
 @dataclass(frozen=True, repr=False)
 class MaskToken(Result):
-    """A token that fits a mask, and its probability."""
+    """A predicted token for a mask, and its probability."""
 
     text: str
     score: float
@@ -79,7 +79,7 @@ class MaskToken(Result):
 
 @dataclass(frozen=True, repr=False)
 class MaskPrediction(Result):
-    """One mask of a text and the tokens that fit it, best first."""
+    """One mask of a text and its predicted tokens, best first."""
 
     start: int
     end: int
@@ -135,7 +135,7 @@ class TaggedWord(Result):
 
 @dataclass(frozen=True, repr=False)
 class Span(Result):
-    """Consecutive words of one entity; the score is the lowest of its words'."""
+    """Consecutive words of one entity; the score is the lowest score of its words."""
 
     text: str
     start: int
@@ -146,7 +146,7 @@ class Span(Result):
 
 @dataclass(frozen=True, repr=False)
 class Tagging(Result):
-    """A text with its tagged words and the spans they form (one per word where tags are not B-X and I-X)."""
+    """A text with its tagged words and the spans they form (one per word if the tags are not BIO tags)."""
 
     text: str
     words: tuple[TaggedWord, ...] = field(repr=False)
@@ -155,7 +155,7 @@ class Tagging(Result):
 
 @dataclass(frozen=True, repr=False)
 class Answer(Ranked):
-    """A part of the context, or "" (0 to 0) where the context has no answer; the score is its probability."""
+    """A span of the context, or "" (0 to 0) if the context has no answer; the score is its probability."""
 
     text: str
     start: int

@@ -46,7 +46,7 @@ def train(
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     **settings: Any,
 ) -> TrainResult:
-    """Train a recipe (its name, a YAML file, or its settings) into the run folder `out` (by default runs/NAME).
+    """Train a recipe (a name, a YAML file, or settings) in the run folder `out` (default: runs/NAME).
 
     `train("mini-en-de", train__steps=10)` and `train("mini-en-de", overrides={"train.steps": 10})` change a setting.
     `log` receives status messages, `on_event` every event of the run log; `resume` continues the run in `out`.

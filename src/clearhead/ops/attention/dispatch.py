@@ -30,7 +30,7 @@ log = logging.getLogger("clearhead")
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float = 0.0, backend: str | None = None) -> Tensor:
     """Attention of q (B, H, T, E) over k and v (B, G, S, E), G a divisor of H; returns (B, H, T, E).
 
-    `backend` forces one by name; if it refuses, another is chosen and the reason is logged as a warning.
+    `backend` forces one by name; if it does not support the inputs, another is used and the reason logged as a warning.
     Outputs at padded queries are finite but meaningless.
     """
     mask = mask.simplified(k.shape[2])
@@ -51,7 +51,7 @@ def attention_with_weights(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple
 
 
 def choose_backend(q: Tensor, k: Tensor, mask: Mask, dropout: float = 0.0) -> str:
-    """Return the name of the backend that `attend` takes; the log says at level INFO why earlier ones refuse."""
+    """Return the name of the backend that `attend` uses; the log says at level INFO why earlier ones do not apply."""
     if mask.documents is None and mask.pattern.kind == "full":  # the common case, without asking every backend
         return "sdpa" if cpu_training_refuses(q, k, mask, dropout) else "cpu_training"
     reasons = []
