@@ -226,3 +226,17 @@ def test_any_of_several_eos_ids_ends_a_row() -> None:
     first = min(endless.ids.index(eos) for eos in eos_ids)
     assert output.ids == endless.ids[:first]
     assert output.finished
+
+
+def test_beam_search_with_several_eos_ids_gives_each_hypothesis_once() -> None:
+    config = ModelConfig(family="decoder", dim=8, heads=2, vocab_size=5, max_positions=16, decoder_layers=2)
+    network, eos_ids = _perturbed(config), (0, 2, 4, 2)
+    settings = GenerationConfig(max_new_tokens=3, beam=64, n_best=64, early_stopping="never", logprobs=True)
+    [outputs] = generate(network, [[2, 3]], settings, eos_ids=eos_ids)
+    ids = [tuple(output.ids) for output in outputs]
+    assert len({*ids}) == len(ids) == 1 + 2 + 4 + 8, "hypotheses of the two tokens that are not EOS"
+    for output in outputs:
+        ends = [next_logprobs(network, ([], [2, 3]), output.ids)[eos].item() for eos in (0, 2, 4)]
+        assert not output.finished or output.logprobs[-1] == pytest.approx(max(ends), abs=1e-9), "the best EOS"
+    [few] = generate(network, [[2, 3]], settings.model_copy(update={"beam": 4, "n_best": 4}), eos_ids=eos_ids)
+    assert len({tuple(output.ids) for output in few}) == 4

@@ -69,6 +69,23 @@ def test_one_text_gives_one_result_and_a_list_a_list(gpt: Model, translator: Mod
     assert regression.regress(["a cat"]) == [regression.regress("a cat")]
 
 
+def test_an_n_best_list_has_each_text_once_with_its_best_score(translator: Model) -> None:
+    target = translator.tokenizers[-1]
+    twin = Model(translator.network, translator.tokenizers, translator.extra, "twin")
+    wide = translator.translate("a man", beam=8, n_best=8, max_new_tokens=3)
+    decode = target.decode
+    last_letter = {each.ids: decode(each.ids)[-1:] for each in wide.candidates}  # several sequences, the same text
+    assert len({*last_letter.values()}) < len(last_letter)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(target), "decode", lambda self, ids, special_tokens=False: decode(ids)[-1:])
+        best = twin.translate("a man", beam=8, n_best=3, max_new_tokens=3)
+    texts = [each.text for each in best.candidates]
+    assert texts == list(dict.fromkeys(last_letter.values()))[:3]
+    assert len(texts) == 3, "of eight hypotheses, the best of each text"
+    for each in best.candidates:
+        assert each.ids == next(ids for ids, text in last_letter.items() if text == each.text)
+
+
 def test_candidates_are_best_first_and_hold_the_result_itself(gpt: Model, translator: Model) -> None:
     best = translator.translate("a man", beam=4, n_best=3, max_new_tokens=5)
     assert len(best.candidates) == 3

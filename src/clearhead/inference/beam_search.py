@@ -42,7 +42,7 @@ class BeamSearch:
         self.processors = build_processors(config, self.eos_ids)
         self.buffer = TokenBuffer(prompts, self.limits, logits.shape[-1], device)  # B·K rows, for the processors
         self.buffer.select(torch.arange(rows, device=device).repeat_interleave(beams))
-        self.num_candidates = max(2, 1 + len(eos_ids)) * beams  # C: at least K of them do not end with EOS
+        self.num_candidates = 2 * beams  # C: one EOS a beam, so at least K of them do not end
         self.logits = logits[:, None].expand(-1, beams, -1)  # (B, K, V)
         self.beam_scores = logits.new_full((rows, beams), -math.inf)  # (B, K) sums of logprobs
         self.beam_scores[:, 0] = 0  # all beams of a row start alike: the first stands for all
@@ -89,6 +89,10 @@ class BeamSearch:
         logprobs = torch.log_softmax(logits, -1, out=logits if logits.is_cpu else None)
         for process in self.processors:
             logprobs = process(logprobs, self.buffer)
+        if len(self.eos_ids) > 1:  # keep the best EOS of each beam: the others end the same text again
+            ends = logprobs[:, self.eos_ids]  # (B·K, number of EOS ids)
+            best = ends.argmax(dim=1, keepdim=True)
+            logprobs[:, self.eos_ids] = torch.full_like(ends, -math.inf).scatter(1, best, ends.gather(1, best))
         logprobs = logprobs.unflatten(0, self.beam_scores.shape)  # (B, K, V)
         scores, beams, tokens = top_continuations(logprobs, self.beam_scores, self.num_candidates)
         return scores, logprobs.flatten(1).gather(1, beams * logprobs.shape[2] + tokens), beams, tokens

@@ -110,8 +110,8 @@ def _generate(
 
 
 def eos_tuple(eos_ids: EosIds) -> tuple[int, ...]:
-    """Return one or several EOS ids as a tuple."""
-    return (eos_ids,) if isinstance(eos_ids, int) else tuple(eos_ids)
+    """Return one or several EOS ids as a tuple without duplicates."""
+    return (eos_ids,) if isinstance(eos_ids, int) else tuple(dict.fromkeys(eos_ids))
 
 
 def max_batch_size(network: ModelConfig, config: GenerationConfig, max_length: int, memory: int) -> int:

@@ -46,13 +46,13 @@ def generate_texts(
     outputs = generate(
         network,
         [request.prompt for request in request_list],
-        config,
+        whole_beam(config),
         eos_ids=model.special_tokens.eos_ids,
         seeds=[seed + number for number in range(len(request_list))],
         stop_strings=stops,
         draft=draft_model,
     )
-    return [ranked([to_result(model, output, stops=stops) for output in row]) for row in outputs]
+    return [ranked([to_result(model, output, stops=stops) for output in row], config.n_best) for row in outputs]
 
 
 def translate_texts(
@@ -79,7 +79,7 @@ def translate_texts(
         outputs = translate(
             network,
             [request_list[number].source or [] for number in numbers],
-            config,
+            whole_beam(config),
             bos_id=model.special_tokens.begin[0],
             eos_ids=model.special_tokens.eos_ids,
             prefixes=starts,
@@ -88,7 +88,7 @@ def translate_texts(
             draft=draft_model,
         )
         for number, start, row in zip(numbers, starts, outputs, strict=True):
-            results[number] = ranked([to_result(model, output, start, stops) for output in row])
+            results[number] = ranked([to_result(model, output, start, stops) for output in row], config.n_best)
     return results
 
 
@@ -136,6 +136,11 @@ def alternative_texts(
         network, prompt, count, config, eos_ids=model.special_tokens.eos_ids, source=source, seed=seed
     )
     return [to_result(model, output, prompt[1:] if is_translator else ()) for output in outputs]
+
+
+def whole_beam(config: GenerationConfig) -> GenerationConfig:
+    """The config of a search for an n-best list: all hypotheses, as several may have the same text."""
+    return config.model_copy(update={"n_best": config.beam}) if config.n_best > 1 else config
 
 
 def to_result(

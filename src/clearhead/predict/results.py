@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -176,8 +176,13 @@ class Match(Result):
     score: float
 
 
-def ranked(candidates: list[Any]) -> Any:
-    """The first of the candidates, holding the others."""
+def ranked(candidates: Sequence[Any], n_best: int = 1) -> Any:
+    """The first of the candidates, holding the others; of an n-best list (n > 1), only the n best distinct texts."""
+    if n_best > 1:  # several token sequences may decode to one text; the first of them has the best score
+        distinct = dict[str, Any]()
+        for candidate in candidates:
+            distinct.setdefault(candidate.text, candidate)
+        candidates = list(distinct.values())[:n_best]
     return replace(candidates[0], others=tuple(candidates[1:])) if len(candidates) > 1 else candidates[0]
 
 
