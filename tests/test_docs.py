@@ -73,11 +73,11 @@ def test_both_languages_hold_the_same_code_and_figures(english: str, chinese: st
 
 
 def numbers_of(name: str) -> list[str]:
-    """Return every number of a page, sorted, because the order of words differs between languages."""
+    """Return the numbers of a page, but for those in names (GPT-2), sorted: word order differs between languages."""
     text = (ROOT / name).read_text(encoding="utf-8")
     units = {"million": 1_000_000, "万": 10_000}
     text = re.sub(r"(\d+) (million|万)", lambda match: str(int(match[1]) * units[match[2]]), text)
-    return sorted(re.findall(r"\d+(?:[.,]\d+)*", text))
+    return sorted(re.findall(r"(?<![A-Za-z\d])(?<![A-Za-z]-)[+−]?\d+(?:[.,-]\d+)*", text))
 
 
 @pytest.mark.parametrize(("english", "chinese"), PAIRS)
