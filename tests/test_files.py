@@ -77,5 +77,5 @@ def test_read_document_keeps_line_ends(tmp_path: Path) -> None:
     (tmp_path / "packed.gz").write_bytes(gzip.compress(text.encode()))
     assert read_document(tmp_path / "plain.txt") == read_document(tmp_path / "packed.gz") == text
     (tmp_path / "cut.gz").write_bytes(gzip.compress(text.encode())[:-20])
-    with pytest.raises(UserError, match=r"cut.gz: the gzip data is cut off or damaged; fetch it again"):
+    with pytest.raises(UserError, match=r"cut.gz: the gzip data is truncated or damaged; fetch it again"):
         read_document(tmp_path / "cut.gz")

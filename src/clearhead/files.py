@@ -74,7 +74,7 @@ def read_lines(path: Path) -> Iterator[str]:
     except UnicodeDecodeError:
         raise UserError(f"{name}, line {number}: not valid UTF-8; save the file as UTF-8") from None
     except (EOFError, zlib.error):
-        raise UserError(f"{name}, after line {number}: the gzip data is cut off or damaged; fetch it again") from None
+        raise UserError(f"{name}, after line {number}: the gzip data is truncated or damaged; fetch it again") from None
 
 
 def read_document(path: Path) -> str:
@@ -84,7 +84,7 @@ def read_document(path: Path) -> str:
         with file_errors(name), _open(path) as file:
             data = file.read()
     except (EOFError, zlib.error):
-        raise UserError(f"{name}: the gzip data is cut off or damaged; fetch it again") from None
+        raise UserError(f"{name}: the gzip data is truncated or damaged; fetch it again") from None
     if b"\0" in data:
         raise UserError(f"{name}: contains a zero byte; if the file is UTF-16, save it as UTF-8")
     try:

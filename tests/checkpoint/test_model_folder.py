@@ -171,12 +171,12 @@ def change_weights(model: Path, change: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop("decoder.norm.weight"), "decoder.norm.weight is missing; these weights are of another model"),
+        (lambda t: t.pop("decoder.norm.weight"), "decoder.norm.weight is missing; these weights belong to"),
         (lambda t: t.clear(), "and 32 more are missing"),
         (lambda t: t.update(extra=torch.zeros(1)), "extra is not in the model"),
         (lambda t: t.update({"decoder.norm.weight": torch.zeros(9)}), "decoder.norm.weight is 9, but 8 in the model"),
         (lambda t: t.update({"decoder.norm.weight": torch.zeros(())}), "is a scalar, but 8"),
-        (lambda t: t.update({"decoder.norm.weight": torch.zeros(8).int()}), "holds torch.int32, but torch.float32"),
+        (lambda t: t.update({"decoder.norm.weight": torch.zeros(8).int()}), "is torch.int32, but torch.float32"),
     ],
 )
 def test_tensors_that_do_not_fit_are_named_in_one_line(model: Path, change: Any, message: str) -> None:
@@ -188,7 +188,7 @@ def test_tensors_that_do_not_fit_are_named_in_one_line(model: Path, change: Any,
 
 
 def test_other_folders_and_files_are_refused(tmp_path: Path, model: Path) -> None:
-    with pytest.raises(UserError, match="nowhere is not there; give a model folder"):
+    with pytest.raises(UserError, match="nowhere does not exist; give a model folder"):
         load_model(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"config\.json is a file; give a model folder"):
         load_model(model / "config.json")

@@ -124,7 +124,7 @@ def test_if_every_checkpoint_is_damaged_all_are_named(tmp_path: Path) -> None:
 def test_a_renamed_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
     folder.rename(folder.with_name("step-00000009"))
-    assert "is of step 1, so the folder was renamed" in newest_checkpoint(tmp_path)[1][0]
+    assert "is for step 1, so the folder was renamed" in newest_checkpoint(tmp_path)[1][0]
 
 
 def test_values_that_json_does_not_support_leave_no_files(tmp_path: Path) -> None:
@@ -268,9 +268,9 @@ def test_different_models_cannot_be_averaged(tmp_path: Path) -> None:
     config = network().config
     for name, change in (("a", {}), ("b", {"ff_dim": 13}), ("c", {"decoder_layers": 1})):
         save_model(tmp_path / name, network(config=config.model_copy(update=change)), ())
-    with pytest.raises(UserError, match=r"b and .*a are of different models: .* differs in shape"):
+    with pytest.raises(UserError, match=r"b and .*a belong to different models: .* differs in shape"):
         average_weights([tmp_path / "a", tmp_path / "b"])
-    with pytest.raises(UserError, match=r"c and .*a are of different models: only one has decoder\.layers\.1"):
+    with pytest.raises(UserError, match=r"c and .*a belong to different models: only one has decoder\.layers\.1"):
         average_weights([tmp_path / "a", tmp_path / "c"])
     with (tmp_path / "a" / "model.safetensors").open("ab") as file:
         file.write(b"x")

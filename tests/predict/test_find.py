@@ -35,7 +35,7 @@ def test_a_run_folder_gives_its_best_model_else_its_last(tmp_path: Path) -> None
     with pytest.raises(UserError, match="is a file; give a model folder"):
         find_model(tmp_path / "best" / "config.json")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="holds no model"):
+    with pytest.raises(UserError, match="contains no model"):
         find_model(tmp_path / "empty")
 
 
@@ -43,7 +43,7 @@ def test_a_missing_run_of_a_known_recipe_names_the_command_that_trains_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="runs/mini-bert is not here yet; make it with: clearhead train mini-bert"):
+    with pytest.raises(UserError, match="runs/mini-bert does not exist yet; run: clearhead train mini-bert"):
         find_model("runs/mini-bert")
     with pytest.raises(UserError, match="no model 'runs/mini-bird'"):
         find_model("runs/mini-bird")

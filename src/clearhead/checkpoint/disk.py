@@ -220,7 +220,7 @@ def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
         for name, entry in entries.items()
     )
     if not valid or _to_json(entries) != text:  # a manifest has no checksum, so its exact formatting is checked
-        raise UserError(f"{path} is damaged (not as it was written)")
+        raise UserError(f"{path} is damaged (changed after it was written)")
     return entries
 
 

@@ -18,7 +18,7 @@ NO_STATE = "untouched"  # key of a parameter that has had no gradient yet, and s
 
 
 def gather_state(network: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return full weights and optimizer state on the CPU; every rank must call it, ranks other than 0 get {}.
+    """Return full weights and optimizer state on the CPU; every rank must call it, and ranks other than 0 get {}.
 
     Tensors on the CPU are not copied: write them before the next step.
     """
@@ -26,7 +26,7 @@ def gather_state(network: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Te
 
 
 def gather_weights(network: nn.Module) -> dict[str, Tensor]:
-    """Return full weights on the CPU; every rank must call it, ranks other than 0 get {}."""
+    """Return full weights on the CPU; every rank must call it, and ranks other than 0 get {}."""
     return _full_tensors(named_tensors(network))
 
 
@@ -69,7 +69,7 @@ def load_optimizer_state(network: nn.Module, optimizer: Optimizer, state: Mappin
         key, _, name = path.partition("/")
         by_name.setdefault(name, {})[key] = tensor
     for problem in _problems(parameters, by_name):
-        raise UserError(f"optimizer state: {problem}; it is of another model or optimizer")
+        raise UserError(f"optimizer state: {problem}; it belongs to another model or optimizer")
     for name, parameter, group in parameters:
         optimizer.state.pop(parameter, None)
         for key, value in by_name[name].items():

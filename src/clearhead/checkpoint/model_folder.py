@@ -103,7 +103,7 @@ def load_model(
         else:
             if _identity(disk.current_path(folder)) == before:  # else files of two models may be mixed
                 return loaded
-    raise UserError(f"{folder} is being replaced continuously; try again when no process writes it")
+    raise UserError(f"{folder} is being replaced continuously; try again when no process is writing it")
 
 
 def _load(folder: Path, device: torch.device | str, dtype: torch.dtype | None, verify: bool) -> LoadedModel:
@@ -152,7 +152,7 @@ def _identity(folder: Path) -> tuple[int, ...] | None:
 def _file_names(folder: Path, verify: bool) -> set[str]:
     """Return the files of a model folder, checked against the manifest if `verify`."""
     if not folder.is_dir():
-        raise UserError(f"{folder} is {'a file' if folder.exists() else 'not there'}; give a model folder")
+        raise UserError(f"{folder} {'is a file' if folder.exists() else 'does not exist'}; give a model folder")
     if not (folder / CONFIG).exists() and not (folder / disk.MANIFEST).exists():
         raise UserError(f"{folder} is not a model folder ({CONFIG} is missing); check the path")
     if not verify or not (folder / disk.MANIFEST).exists():

@@ -36,17 +36,17 @@ def stored_names(network: nn.Module) -> dict[str, str]:
 def check_fit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], where: object) -> None:
     """Check that names, shapes and kinds of dtype are equal; raise a one-line error if not."""
     if missing := expected.keys() - given.keys():
-        raise UserError(f"{where}: {_listed(missing)} missing; these weights are of another model")
+        raise UserError(f"{where}: {_listed(missing)} missing; these weights belong to another model")
     if unexpected := given.keys() - expected.keys():
-        raise UserError(f"{where}: {_listed(unexpected)} not in the model; these weights are of another model")
+        raise UserError(f"{where}: {_listed(unexpected)} not in the model; these weights belong to another model")
     for name, tensor in expected.items():
         if given[name].shape != tensor.shape:
             raise UserError(
                 f"{where}: {name} is {_shape(given[name])}, but {_shape(tensor)} in the model; "
-                "these weights are of another model"
+                "these weights belong to another model"
             )
         if given[name].is_floating_point() != tensor.is_floating_point():
-            raise UserError(f"{where}: {name} holds {given[name].dtype}, but {tensor.dtype} in the model")
+            raise UserError(f"{where}: {name} is {given[name].dtype}, but {tensor.dtype} in the model")
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -100,9 +100,9 @@ def read_checkpoint(folder: Path, step: int | None = None) -> TrainingCheckpoint
         raise UserError(f"{folder / min(missing)} is missing")
     data = disk.read_json(folder / STATE)
     if data.get("format") != FORMAT or data.get("version") != VERSION:
-        raise UserError(f"{folder / STATE}: not a training checkpoint of a version that this Clearhead reads")
+        raise UserError(f"{folder / STATE}: not a training checkpoint that this version of Clearhead reads")
     if not isinstance(data.get("step"), int) or step not in (None, data["step"]):
-        raise UserError(f"{folder / STATE} is of step {data.get('step')}, so the folder was renamed; rename it back")
+        raise UserError(f"{folder / STATE} is for step {data.get('step')}, so the folder was renamed; rename it back")
     if not isinstance(data.get("numbers"), dict):
         raise UserError(f"{folder / STATE}: numbers is missing")
     for name in (WEIGHTS, OPTIMIZER):

@@ -63,12 +63,12 @@ class Recipe(Settings):
         if "init_from" in self.model:
             if set(self.model) - {"init_from", *OVERRIDABLE}:
                 keys = ", ".join(OVERRIDABLE)
-                raise ValueError(f"model: init_from fixes the architecture; next to it, set only {keys}")
+                raise ValueError(f"model: init_from fixes the architecture; besides it, set only {keys}")
             changes = {key: value for key, value in self.model.items() if key in OVERRIDABLE}
             ModelConfig.build(MINIMAL_MODEL | changes, where="model")
         else:
             for key in DERIVED_KEYS & self.model.keys():
-                raise ValueError(f"model.{key}: comes from the tokenizer, the task and the data; remove it")
+                raise ValueError(f"model.{key}: is derived from the tokenizer, the task and the data; remove it")
             self.architecture((8,) if self.tokenizer.joint else (8, 8))
         task, train = self.data.task, self.train
         if task != "translation" and train.scheduled_sampling is not None:
@@ -83,7 +83,7 @@ class Recipe(Settings):
         if task == "similarity" and self.data.contrastive:
             metrics = ["loss", "accuracy"]
         if train.metric not in metrics:
-            raise ValueError(f"train.metric: {train.metric} is not measured here; use {' or '.join(metrics)}")
+            raise ValueError(f"train.metric: {train.metric} is not available here; use {' or '.join(metrics)}")
         if (train.metric != "loss" or train.patience) and not (self.data.valid or self.data.held_out):
             key = "patience" if train.patience else "metric"
             raise ValueError(f"train.{key}: there is no validation data; add data.valid or data.held_out")

@@ -69,7 +69,7 @@ def prepare(
     labels: Sequence[str] = (),
     log: Log = lambda line: None,
 ) -> Data:
-    """Build the datasets of a run; reports slow steps, one line each.
+    """Build the datasets of a run; slow steps are logged, one line each.
 
     `tokenizer` is a config, or the tokenizers of an existing model, whose labels are then given as `labels`.
     """

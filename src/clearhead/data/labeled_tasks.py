@@ -305,7 +305,7 @@ def check_answer(record: Record) -> None:
     if not isinstance(answer, str):
         raise UserError(f"{record.location}: the answer is {answer!r:.40}, not a text; put it in quotes")
     if not isinstance(start, int) or isinstance(start, bool) or start < 0:
-        raise UserError(f"{record.location}: the answer's start is {start!r:.40}; give an integer from 0 on")
+        raise UserError(f"{record.location}: the answer's start is {start!r:.40}; give an integer, 0 or more")
     actual = context[start : start + len(answer)]
     if actual != answer:
         raise UserError(

@@ -66,7 +66,7 @@ def eval_records(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> l
 def score_labeled(model: Model, data: DataConfig, examples: Sequence[Record]) -> LabeledScores:
     """Score the model's predictions for the records of a labeled task."""
     if not examples:
-        raise UserError("data: there are no texts to score on; name some with --data")
+        raise UserError("data: there are no texts to score; name a file with --data")
     try:
         return LABELED_TASKS[data.task](model, data, examples)
     except InvalidText as error:

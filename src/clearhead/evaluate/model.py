@@ -157,7 +157,7 @@ def pairs(data: DataConfig, corpora: Sequence[Corpus] = ()) -> tuple[list[str], 
         if corpora or hash_fraction(normalize_text(record.values[0], data)) < data.held_out
     ]
     if not values:
-        raise UserError("data: there are no texts to score on; name some with --data")
+        raise UserError("data: there are no texts to score; name a file with --data")
     return [source for source, _ in values], [reference for _, reference in values]
 
 

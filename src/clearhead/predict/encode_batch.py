@@ -143,7 +143,7 @@ def get_head(model: Model, name: str, command: str, task: str) -> nn.Module:
     if getattr(model.network.heads, name) is None:
         trained = model.extra.get("task") or ("sentence vectors" if "pooling" in model.extra else "something else")
         raise UserError(
-            f"{command}: {model.label} was made for {trained}, not for {task}; fine-tune it with a recipe of "
+            f"{command}: {model.label} was trained for {trained}, not for {task}; fine-tune it with a recipe of "
             f"data.task={task} and model.init_from={model.name or 'its folder'}"
         )
     return cast(nn.Module, getattr(model.inference_network.heads, name))

@@ -42,16 +42,16 @@ def find_model(name: str | Path) -> Path:
         if str(name) in known:
             return known[str(name)]
         if path.is_dir():
-            raise UserError(f"{path} holds no model (config.json, or best/ and last/ of a run, are missing)")
+            raise UserError(f"{path} contains no model (config.json, or best/ and last/ of a run, are missing)")
         if path.is_file():
             raise UserError(f"{path} is a file; give a model folder, a run folder, or a name from `clearhead models`")
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:  # a text given as a name is an unknown model
             raise UserError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from None
     if str(name) in PACKAGES or str(name).startswith("hf:"):
-        raise UserError(f"{name} is not here yet; fetch it with: clearhead pull {name}")
+        raise UserError(f"{name} is not downloaded yet; run: clearhead pull {name}")
     if path.parent == RUNS and path.name in recipe_names():
-        raise UserError(f"{path.as_posix()} is not here yet; make it with: clearhead train {path.name}")
+        raise UserError(f"{path.as_posix()} does not exist yet; run: clearhead train {path.name}")
     names = [*known, *local_models()]
     near = nearest(str(name), names) if names else "; train one with `clearhead train`"
     raise UserError(f"no model {str(name)!r:.80}: neither a folder nor a name from `clearhead models`{near}")

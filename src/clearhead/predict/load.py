@@ -39,4 +39,4 @@ def _check_finite(network: Network, folder: Path) -> None:
     """Refuse weights that hold NaN or infinity."""
     for name, tensor in network.state_dict().items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise UserError(f"{folder}: {name} holds NaN or infinity; take an earlier checkpoint, or train again")
+            raise UserError(f"{folder}: {name} contains NaN or infinity; use an earlier checkpoint, or train again")

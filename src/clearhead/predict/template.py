@@ -35,7 +35,7 @@ class Template:
 
     def __init__(self, source: str, tokenizer: Tokenizer, begin: Sequence[int] = (), eos_ids: Sequence[int] = ()):
         if len(source) > MAX_TEMPLATE_CHARS:
-            raise UserError(f"chat template: {len(source)} characters, but {MAX_TEMPLATE_CHARS} are read; shorten it")
+            raise UserError(f"chat template: {len(source)} characters; at most {MAX_TEMPLATE_CHARS} are allowed")
         self.tokenizer, self.begin, self.source = tokenizer, list(begin), source
         self.renderer = Renderer()
         special = [token.content for token in tokenizer.engine.get_added_tokens_decoder().values() if token.special]
@@ -74,7 +74,7 @@ def _unused(texts: Sequence[str]) -> str:
     """A noncharacter that is in none of the texts."""
     separator = next((each for each in NONCHARACTERS if not any(each in text for text in texts)), None)
     if separator is None:
-        raise UserError("the text has every character of U+FDD0 to U+FDEF, which are not characters; leave one out")
+        raise UserError("the text contains all Unicode noncharacters from U+FDD0 to U+FDEF; remove one")
     return separator
 
 

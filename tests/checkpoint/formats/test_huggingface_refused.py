@@ -124,7 +124,7 @@ def test_a_bert_with_any_head_or_none_is_exported(outputs: list[str], tmp_path: 
     [
         ({"tie": "none"}, "an untied output matrix"),
         ({"segments": 0}, "segments is 0 in this model, but at least 1"),
-        ({"outputs": ["lm", "span"]}, "no class of Hugging Face has outputs: lm, span"),
+        ({"outputs": ["lm", "span"]}, "no Hugging Face class has outputs: lm, span"),
         ({"pooling": "mean"}, "pooling is mean in this model, but cls"),
     ],
 )

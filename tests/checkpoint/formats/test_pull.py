@@ -40,7 +40,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_pulled_model_is_found_by_name(index: Path) -> None:
-    with pytest.raises(UserError, match="tiny is not here yet; fetch it with: clearhead pull tiny"):
+    with pytest.raises(UserError, match="tiny is not downloaded yet; run: clearhead pull tiny"):
         find_model("tiny")
     messages: list[str] = []
     folder = pull.pull("tiny", messages.append)
@@ -80,7 +80,7 @@ def test_without_index_or_network_the_error_names_alternatives(index: Path, monk
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match=r"hf:some/model could not be fetched .* needs a network"):
         pull.pull("hf:some/model")
-    with pytest.raises(UserError, match="hf:some/model is not here yet"):
+    with pytest.raises(UserError, match="hf:some/model is not downloaded yet"):
         find_model("hf:some/model")
     for name in ("nothing", "hf:", "hf:a", "hf:a/../b", "../tiny"):
         with pytest.raises(UserError, match="pull: no model"):

@@ -47,7 +47,7 @@ class BinaryReader:
     def check_count(self, count: int, min_bytes: int, what: str) -> None:
         """Refuse a count that does not fit into the rest of the file at `min_bytes` per item."""
         if count > MAX_ITEMS or count * min_bytes > self.size - self.position:
-            raise self.error(f"it claims {count:,} {what}, more than fit into the file")
+            raise self.error(f"it declares {count:,} {what}, more than fit into the file")
 
     def error(self, reason: str) -> UserError:
         """Return an error that names the file."""

@@ -160,7 +160,7 @@ def _matching_adapter(config: ModelConfig) -> Adapter:
     candidates = [(differences(adapter, config), adapter) for adapter in ADAPTERS if adapter.family == config.family]
     lines, adapter = min(candidates, key=lambda candidate: len(candidate[0]))
     if lines:
-        raise UserError(f"export: {adapter.name} is the nearest architecture of Hugging Face, but {'; '.join(lines)}")
+        raise UserError(f"export: the closest Hugging Face architecture is {adapter.name}, but {'; '.join(lines)}")
     return adapter
 
 

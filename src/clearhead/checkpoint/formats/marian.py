@@ -46,7 +46,7 @@ def from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
     """Read the settings; encoder and decoder must have the same dimensions, as in ours."""
     for key in ("attention_heads", "ffn_dim"):
         if fields.integer(f"encoder_{key}") != fields.integer(f"decoder_{key}"):
-            raise UserError(f"{fields.where}: decoder_{key}: another value than encoder_{key} is not supported")
+            raise UserError(f"{fields.where}: decoder_{key}: must equal encoder_{key}; other models are not supported")
     fields.require("learned positions", "static_position_embeddings", True)
     fields.require("pre-norm", "normalize_before", False)
     fields.require("an embedding norm", "normalize_embedding", False)
