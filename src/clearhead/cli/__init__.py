@@ -18,6 +18,7 @@ from clearhead.cli import (
     generate,
     import_export,
     info,
+    new,
     presets,
     tokenizer,
     train,
@@ -42,7 +43,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "import": import_export.import_,
         "export": import_export.export,
     },
-    "Train": {"recipes": train.recipes, "train": train.train, "evaluate": evaluate.evaluate},
+    "Train": {"recipes": train.recipes, "new": new.new, "train": train.train, "evaluate": evaluate.evaluate},
     "Generate": {"translate": translate.translate, "generate": generate.generate, "chat": chat.chat},
     "Encoders": {
         "fill": encoder_tasks.fill,

@@ -23,6 +23,7 @@ Task = Literal[
 Language = Literal["en", "de", "zh"]
 Kind = Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"]
 Count = Annotated[int, Field(ge=1, le=1 << 40)]
+DEFAULT_VOCAB_SIZE = 8000
 MAX_SKIP_RANGES = 1000  # per corpus
 MIN_LENGTH = 5  # smallest data.max_length: special tokens, and room for a token of each text
 # Format of a file by the end of its name, before `.gz`; other files are plain text
@@ -230,7 +231,7 @@ class TokenizerConfig(Settings):
 
     path: str = ""  # folder with tokenizer.json, or GPT-2's or BERT's files; empty: train a new one
     kind: Kind = "byte-bpe"
-    vocab_size: int = Field(default=8000, ge=1, le=1 << 24)
+    vocab_size: int | None = Field(default=None, ge=1, le=1 << 24)  # default: 8000, or fewer if the text has fewer
     lowercase: bool = False
     joint: bool = True  # translation: one tokenizer for both languages
     target_vocab_size: int | None = Field(default=None, ge=1, le=1 << 24)  # joint: false; default: vocab_size

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from clearhead.config.data import Corpus, DataConfig, TokenizerConfig
+from clearhead.config.data import DEFAULT_VOCAB_SIZE, Corpus, DataConfig, TokenizerConfig
 from clearhead.data import synthetic
 from clearhead.data.cleaning import Cleaner, Split, chunks
 from clearhead.data.corpus_files import corpus_files, files_of_corpus, find_file
@@ -235,7 +235,8 @@ class _Builder:
         separate = self.config.task == "translation" and not settings.joint
         tokenizers = []
         for side in (0, 1) if separate else (None,):
-            size = settings.target_vocab_size or settings.vocab_size if side == 1 else settings.vocab_size
+            given = settings.target_vocab_size or settings.vocab_size if side == 1 else settings.vocab_size
+            size = given or DEFAULT_VOCAB_SIZE
             cleaning = [self.config.normalize, self.config.lowercase, self.config.deduplicate, self.config.held_out]
             identities = [self.identity(corpus) for corpus in self.config.train]
             columns_key = [columns, self.config.documents if task.is_stream else ""]
@@ -249,7 +250,8 @@ class _Builder:
                         texts = self._texts(side)
                         files = ", ".join(file for corpus in self.config.train for file in corpus.files)
                         lowercase, where = settings.lowercase, f"{files or 'data.train'}: "
-                        train(texts, settings.kind, size, task.roles, lowercase, exact=True, where=where).save(file)
+                        exact = given is not None
+                        train(texts, settings.kind, size, task.roles, lowercase, exact=exact, where=where).save(file)
             tokenizers.append(Tokenizer.load(file))
         return tuple(tokenizers)
 

@@ -211,8 +211,9 @@ def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
 def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     """Read SQuAD 1.1 or 2.0: the first answer of each question, or none; held out by article."""
     if columns not in (ANSWERS, ANSWERS_WITH_REFERENCES):
+        reads = ", ".join(columns)
         raise UserError(
-            f"format: squad holds questions and answers; this task reads {', '.join(columns)}; for one object per line, set format: jsonl"
+            f"format: squad holds questions and answers; this task reads {reads}; for one object per line, use jsonl"
         )
     text = "\n".join(line for _, line in _lines(path))
     if not text.strip():
@@ -232,7 +233,7 @@ def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(
             f"{path}, question {number}: not in SQuAD format ({error!r}); expected data > paragraphs > qas > answers; "
-            "for one object per line, set format: jsonl"
+            "for one object per line, use jsonl"
         ) from None
 
 
