@@ -71,7 +71,7 @@ CASES: dict[str, tuple[dict[str, str], str, str]] = {
     "with ids": ({"x.csv": table(NUMBERS, EN, LABELS, header="id text label")}, CLASSIFY, "text=text label=label"),
     "objects": ({"x.jsonl": objects(text=ZH, label=LABELS)}, CLASSIFY, "text=text label=label"),
     "empty cells": ({"x.tsv": table(LABELS, ["", "*", "?"] * 30, EN, delimiter="\t")}, CLASSIFY, "text=3 label=1"),
-    "text pairs": ({"x.csv": table(EN, EN[::-1], LABELS, header="one two label")}, CLASSIFY, "text=one second=two label=label"),
+    "text pairs": ({"x.csv": table(EN, EN[::-1], LABELS, header="a b y")}, CLASSIFY, "text=a second=b label=y"),
     "similarity": ({"x.csv": table(EN, EN[::-1], SCORES)}, "similarity", "text=1 second=2 label=3"),
     "rating": ({"x.csv": table(EN, SCORES, header="text score")}, "regression", "text=text label=score"),
     "conll": ({"x.conll": conll()}, "tagging", ""),

@@ -12,6 +12,7 @@ import typer
 from clearhead import __version__
 from clearhead.cli import (
     chat,
+    data,
     demo,
     encoder_tasks,
     evaluate,
@@ -43,7 +44,13 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "import": import_export.import_,
         "export": import_export.export,
     },
-    "Train": {"recipes": train.recipes, "new": new.new, "train": train.train, "evaluate": evaluate.evaluate},
+    "Train": {
+        "recipes": train.recipes,
+        "new": new.new,
+        "data": data.data,
+        "train": train.train,
+        "evaluate": evaluate.evaluate,
+    },
     "Generate": {"translate": translate.translate, "generate": generate.generate, "chat": chat.chat},
     "Encoders": {
         "fill": encoder_tasks.fill,

@@ -8,6 +8,7 @@ from glob import glob, has_magic
 from pathlib import Path
 
 from clearhead.config.data import FORMAT_OF_SUFFIX, TEXT_SUFFIXES, Corpus, data_suffix
+from clearhead.data.public_datasets import public_datasets
 from clearhead.errors import UserError
 
 SAMPLE_BYTES = 4096  # read to tell text from other data
@@ -23,6 +24,8 @@ def find_file(name: str, source_url: str = "") -> Path:
     fix = f"put it under data/{name}, or set CLEARHEAD_DATA to the folder that has {name}"
     if Path(name).is_absolute():
         fix = "check the path"
+    elif (dataset := name.partition("/")[0]) in public_datasets():
+        fix = f"run: clearhead data {dataset}"
     raise UserError(f"{name} does not exist; {fix}" + (f"; it is published at {source_url}" if source_url else ""))
 
 
