@@ -106,8 +106,8 @@ def test_without_a_network_it_says_what_to_put_where(pages: dict[str, bytes], ru
     assert (code, output) == (2, "")
     first, *rest = errors.splitlines()
     assert first == (
-        "clearhead: toy: https://example.org/a.txt cannot be reached (<urlopen error no route to host>); download these "
-        "3 files from https://example.org and put them here (gzip or plain text both work):"
+        "clearhead: toy: https://example.org/a.txt cannot be reached (<urlopen error no route to host>); download "
+        "these 3 files from https://example.org and put them here (gzip or plain text both work):"
     )
     assert rest == [
         f"clearhead:   data/toy/{name} ({len(TEXT):,} bytes, SHA-256 {SHA256})"
