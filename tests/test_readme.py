@@ -81,7 +81,8 @@ def test_every_command_runs_in_the_order_of_the_page(tmp_path: Path, monkeypatch
     monkeypatch.delenv("CLEARHEAD_DATA", raising=False)
     page = lines()
     assert len(page) > 30
-    results = calls([parse(line) for line in page], tmp_path)
+    commands = [parse(line) for line in page]
+    results = [each for start in range(0, len(page), 8) for each in calls(commands[start : start + 8], tmp_path)]
     failed = [
         (line, code, errors)
         for line, (code, _, errors) in zip(page, results, strict=True)
