@@ -19,6 +19,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -71,10 +72,15 @@ class Faults:
     def _disturbed(self, kind: str) -> tuple[int, int | None]:
         """Start a run with a fault; return the process, and the other end of its stderr."""
         if kind in ("hang-up", "hang-up under nohup", "stopped terminal"):
+            started, starts = os.pipe()
             child, terminal = pty.fork()
             if child == 0:
                 signal.signal(signal.SIGHUP, signal.SIG_IGN if "nohup" in kind else signal.SIG_DFL)
+                os.close(starts)
                 self._train(self.run, full="stopped" in kind)
+            os.close(starts)
+            os.read(started, 1)  # until the process has its terminal
+            os.close(started)
             return child, terminal
         if kind == "full device":
             return self._start(self.run, os.open("/dev/full", os.O_WRONLY), self.random.random() < 0.5), None
@@ -120,7 +126,7 @@ class Faults:
             arguments = ["train", str(self.folder / "recipe.yaml"), "--out", str(out), "--resume"]
             code = run_command(arguments, os.open(os.devnull, os.O_WRONLY))
         except BaseException as error:  # must not return into the parent's code
-            (self.folder / "error").write_text(repr(error))
+            (self.folder / "error").write_text("".join(traceback.format_exception(error)))
         os._exit(code)
 
     def _wait(self, child: int, other_end: int | None, leave_after: int = 0, kind: str = "") -> int:

@@ -111,7 +111,7 @@ class Campaign:
             return
         assert code == -signal.SIGKILL, self.output
         self.counts["killed"] += 1
-        self.counts["inside a save"] += bool(_temporary_folders(self.run))
+        self.counts["inside a save"] += bool(temporary_folders(self.run))
         self.check()
 
     def terminate(self) -> None:
@@ -166,7 +166,7 @@ class Campaign:
         for name in ("best", "last"):
             models = [load_model(out / name).network.state_dict() for out in (self.run, self.uninterrupted)]
             assert distance(models[0], models[1]) == 0, name
-        assert not _temporary_folders(self.run)
+        assert not temporary_folders(self.run)
         self.counts["finished"] += 1
         shutil.rmtree(self.run)
         self.number += 1
@@ -189,7 +189,7 @@ class Campaign:
         while len(seen) <= skipped:
             if (code := self.exit_code(child)) is not None:
                 return code
-            seen |= _temporary_folders(self.run)
+            seen |= temporary_folders(self.run)
         time.sleep(self.random.uniform(0, 5 * SYNC_SECONDS))
         return self.exit_code(child)
 
@@ -221,7 +221,7 @@ def run_command(arguments: list[str], pipe: int) -> int:
     return 0
 
 
-def _temporary_folders(run: Path) -> set[str]:
+def temporary_folders(run: Path) -> set[str]:
     """Folders that are being written."""
     names: set[str] = set()
     for folder in (run, run / "checkpoints"):

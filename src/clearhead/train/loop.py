@@ -60,7 +60,8 @@ def train(
     """
     check_folder(out, resume, (".lock", "recipe.yaml", "checkpoints"))
     settings = recipe.train
-    with StopSignal() as stop, dist_context(settings.device) as dist:
+    # Signals are handled in Python, so they would wait while a process that has not come is waited for.
+    with dist_context(settings.device) as dist, StopSignal() as stop:
         try:
             run = setup(recipe, out, dist, log, on_event)
         except KeyboardInterrupt:
