@@ -48,7 +48,10 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench.attention
 
 torture: $(VENV)/.dev
-	$(TEST_ENV) $(BIN)/python -m tests.train.torture 200 50
+	$(TEST_ENV) $(BIN)/python -m tests.train.torture 1000 100
+	$(TEST_ENV) $(BIN)/python -m tests.train.received_run 10000
+	$(TEST_ENV) $(BIN)/python -m tests.train.output_faults 200
+	$(TEST_ENV) $(BIN)/python -m tests.train.elastic 50
 	$(TEST_ENV) CLEARHEAD_INTERRUPTIONS=20 CLEARHEAD_KILLS=200 CLEARHEAD_COMPILE=1 $(BIN)/python -m pytest \
 		tests/train/test_resume.py tests/checkpoint/test_crash.py tests/train/test_golden.py $(ARGS)
 	$(TEST_ENV) CLEARHEAD_REQUESTS=10000 $(BIN)/python -m pytest tests/inference/test_engine.py $(ARGS)

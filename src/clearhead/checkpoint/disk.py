@@ -217,6 +217,7 @@ def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
         and isinstance(entry, dict)
         and entry.keys() == {"size", "sha256"}
         and isinstance(entry["size"], int)
+        and isinstance(entry["sha256"], str)
         for name, entry in entries.items()
     )
     if not valid or _to_json(entries) != text:  # a manifest has no checksum, so its exact formatting is checked
