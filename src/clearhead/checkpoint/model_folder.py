@@ -1,9 +1,11 @@
 """Model folders: config.json, model.safetensors, tokenizer.json, README.md, and a manifest that detects damage."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tokenizers import Tokenizer as Engine
@@ -23,7 +25,8 @@ CONFIG, CARD = "config.json", "README.md"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARED_TOKENIZER, SEPARATE_TOKENIZERS = ("tokenizer.json",), ("tokenizer.source.json", "tokenizer.target.json")
 SHARD_BYTES = 4_000_000_000
-MAX_ATTEMPTS = 5  # at reading a folder that another process keeps replacing
+MAX_ATTEMPTS = 20  # at reading a folder that another process keeps replacing
+A = TypeVar("A")
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,7 @@ def save_model(
     except UserError as error:
         raise ValueError(f"the network does not match its config: {error}") from None
     _check_tokenizers(tokenizers, config, folder)
-    _check_replaceable(folder)
-    with disk.atomic_folder(folder) as temporary:
+    with disk.atomic_folder(folder, _check_replaceable) as temporary:
         settings = {"format": FORMAT, "version": VERSION, "model": config.model_dump(mode="json")}
         disk.write_json(temporary / CONFIG, settings | extra)
         write_tokenizers(temporary, [tokenizer.engine for tokenizer in tokenizers])
@@ -90,19 +92,27 @@ def load_model(
 ) -> LoadedModel:
     """Read a model folder; `dtype` converts the weights, `verify=False` skips the checksums.
 
-    On a CPU without a dtype, the weights are memory-mapped.
+    On a CPU without a dtype, weight files above `COPIED_BYTES` are memory-mapped: a program that then truncates such a
+    file in place, instead of replacing it as every save does, ends this process with SIGBUS.
     """
-    for _ in range(MAX_ATTEMPTS):
+    return read_unchanged(folder, partial(_load, device=device, dtype=dtype, verify=verify))
+
+
+def read_unchanged(folder: Path, read: Callable[[Path], A]) -> A:
+    """Return `read(path)` of a folder, read again if another process replaced the folder meanwhile."""
+    for attempt in range(MAX_ATTEMPTS):
         path = disk.current_path(folder)
         before = _identity(path)
         try:
-            loaded = _load(path, device, dtype, verify)
+            with disk.read_errors(path):
+                result = read(path)
         except UserError:
             if _identity(disk.current_path(folder)) == before:
                 raise
         else:
             if _identity(disk.current_path(folder)) == before:  # else files of two models may be mixed
-                return loaded
+                return result
+        time.sleep(0.001 * attempt)
     raise UserError(f"{folder} is being replaced continuously; try again when no process writes it")
 
 
