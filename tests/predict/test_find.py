@@ -10,7 +10,7 @@ from clearhead.predict.find import local_models
 
 
 def test_a_text_given_as_a_model_name_is_refused_in_one_line() -> None:
-    for name in ("A quiet, moving film. " * 30, "a/" * 3000):
+    for name in ("A quiet, moving film. " * 30, "a/" * 3000, "a\0b"):
         with pytest.raises(UserError, match=r"^no model '[^\n]{1,90}: neither a folder nor a name[^\n]*$"):
             find_model(name)
 
@@ -61,6 +61,12 @@ def test_a_folder_with_the_name_of_a_packaged_model_is_named(
     assert not caplog.records
     assert find_model("en-de") == Path("en-de")
     assert caplog.messages == [f"en-de is taken from the folder {tmp_path / 'en-de'}, not from `clearhead models`"]
+
+
+def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(UserError, match="no model"):
+        find_model(tmp_path / "loop")
 
 
 def test_a_missing_run_of_a_known_recipe_names_the_command_that_trains_it(

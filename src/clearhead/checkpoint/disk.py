@@ -111,7 +111,7 @@ def has_file(folder: Path, name: str) -> bool:
 
 def _places(folder: Path) -> list[Path]:
     """Return where to look for a folder: between two looks it may have moved, so both places come more than once."""
-    return [folder, _old_path(folder.resolve())] * 3
+    return [folder, _old_path(Path(os.path.realpath(folder)))] * 3  # Path.resolve raises for a link to itself
 
 
 def verify(folder: Path) -> set[str]:

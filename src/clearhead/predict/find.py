@@ -43,7 +43,7 @@ def find_model(name: str | Path) -> Path:
     """
     path, known = Path(name), packaged_models() | pulled_models()
     try:
-        for folder in (path, *(path / part for part in PARTS)):
+        for folder in (path, *(path / part for part in PARTS)) if "\0" not in str(name) else ():
             if disk.has_file(folder, CONFIG):
                 if str(name) in known:
                     log.warning("%s is taken from the folder %s, not from `clearhead models`", name, folder.absolute())
