@@ -66,7 +66,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         ) from None
 
 
-def open_regular(path: Path, follow_links: bool = True) -> IO[bytes]:
+def open_regular(path: Path, follow_links: bool = True) -> io.BufferedReader:
     """Open a regular file for reading; others are refused at once, where opening a pipe would wait for a writer."""
     check_regular(path, follow_links)  # first: opening a device may have an effect
     descriptor = os.open(path, os.O_RDONLY | NO_WAIT | (0 if follow_links else NO_LINK))

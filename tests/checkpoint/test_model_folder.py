@@ -188,7 +188,10 @@ def change_weights(model: Path, change: Any) -> None:
         (lambda t: t.update({"decoder.norm.weight": torch.zeros(9)}), "decoder.norm.weight is 9, but 8 in the model"),
         (lambda t: t.update({"decoder.norm.weight": torch.zeros(())}), "is a scalar, but 8"),
         (lambda t: t.update({"decoder.norm.weight": torch.zeros(8).int()}), "holds torch.int32, but torch.float32"),
-        (lambda t: t.update({"decoder.norm.weight": torch.zeros(8).to(torch.float8_e4m3fn)}), "holds torch.float8_e4m3"),
+        (
+            lambda t: t.update({"decoder.norm.weight": torch.zeros(8).to(torch.float8_e4m3fn)}),
+            "holds torch.float8_e4m3",
+        ),
         (lambda t: t.update({"decoder.norm.weight": torch.zeros(8, dtype=torch.int8)}), "is int8, but not a matrix"),
     ],
 )

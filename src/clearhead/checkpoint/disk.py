@@ -1,7 +1,7 @@
 """Atomic folder writes, with a manifest of file sizes and SHA-256 that detects damage.
 
-A folder `NAME` is written as `.NAME.tmp-XXXXXXXX`, synced, and renamed. A previous `NAME` is `.NAME.old` between the two
-renames; readers that come then, or after a crash, use it. Writers take turns by a lock on the parent folder, so the
+A folder `NAME` is written as `.NAME.tmp-XXXXXXXX`, synced, and renamed. A previous `NAME` is `.NAME.old` between the
+two renames; readers that come then, or after a crash, use it. Writers take turns by a lock on the parent folder, so the
 last of several to finish wins; a file system without locks on folders allows one writer at a time.
 """
 
