@@ -151,9 +151,7 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
     file, tensors = tmp_path / "vectors.safetensors", {"vectors": torch.ones(5, 2)}
     for words in (["a"], ["a"] * 5, [1, 2, 3, 4, 5], "abcde", None, ["\ud800", *"abcd"]):
         save_tensors(file, tensors, {"words": words})
-        with pytest.raises(
-            UserError, match=r"not belong together|duplicate|not a list of|not valid JSON"
-        ):
+        with pytest.raises(UserError, match=r"not belong together|duplicate|not a list of|not valid JSON"):
             WordVectors.load(tmp_path)
     save_tensors(file, tensors | {"json": torch.zeros(2, 2)})
     with pytest.raises(UserError, match="json is not text"):

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Engine
 from torch import Tensor
 
 from clearhead.checkpoint import disk
+from clearhead.checkpoint.extra_keys import ExtraKeys
 from clearhead.checkpoint.int8_storage import SCALE_SUFFIX, from_int8_storage, to_int8_storage
 from clearhead.checkpoint.tensors import check_fit, named_tensors, read_tensors, save_tensors, stored_names
 from clearhead.checkpoint.version1 import migrate_config, migrate_name
@@ -139,7 +140,10 @@ def read_settings(folder: Path, names: set[str]) -> tuple[ModelConfig, tuple[Tok
     files = next((files for files in (SHARED_TOKENIZER, SEPARATE_TOKENIZERS) if set(files) <= names), ())
     tokenizers = tuple(Tokenizer.load(folder / name) for name in files)
     _check_tokenizers(tokenizers, config, folder)
-    return config, tokenizers, {key: value for key, value in data.items() if key not in ("format", "version")}
+    extra = {key: value for key, value in data.items() if key not in ("format", "version")}
+    ExtraKeys.build(extra, where=str(folder / CONFIG))
+    missing = {key for key in ExtraKeys.model_fields if extra.get(key) is None}  # null is as if it were not there
+    return config, tokenizers, {key: value for key, value in extra.items() if key not in missing}
 
 
 def format_version(folder: Path) -> int:
