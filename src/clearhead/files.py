@@ -107,6 +107,13 @@ def read_lines(path: Path) -> Iterator[str]:
         raise UserError(f"{name}, after line {number}: the gzip data is cut off or damaged; fetch it again") from None
 
 
+def read_regular_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a file of a model folder, which cannot be a pipe."""
+    with file_errors(str(path)):
+        check_regular(path)
+    return read_lines(path)
+
+
 def read_document(path: Path) -> str:
     """Read a whole UTF-8 file, plain or gzip, or standard input (`-`); line ends are kept."""
     name = "standard input" if str(path) == "-" else str(path)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -102,16 +103,15 @@ def load_model(
 def read_unchanged(folder: Path, read: Callable[[Path], A]) -> A:
     """Return `read(path)` of a folder, read again if another process replaced the folder meanwhile."""
     for attempt in range(MAX_ATTEMPTS):
-        path = disk.current_path(folder)
-        before = _identity(path)
+        path, before = _find(folder)
         try:
             with disk.read_errors(path):
                 result = read(path)
         except UserError:
-            if _identity(disk.current_path(folder)) == before:
+            if _find(folder)[1] == before:
                 raise
         else:
-            if _identity(disk.current_path(folder)) == before:  # else files of two models may be mixed
+            if _find(folder)[1] == before:  # else files of two models may be mixed
                 return result
         time.sleep(0.001 * attempt)
     raise UserError(f"{folder} is being replaced continuously; try again when no process writes it")
@@ -154,13 +154,14 @@ def format_version(folder: Path) -> int:
     return version
 
 
-def _identity(folder: Path) -> tuple[int, ...] | None:
-    """Identify the folder that has this name now; a replacement has another identity."""
-    try:
-        status = folder.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns
+def _find(folder: Path) -> tuple[Path, tuple[int, ...] | None]:
+    """Return where a folder is now, and what identifies it; a replacement has another identity."""
+    for _ in range(MAX_ATTEMPTS):
+        path = disk.current_path(folder)
+        with suppress(OSError):  # it was moved after we looked, or there is none
+            status = path.stat()
+            return path, (status.st_dev, status.st_ino, status.st_mtime_ns)
+    return folder, None
 
 
 def _file_names(folder: Path, verify: bool) -> set[str]:
