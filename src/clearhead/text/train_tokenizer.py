@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Engine
 
 from clearhead.config.data import Kind
 from clearhead.errors import UserError
-from clearhead.files import read_lines, read_text
+from clearhead.files import read_lines, read_regular_lines, read_text
 from clearhead.text.roles import ROLES, Role, default_spelling
 from clearhead.text.tokenizer import Tokenizer
 
@@ -126,7 +126,7 @@ def from_gpt2(folder: Path) -> Tokenizer:
 def from_bert(folder: Path, lowercase: bool = True) -> Tokenizer:
     """Load BERT's tokenizer from `vocab.txt`."""
     file = folder / "vocab.txt"
-    pieces = list(read_lines(file))
+    pieces = list(read_regular_lines(file))
     while pieces and not pieces[-1]:
         pieces.pop()
     if "[UNK]" not in pieces:
