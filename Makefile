@@ -52,6 +52,8 @@ torture: $(VENV)/.dev
 	$(TEST_ENV) CLEARHEAD_INTERRUPTIONS=20 CLEARHEAD_KILLS=200 CLEARHEAD_COMPILE=1 $(BIN)/python -m pytest \
 		tests/train/test_resume.py tests/checkpoint/test_crash.py tests/train/test_golden.py $(ARGS)
 	$(TEST_ENV) CLEARHEAD_REQUESTS=10000 $(BIN)/python -m pytest tests/inference/test_engine.py $(ARGS)
+	$(TEST_ENV) CLEARHEAD_TOKENIZERS=50000 CLEARHEAD_DIALOGUES=10000 $(BIN)/python -m pytest -rP \
+		tests/text/test_hostile_tokenizers.py tests/predict/test_injection.py $(ARGS)
 
 test-gpu: $(VENV)/.dev
 	TORCHDYNAMO_DISABLE=0 $(BIN)/python -m pytest -n 0 -m gpu -rs tests/gpu $(ARGS)
