@@ -11,7 +11,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 from transformers import PreTrainedTokenizerFast
 
-from clearhead.predict.template import Template
+from clearhead.predict.chat import Transcript
+from clearhead.predict.template import Template, Turn
 from clearhead.text import Tokenizer
 from tests.predict.chat_templates import FAMILIES, Family
 
@@ -103,3 +104,13 @@ def test_harmless_dialogues_have_the_ids_of_transformers(name: str) -> None:
         )
         assert form.ids(messages) == expected
     form.renderer.close()
+
+
+@pytest.mark.parametrize("build", [byte_level, unigram])
+def test_prompts_and_transcripts_have_no_special_tokens(build: Any) -> None:
+    for family in FAMILIES.values():
+        tokenizer = build(family.specials)
+        for hostile, _ in hostile_dialogues(family, 25, 20):
+            texts = [text for _, text in hostile]
+            prompts = [*texts, Transcript().prompt(texts[0], [Turn(text) for text in texts])]
+            assert not any(markers(tokenizer, ids) for ids in tokenizer.encode_batch(prompts))
