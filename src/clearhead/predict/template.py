@@ -95,7 +95,7 @@ class Template:
         taken = {*"".join(texts), *self.source, *"".join(self.names.values())}
         free = [letter for letter in STAND_INS if letter not in taken]
         if len(free) < len(letters):
-            raise UserError("the text uses nearly all Tangut characters (U+17000 to U+187F7), which are needed as placeholders; remove some")
+            raise UserError("the text uses nearly all Tangut characters, which are needed as placeholders; remove some")
         return dict(zip(free, letters, strict=False))
 
 
