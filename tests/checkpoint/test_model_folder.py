@@ -309,6 +309,19 @@ def test_a_replaced_folder_is_read_again(
     assert equal(loaded.network.state_dict(), network(1).state_dict())
 
 
+def test_a_folder_that_moves_while_it_is_read_is_read_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same folder is .model.old after the first rename of its replacement."""
+    verify, moves = disk.verify, iter([1])
+
+    def move_then_verify(folder: Path) -> set[str]:
+        for _ in moves:
+            model.rename(model.with_name(".model.old"))
+        return verify(folder)
+
+    monkeypatch.setattr(disk, "verify", move_then_verify)
+    assert load_model(model).extra["task"] == "language"
+
+
 def test_temporary_folders_of_running_writers_are_kept(model: Path, text_tokenizer: Tokenizer) -> None:
     dead, earlier, unrelated = (model.with_name(f".model.tmp-{name}") for name in ("0123abcd", "4711", "backup"))
     for path in (dead, earlier, unrelated):

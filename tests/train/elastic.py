@@ -51,7 +51,8 @@ class Elastic:
         with (self.folder / "output").open("w") as output:
             agents = [self._agent(out, port, output) for _ in range(2)]
             try:
-                while kills and any(agent.poll() is None for agent in agents):
+                # Not near the end: torchrun restarts no node when another has already ended.
+                while kills and _reached(out) < STEPS - 15 and any(agent.poll() is None for agent in agents):
                     kills -= self._kill(agents, out)
                 codes = [agent.wait(TIMEOUT) for agent in agents]
             finally:

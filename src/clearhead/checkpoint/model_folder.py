@@ -103,15 +103,15 @@ def load_model(
 def read_unchanged(folder: Path, read: Callable[[Path], A]) -> A:
     """Return `read(path)` of a folder, read again if another process replaced the folder meanwhile."""
     for attempt in range(MAX_ATTEMPTS):
-        path, before = _find(folder)
+        before = path, _ = _find(folder)
         try:
             with disk.read_errors(path):
                 result = read(path)
         except UserError:
-            if _find(folder)[1] == before:
+            if _find(folder) == before:
                 raise
         else:
-            if _find(folder)[1] == before:  # else files of two models may be mixed
+            if _find(folder) == before:  # else files of two models may be mixed
                 return result
         time.sleep(0.001 * attempt)
     raise UserError(f"{folder} is being replaced continuously; try again when no process is writing it")
