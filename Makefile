@@ -48,10 +48,18 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench.attention
 
 torture: $(VENV)/.dev
-	$(TEST_ENV) $(BIN)/python -m tests.train.torture 200 50
+	$(TEST_ENV) $(BIN)/python -m tests.train.torture 1000 100
+	$(TEST_ENV) $(BIN)/python -m tests.train.received_run 10000
+	$(TEST_ENV) $(BIN)/python -m tests.train.output_faults 200
+	$(TEST_ENV) $(BIN)/python -m tests.train.elastic 50
 	$(TEST_ENV) CLEARHEAD_INTERRUPTIONS=20 CLEARHEAD_KILLS=200 CLEARHEAD_COMPILE=1 $(BIN)/python -m pytest \
 		tests/train/test_resume.py tests/checkpoint/test_crash.py tests/train/test_golden.py $(ARGS)
 	$(TEST_ENV) CLEARHEAD_REQUESTS=10000 $(BIN)/python -m pytest tests/inference/test_engine.py $(ARGS)
+	$(TEST_ENV) CLEARHEAD_LOADS=10000 CLEARHEAD_KILLS=1000 CLEARHEAD_MUTATIONS=10000 $(BIN)/python -m pytest -s \
+		tests/predict/test_readers.py tests/checkpoint/test_killed_writers.py tests/predict/test_changed_models.py \
+		tests/data/test_changed_stores.py tests/text/test_changed_vectors.py $(ARGS)
+	$(TEST_ENV) CLEARHEAD_TOKENIZERS=50000 CLEARHEAD_DIALOGUES=10000 $(BIN)/python -m pytest -rP \
+		tests/text/test_hostile_tokenizers.py tests/predict/test_injection.py $(ARGS)
 
 test-gpu: $(VENV)/.dev
 	TORCHDYNAMO_DISABLE=0 $(BIN)/python -m pytest -n 0 -m gpu -rs tests/gpu $(ARGS)

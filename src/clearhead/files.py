@@ -1,9 +1,11 @@
 """Read text from files, gzip files and standard input; write files atomically."""
 
+import errno
 import gzip
 import io
 import logging
 import os
+import stat
 import sys
 import zlib
 from collections.abc import Iterator
@@ -20,12 +22,13 @@ except ImportError:  # Windows: no lock, so two processes may do the same work t
     fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger("clearhead")
+NO_WAIT, NO_LINK = (getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW"))  # 0 on Windows
 _used_stdin: WeakSet[IO[bytes]] = WeakSet()  # standard input streams already taken by a reader
 
 
 def read_text(path: Path, limit: int = 1 << 20) -> str:
     """Read a small UTF-8 file such as a config; raise if it has more than `limit` bytes."""
-    with file_errors(str(path)), path.open("rb") as file:
+    with file_errors(str(path)), open_regular(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise UserError(f"{path}: larger than {limit:,} bytes, too large for a settings file; check the path")
@@ -43,20 +46,47 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file atomically: to a temporary name, fsync, rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with _open_locked(temporary) as file:
+            try:
+                file.truncate()  # a killed process may have left a part of its data
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+                temporary.replace(path)
+            except BaseException:
+                with suppress(OSError):  # on a read-only file system, removing fails too
+                    temporary.unlink(missing_ok=True)
+                raise
     except OSError as error:
-        with suppress(OSError):  # on a read-only file system, removing fails too
-            temporary.unlink(missing_ok=True)
         raise UserError(
             f"{path} cannot be written ({error.strerror}); nothing was changed, check the folder and its permissions"
         ) from None
+
+
+def open_regular(path: Path, follow_links: bool = True) -> io.BufferedReader:
+    """Open a regular file for reading; others are refused at once, where opening a pipe would wait for a writer."""
+    check_regular(path, follow_links)  # first: opening a device may have an effect
+    descriptor = os.open(path, os.O_RDONLY | NO_WAIT | (0 if follow_links else NO_LINK))
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise UserError(_not_regular(path))
+
+
+def check_regular(path: Path, follow_links: bool = True) -> None:
+    """Refuse pipes, sockets and devices, and links unless `follow_links`."""
+    mode = path.stat(follow_symlinks=follow_links).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise UserError(_not_regular(path))
+
+
+def _not_regular(path: Path) -> str:
+    return f"{path} is not a regular file (but a pipe, socket, device or link); give a file"
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -75,6 +105,13 @@ def read_lines(path: Path) -> Iterator[str]:
         raise UserError(f"{name}, line {number}: not valid UTF-8; save the file as UTF-8") from None
     except (EOFError, zlib.error):
         raise UserError(f"{name}, after line {number}: the gzip data is truncated or damaged; fetch it again") from None
+
+
+def read_regular_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a file of a model folder, which cannot be a pipe."""
+    with file_errors(str(path)):
+        check_regular(path)
+    return read_lines(path)
 
 
 def read_document(path: Path) -> str:
@@ -97,14 +134,41 @@ def read_document(path: Path) -> str:
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on a file; the system releases it even if the holder is killed."""
-    with path.open("w") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                log.warning("another process is preparing %s; waiting for it", path.with_suffix(""))
-                fcntl.flock(file, fcntl.LOCK_EX)
+    with _open_locked(path, f"another process is preparing {path.with_suffix('')}; waiting for it"):
         yield
+
+
+@contextmanager
+def _open_locked(path: Path, waiting: str = "") -> Iterator[IO[bytes]]:
+    """Open a file for writing, created if missing, with an exclusive lock; log `waiting` if another has it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_WAIT | NO_LINK, 0o666)
+        with os.fdopen(descriptor, "r+b") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file", str(path))
+            _lock(descriptor, waiting)
+            if _is_same_file(descriptor, path):  # else its previous holder renamed or deleted it
+                yield file
+                return
+
+
+def _lock(descriptor: int, waiting: str) -> None:
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if waiting:
+            log.warning(waiting)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError:  # a file system without locks
+        pass
+
+
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
+    return False
 
 
 @contextmanager

@@ -29,7 +29,9 @@ def from_int8_storage(tensors: Mapping[str, Tensor], where: object) -> dict[str,
     restored = {name: tensor for name, tensor in tensors.items() if name.removesuffix(SCALE_SUFFIX) not in quantized}
     for name in quantized:
         scale = tensors.get(name + SCALE_SUFFIX)
-        if scale is None or scale.shape != tensors[name].shape[:1]:
+        if tensors[name].dim() != 2:
+            raise UserError(f"{where}: {name} is int8, but not a matrix")
+        if scale is None or scale.shape != tensors[name].shape[:1] or not scale.is_floating_point():
             raise UserError(f"{where}: {name} is int8, but its scales {name}{SCALE_SUFFIX} are missing or too few")
         restored[name] = tensors[name].float() * scale.float()[:, None]
     return restored

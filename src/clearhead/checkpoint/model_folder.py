@@ -1,15 +1,19 @@
 """Model folders: config.json, model.safetensors, tokenizer.json, README.md, and a manifest that detects damage."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tokenizers import Tokenizer as Engine
 from torch import Tensor
 
 from clearhead.checkpoint import disk
+from clearhead.checkpoint.extra_keys import ExtraKeys
 from clearhead.checkpoint.int8_storage import SCALE_SUFFIX, from_int8_storage, to_int8_storage
 from clearhead.checkpoint.tensors import check_fit, named_tensors, read_tensors, save_tensors, stored_names
 from clearhead.checkpoint.version1 import migrate_config, migrate_name
@@ -23,7 +27,8 @@ CONFIG, CARD = "config.json", "README.md"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARED_TOKENIZER, SEPARATE_TOKENIZERS = ("tokenizer.json",), ("tokenizer.source.json", "tokenizer.target.json")
 SHARD_BYTES = 4_000_000_000
-MAX_ATTEMPTS = 5  # at reading a folder that another process keeps replacing
+MAX_ATTEMPTS = 20  # at reading a folder that another process keeps replacing
+A = TypeVar("A")
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,7 @@ def save_model(
     except UserError as error:
         raise ValueError(f"the network does not match its config: {error}") from None
     _check_tokenizers(tokenizers, config, folder)
-    _check_replaceable(folder)
-    with disk.atomic_folder(folder) as temporary:
+    with disk.atomic_folder(folder, _check_replaceable) as temporary:
         settings = {"format": FORMAT, "version": VERSION, "model": config.model_dump(mode="json")}
         disk.write_json(temporary / CONFIG, settings | extra)
         write_tokenizers(temporary, [tokenizer.engine for tokenizer in tokenizers])
@@ -90,19 +94,26 @@ def load_model(
 ) -> LoadedModel:
     """Read a model folder; `dtype` converts the weights, `verify=False` skips the checksums.
 
-    On a CPU without a dtype, the weights are memory-mapped.
+    On a CPU without a dtype, weight files above `COPIED_BYTES` are memory-mapped: a program that then truncates such a
+    file in place, instead of replacing it as every save does, ends this process with SIGBUS.
     """
-    for _ in range(MAX_ATTEMPTS):
-        path = disk.current_path(folder)
-        before = _identity(path)
+    return read_unchanged(folder, partial(_load, device=device, dtype=dtype, verify=verify))
+
+
+def read_unchanged(folder: Path, read: Callable[[Path], A]) -> A:
+    """Return `read(path)` of a folder, read again if another process replaced the folder meanwhile."""
+    for attempt in range(MAX_ATTEMPTS):
+        before = path, _ = _find(folder)
         try:
-            loaded = _load(path, device, dtype, verify)
+            with disk.read_errors(path):
+                result = read(path)
         except UserError:
-            if _identity(disk.current_path(folder)) == before:
+            if _find(folder) == before:
                 raise
         else:
-            if _identity(disk.current_path(folder)) == before:  # else files of two models may be mixed
-                return loaded
+            if _find(folder) == before:  # else files of two models may be mixed
+                return result
+        time.sleep(0.001 * attempt)
     raise UserError(f"{folder} is being replaced continuously; try again when no process is writing it")
 
 
@@ -129,7 +140,10 @@ def read_settings(folder: Path, names: set[str]) -> tuple[ModelConfig, tuple[Tok
     files = next((files for files in (SHARED_TOKENIZER, SEPARATE_TOKENIZERS) if set(files) <= names), ())
     tokenizers = tuple(Tokenizer.load(folder / name) for name in files)
     _check_tokenizers(tokenizers, config, folder)
-    return config, tokenizers, {key: value for key, value in data.items() if key not in ("format", "version")}
+    extra = {key: value for key, value in data.items() if key not in ("format", "version")}
+    ExtraKeys.build(extra, where=str(folder / CONFIG))
+    missing = {key for key in ExtraKeys.model_fields if extra.get(key) is None}  # null is as if it were not there
+    return config, tokenizers, {key: value for key, value in extra.items() if key not in missing}
 
 
 def format_version(folder: Path) -> int:
@@ -140,13 +154,14 @@ def format_version(folder: Path) -> int:
     return version
 
 
-def _identity(folder: Path) -> tuple[int, ...] | None:
-    """Identify the folder that has this name now; a replacement has another identity."""
-    try:
-        status = folder.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns
+def _find(folder: Path) -> tuple[Path, tuple[int, ...] | None]:
+    """Return where a folder is now, and what identifies it; a replacement has another identity."""
+    for _ in range(MAX_ATTEMPTS):
+        path = disk.current_path(folder)
+        with suppress(OSError):  # it was moved after we looked, or there is none
+            status = path.stat()
+            return path, (status.st_dev, status.st_ino, status.st_mtime_ns)
+    return folder, None
 
 
 def _file_names(folder: Path, verify: bool) -> set[str]:

@@ -53,7 +53,7 @@ def demo(
 
 def _train(console: "Console", steps: int, seed: int, out: Path) -> None:
     """Train, translate held-out sentences, and draw one attention map."""
-    from clearhead.cli.train import Display
+    from clearhead.cli.display import Display
     from clearhead.config.data import Corpus
     from clearhead.config.recipe import load_recipe
     from clearhead.data.build_datasets import raw_records

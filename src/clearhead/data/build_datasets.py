@@ -19,6 +19,7 @@ from clearhead.data.labeled_tasks import Answering, Classification, Regression, 
 from clearhead.data.masked_lm import MaskedLanguageModel
 from clearhead.data.tasks import LanguageModel, Task, Translation, split_documents
 from clearhead.data.token_store import (
+    Dropped,
     StoreWriter,
     TokenStore,
     build_store,
@@ -27,9 +28,11 @@ from clearhead.data.token_store import (
     cache_key,
     cache_write_errors,
     file_digest,
+    read_cached,
+    write_cached,
 )
 from clearhead.errors import UserError
-from clearhead.files import file_lock, read_text, write_text
+from clearhead.files import file_lock
 from clearhead.text import Tokenizer, load_folder, train
 
 TASKS: dict[str, type[Task]] = {
@@ -115,7 +118,7 @@ def from_records(
     task = TASKS[config.task](config, tokenizers, labels or config.labels)
     located = _as_records(records, task.record_columns(config))
     cleaner = Cleaner(config, task.record_columns(config))
-    return Dataset(task, [build_temporary_store(task.dtypes, lambda writer: _fill(writer, task, located, cleaner))])
+    return Dataset(task, [build_temporary_store(task.fields, lambda writer: _fill(writer, task, located, cleaner))])
 
 
 def _as_records(records: Iterable[Sequence[Any] | Mapping[str, Any]], columns: tuple[str, ...]) -> Iterator[Record]:
@@ -198,7 +201,7 @@ class _Builder:
         if not dataset.num_samples(0):
             dropped = Counter[str]()
             for store in stores:
-                dropped.update(store.stats["dropped"])
+                dropped.update(store.dropped)
             counts = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
             counts = counts or ("all, by skip" if any(corpus.skip for corpus in corpora) else "no records")
             why = "held_out is too small for it" if split == "held out" else f"left out: {counts}"
@@ -218,11 +221,11 @@ class _Builder:
         )
         folder = self.folder / "tokens" / name
         if (folder / "store.json").exists():
-            return TokenStore(folder)
+            return TokenStore(folder, task.fields)
         self.log(f"tokenizing {', '.join(corpus.files) or corpus.format} …")
         cleaner = Cleaner(self.config, task.record_columns(self.config), split, swap_pairs)
-        store = build_store(folder, task.dtypes, lambda writer: _fill(writer, task, self.records(corpus), cleaner))
-        dropped = ", ".join(f"{count:,} {reason}" for reason, count in store.stats["dropped"].items())
+        store = build_store(folder, task.fields, lambda writer: _fill(writer, task, self.records(corpus), cleaner))
+        dropped = ", ".join(f"{count:,} {reason}" for reason, count in store.dropped.items())
         self.log(f"{len(store):,} rows" + (f"; left out: {dropped}" if dropped else ""))
         return store
 
@@ -243,15 +246,19 @@ class _Builder:
             options = settings.model_dump(mode="json", exclude={"path"})
             name = cache_key("tokenizer", options, side, size, task.roles, cleaning, columns_key, identities)
             file = self.folder / "tokenizers" / f"{name}.json"
-            if not file.exists():
+            seal = file.with_suffix(".sha256")  # written last, so that it is there only if the file is complete
+            if not seal.exists():
                 with cache_write_errors(file), file_lock(file.with_suffix(".lock")):
-                    if not file.exists():
+                    if not seal.exists():
                         self.log(f"training a {settings.kind} tokenizer of {size:,} …")
                         texts = self._texts(side)
                         files = ", ".join(file for corpus in self.config.train for file in corpus.files)
                         lowercase, where = settings.lowercase, f"{files or 'data.train'}: "
                         exact = given is not None
                         train(texts, settings.kind, size, task.roles, lowercase, exact=exact, where=where).save(file)
+                        write_cached(seal, file_digest(file, self.folder))
+            if file_digest(file, self.folder) != read_cached(seal):
+                raise UserError(f"{file} changed since it was written; delete it and {seal.name}")
             tokenizers.append(Tokenizer.load(file))
         return tuple(tokenizers)
 
@@ -275,7 +282,7 @@ class _Builder:
         key = [self.config.task, self.config.text_pairs, [self.identity(corpus) for corpus in self.config.train]]
         file = self.folder / "labels" / f"{cache_key('labels', key)}.json"
         if file.exists():
-            return tuple(json.loads(read_text(file)))
+            return tuple(json.loads(read_cached(file)))
         labels: set[str] = set()
         for record in chain.from_iterable(self.records(corpus) for corpus in self.config.train):
             value = record.values[-1]
@@ -288,12 +295,12 @@ class _Builder:
             raise UserError(f"data.train: {labels.pop()!r:.40} is the only label; classification needs two or more")
         names = sorted(labels, key=lambda name: (name != "O", name))
         with cache_write_errors(file):
-            write_text(file, json.dumps(names))
+            write_cached(file, json.dumps(names))
         return tuple(names)
 
 
-def _fill(writer: StoreWriter, task: Task, records: Iterator[Record], cleaner: Cleaner) -> Mapping[str, Any]:
-    """Clean, tokenize and write all records; return statistics for `store.json`."""
+def _fill(writer: StoreWriter, task: Task, records: Iterator[Record], cleaner: Cleaner) -> Dropped:
+    """Clean, tokenize and write all records; return how many were left out, by reason."""
     for chunk in chunks(records):
         writer.add(task.encode_records(cleaner.clean_chunk(chunk), cleaner.dropped))
-    return {"dropped": dict(cleaner.dropped)}
+    return cleaner.dropped

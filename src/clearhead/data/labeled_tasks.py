@@ -15,8 +15,8 @@ from clearhead.config.data import DataConfig
 from clearhead.config.settings import nearest
 from clearhead.data.batch import Batch, collate
 from clearhead.data.formats import ANSWERS, PAIR, TAGS, TEXT, Record
-from clearhead.data.tasks import SampleIds, Task, token_dtype
-from clearhead.data.token_store import Row, TokenStore
+from clearhead.data.tasks import SampleIds, Task, token_field
+from clearhead.data.token_store import MAX_POSITION, Field, Row, TokenStore
 from clearhead.errors import UserError
 from clearhead.ops.cross_entropy import IGNORED
 from clearhead.text import Role, Tokenizer
@@ -68,6 +68,11 @@ class _SequenceTask(Task):
 
     roles = ROLES
 
+    @property
+    def sequence_fields(self) -> dict[str, Field]:
+        """Return the fields of the ids, and of the start of the second text."""
+        return {"ids": token_field(self.tokenizer), "boundary": Field("int32", MAX_POSITION, row=1)}
+
     def add_special_tokens(self, first: list[int], second: list[int] | None = None) -> tuple[list[int], int]:
         return add_special_tokens(self.tokenizer, self.config.max_length, first, second)
 
@@ -85,15 +90,18 @@ class _SequenceTask(Task):
 class Classification(_SequenceTask):
     """One label for a text or a pair of texts."""
 
-    label_dtype = "int64"
+    @property
+    def label_field(self) -> Field:
+        """Return the field of the label."""
+        return Field("int64", len(self.labels), row=1)
 
     @classmethod
     def record_columns(cls, config: DataConfig) -> tuple[str, ...]:
         return (*(PAIR if config.text_pairs else TEXT), "label")
 
     @property
-    def dtypes(self) -> dict[str, str]:
-        return {"ids": token_dtype(self.tokenizer), "boundary": "int32", "label": self.label_dtype}
+    def fields(self) -> dict[str, Field]:
+        return self.sequence_fields | {"label": self.label_field}
 
     def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         sides = [
@@ -122,7 +130,7 @@ class Classification(_SequenceTask):
 class Regression(Classification):
     """One number for a text or a pair of texts."""
 
-    label_dtype = "float32"
+    label_field = Field("float32", row=1)
 
     def label(self, record: Record) -> float:
         return score_value(record)
@@ -131,16 +139,16 @@ class Regression(Classification):
 class Similarity(Classification):
     """Two separately encoded texts and their similarity in [-1, 1]; contrastive pairs all have 1."""
 
-    label_dtype = "float32"
+    label_field = Field("float32", row=1)
 
     @classmethod
     def record_columns(cls, config: DataConfig) -> tuple[str, ...]:
         return PAIR if config.contrastive else (*PAIR, "label")
 
     @property
-    def dtypes(self) -> dict[str, str]:
-        dtype = token_dtype(self.tokenizer)
-        return {"first": dtype, "second": dtype, "label": self.label_dtype}
+    def fields(self) -> dict[str, Field]:
+        tokens = token_field(self.tokenizer)
+        return {"first": tokens, "second": tokens, "label": self.label_field}
 
     def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         sides = [self.tokenizer.encode_batch([r.values[side] for r in records]) for side in (0, 1)]
@@ -184,8 +192,8 @@ class Tagging(_SequenceTask):
     columns = TAGS
 
     @property
-    def dtypes(self) -> dict[str, str]:
-        return {"ids": token_dtype(self.tokenizer), "boundary": "int32", "labels": "int64"}
+    def fields(self) -> dict[str, Field]:
+        return self.sequence_fields | {"labels": Field("int64", len(self.labels), IGNORED, row="ids")}
 
     def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         for record in records:
@@ -250,8 +258,8 @@ class Answering(_SequenceTask):
     columns = ANSWERS
 
     @property
-    def dtypes(self) -> dict[str, str]:
-        return {"ids": token_dtype(self.tokenizer), "boundary": "int32", "span": "int32"}
+    def fields(self) -> dict[str, Field]:
+        return self.sequence_fields | {"span": Field("int32", MAX_POSITION, row=2, within="ids")}
 
     def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         for record in records:

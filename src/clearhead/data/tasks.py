@@ -16,7 +16,7 @@ from clearhead.config.data import DataConfig
 from clearhead.data.batch import Batch, collate
 from clearhead.data.formats import TEXT, TRANSLATION, Location, Record
 from clearhead.data.random import hash_ints
-from clearhead.data.token_store import Row, TokenStore, concat_ranges
+from clearhead.data.token_store import Field, Row, TokenStore, concat_ranges
 from clearhead.model import Documents
 from clearhead.ops.cross_entropy import IGNORED
 from clearhead.text import Tokenizer
@@ -47,9 +47,9 @@ class Task(ABC):
         return cls.columns
 
     @property
-    def dtypes(self) -> dict[str, str]:
-        """Return the dtype of each field of a row."""
-        return {"ids": token_dtype(self.tokenizer)}
+    def fields(self) -> dict[str, Field]:
+        """Return the fields of a row, and what their values may be."""
+        return {"ids": token_field(self.tokenizer)}
 
     @abstractmethod
     def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
@@ -75,8 +75,8 @@ class Translation(Task):
     roles = ("pad", "begin", "end", "unknown")
 
     @property
-    def dtypes(self) -> dict[str, str]:
-        return {"source": token_dtype(self.tokenizers[0]), "target": token_dtype(self.tokenizers[-1])}
+    def fields(self) -> dict[str, Field]:
+        return {"source": token_field(self.tokenizers[0]), "target": token_field(self.tokenizers[-1], shortest=2)}
 
     def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         source, target = self.tokenizers[0], self.tokenizers[-1]
@@ -139,8 +139,8 @@ class LanguageModel(Task):
         return rows
 
     @property
-    def dtypes(self) -> dict[str, str]:
-        return {"ids": token_dtype(self.tokenizer), "opens": "uint8"}
+    def fields(self) -> dict[str, Field]:
+        return {"ids": token_field(self.tokenizer, shortest=0), "opens": Field("uint8", 2, row=1)}
 
     def _range(self, store: TokenStore, epoch: int) -> tuple[int, int]:
         """Return the start of the first window and the end of the last."""
@@ -229,6 +229,6 @@ def _join_lines(location: Location, lines: list[str], opens: bool, closes: bool)
         yield Record(location, ("\n".join(lines), opens, closes))
 
 
-def token_dtype(tokenizer: Tokenizer) -> str:
-    """Return the smallest dtype for all token ids."""
-    return "uint16" if len(tokenizer) <= 1 << 16 else "int32"
+def token_field(tokenizer: Tokenizer, shortest: int = 1) -> Field:
+    """Return a field of token ids, in the smallest dtype for all of them."""
+    return Field("uint16" if len(tokenizer) <= 1 << 16 else "int32", len(tokenizer), shortest=shortest)

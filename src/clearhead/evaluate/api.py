@@ -56,6 +56,8 @@ def evaluate(
 ) -> Evaluation:
     """Score a model (or its name) on the test set of its recipe, or on `data`: files, a Corpus or its settings.
 
+    Files that only a model's config.json names are not read: give them as `data`, or evaluate the run folder, whose
+    recipe.yaml names them, too.
     `format` (tsv, csv, conll, …), `columns` ({"text": 1, "label": 2}) and `labels` ({"1": "World"}) describe the files;
     by default they are as in the recipe. `tokenized_bleu` also computes BLEU after Moses tokenization for that
     language; `unseen` also scores only the texts that do not occur in the training data.

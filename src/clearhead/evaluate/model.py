@@ -17,6 +17,7 @@ from clearhead.data.formats import TEXT, TRANSLATION, Record
 from clearhead.errors import UserError
 from clearhead.evaluate.bleu import bleu, chrf
 from clearhead.evaluate.bleu import tokenized_bleu as bleu_of_tokens
+from clearhead.evaluate.data_files import check_files
 from clearhead.evaluate.labeled import eval_records, records, score_labeled
 from clearhead.model import Decoder, Encoder
 from clearhead.predict import Model
@@ -39,10 +40,14 @@ def evaluate(
     """Return the metrics of a model on corpora, by default on the test (else validation, else held-out) set.
 
     `lowercase` and `tokenized_bleu` (the language of Moses tokenization) are for comparison with published scores;
-    `unseen` adds the metrics of texts that do not occur in the training data.
+    `unseen` adds the metrics of texts that do not occur in the training data. Files that only the model's config.json
+    names are not read, see `data_files`.
     """
     data = model.data or _guess_task(model)
+    data = data.model_copy(update={"cache_dir": "", "max_length": max_length(model)})
     recipe_data, has_corpora = data, bool(corpora)
+    own = () if corpora else data.test or data.valid or data.train
+    check_files(model, [*own, *(data.train if unseen else ())], log)
     if corpora:  # the URL of the recipe's own data does not apply to them
         data = data.model_copy(update={"source_url": ""})
     corpora = corpora or data.test or data.valid

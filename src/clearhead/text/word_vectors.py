@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,9 @@ from torch import Tensor
 
 from clearhead.errors import UserError
 from clearhead.files import read_lines, write_text
-from clearhead.text.tensors import load_json, load_tensors, save_tensors
+from clearhead.text.tensors import is_list_of_strings, load_with_json, save_tensors
+
+FILE, EARLIER_FILE = "vectors.safetensors", "vocabulary.json"  # which had the words in earlier versions
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,11 +92,11 @@ class WordVectors:
         return [(self.words[row], cosine) for cosine, row in zip(cosines[0].tolist(), rows[0].tolist(), strict=True)]
 
     def save(self, folder: Path) -> None:
-        """Write vectors.safetensors and vocabulary.json to a folder."""
+        """Write vectors.safetensors to a folder, with the words."""
         if not bool(self.vectors.isfinite().all()):
             raise UserError("training diverged: a vector is not finite; lower --lr")
-        save_tensors(folder / "vectors.safetensors", {"vectors": self.vectors})
-        write_text(folder / "vocabulary.json", json.dumps({"words": list(self.words)}, ensure_ascii=False))
+        save_tensors(folder / FILE, {"vectors": self.vectors}, {"words": list(self.words)})
+        (folder / EARLIER_FILE).unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: Path) -> WordVectors:
@@ -106,11 +107,10 @@ class WordVectors:
             raise UserError(
                 f"{path} does not exist; give a folder written by `clearhead word2vec train`, or a text file"
             )
-        vectors = load_tensors(path / "vectors.safetensors", {"vectors": 2})["vectors"].float()
-        words = load_json(path / "vocabulary.json", ("words",))["words"]
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise UserError(f"{path / 'vocabulary.json'}: words is not a list of strings; train or download it again")
-        return cls._validated(words, vectors, str(path))
+        tensors, data = load_with_json(path / FILE, {"vectors": 2}, path / EARLIER_FILE, ("words",))
+        if not is_list_of_strings(data["words"]):
+            raise UserError(f"{path}: words is not a list of strings; train or download it again")
+        return cls._validated(data["words"], tensors["vectors"], str(path))
 
     def save_text(self, path: Path) -> None:
         """Write the word2vec text format: a line `words dim`, then one word with its values per line."""

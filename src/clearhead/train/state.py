@@ -59,7 +59,7 @@ class RunState:
     best: float | None = None
     validations_since_best: int = 0
     validation_pending: bool = False  # due, but interrupted by a stop
-    extra_checkpoint: str | None = None  # saved by a stop between two regular ones; deleted after the next save
+    extra_checkpoint: int | None = None  # step of one that a stop saved between two regular ones, to be deleted
 
     # The last step, validation and checkpoint
     batch: GlobalBatch | None = None

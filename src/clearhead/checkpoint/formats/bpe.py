@@ -64,7 +64,7 @@ def byte_level_bpe(
     )
     engine.pre_tokenizer = split
     engine.decoder = decoders.ByteLevel()
-    return _with_added(engine, tokens, control, added)
+    return _with_added(engine, tokens, control, added, where)
 
 
 def sentencepiece_bpe(
@@ -93,7 +93,7 @@ def sentencepiece_bpe(
     engine.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces] if space_prefix else [spaces])
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     engine.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if space_prefix else parts)
-    return _with_added(engine, tokens, control, added)
+    return _with_added(engine, tokens, control, added, where)
 
 
 def _vocabulary(tokens: Sequence[str], where: object) -> dict[str, int]:
@@ -103,7 +103,9 @@ def _vocabulary(tokens: Sequence[str], where: object) -> dict[str, int]:
     return vocabulary
 
 
-def _with_added(engine: Engine, tokens: Sequence[str], control: Sequence[int], added: Sequence[int]) -> Tokenizer:
+def _with_added(
+    engine: Engine, tokens: Sequence[str], control: Sequence[int], added: Sequence[int], where: object
+) -> Tokenizer:
     engine.add_special_tokens([AddedToken(tokens[each], normalized=False, special=True) for each in control])
     engine.add_tokens([AddedToken(tokens[each], normalized=False, special=False) for each in added])
-    return Tokenizer(engine)
+    return Tokenizer(engine, str(where))

@@ -14,7 +14,7 @@ from clearhead.checkpoint.formats.name_table import SAME, Entry, NameTable, from
 from clearhead.checkpoint.model_folder import WEIGHTS
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
-from clearhead.files import read_lines
+from clearhead.files import read_regular_lines
 from clearhead.text import Tokenizer
 
 FILE, VERSION = "model.bin", 2
@@ -68,7 +68,7 @@ def read(folder: Path) -> ImportedModel:
 
 def _read_tokens(path: Path) -> list[str]:
     """Read one token per line; the library appends the unknown token if it is missing."""
-    tokens = list(read_lines(path))
+    tokens = list(read_regular_lines(path))
     return tokens if UNKNOWN in tokens else [*tokens, UNKNOWN]
 
 

@@ -30,6 +30,7 @@ from clearhead.checkpoint.formats.name_table import (
 )
 from clearhead.config import ModelConfig, RopeScaling
 from clearhead.errors import UserError
+from clearhead.files import open_regular
 from clearhead.model.positions import rope_frequencies, scale_rope_frequencies
 from clearhead.text import Tokenizer
 
@@ -87,7 +88,7 @@ class TensorInfo:
 
 def is_gguf(path: Path) -> bool:
     """Whether a file begins with GGUF's magic number."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file.read(4) == MAGIC
 
 
