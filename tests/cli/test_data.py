@@ -188,7 +188,9 @@ def test_the_table_is_well_formed() -> None:
 
 
 def test_a_missing_file_of_a_known_dataset_names_the_command(run: Run) -> None:
-    with pytest.raises(UserError, match=r"^sst2/train\.tsv\.gz does not exist; run: clearhead data sst2$"):
+    with pytest.raises(
+        UserError, match=r"^sst2/train\.tsv\.gz does not exist; run: clearhead data sst2, or set CLEARHEAD_DATA"
+    ):
         find_file("sst2/train.tsv.gz")
 
 

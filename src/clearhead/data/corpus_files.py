@@ -25,7 +25,7 @@ def find_file(name: str, source_url: str = "") -> Path:
     if Path(name).is_absolute():
         fix = "check the path"
     elif (dataset := name.partition("/")[0]) in public_datasets():
-        fix = f"run: clearhead data {dataset}"
+        fix = f"run: clearhead data {dataset}, or set CLEARHEAD_DATA to the folder that has {name}"
     raise UserError(f"{name} does not exist; {fix}" + (f"; it is published at {source_url}" if source_url else ""))
 
 
