@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ def add_special_tokens(
     return (ids, len(ids)) if second is None else ([*ids, *second[:m], *suffix], len(ids))
 
 
-def label_id(record: Record, label: Any, labels: tuple[str, ...]) -> int:
+def label_id(record: Record, label: Any, labels: Mapping[str, int]) -> int:
     """Return the id of a label; raise if it is not in the label set."""
     if not isinstance(label, str | int) or isinstance(label, bool):
         raise UserError(f"{record.location}: {label!r:.40} is not a label; use a string or an integer")
@@ -55,7 +55,7 @@ def label_id(record: Record, label: Any, labels: tuple[str, ...]) -> int:
     if str(label) not in labels:
         hint = nearest(str(label), list(labels)) if labels else ", which is empty; name the labels"
         raise UserError(f"{record.location}: label {str(label)!r:.40} is not in the label set{hint}")
-    return labels.index(str(label))
+    return labels[str(label)]
 
 
 def is_empty(text: str, tokens: Sequence[object]) -> bool:
@@ -112,7 +112,7 @@ class Classification(_SequenceTask):
 
     def label(self, record: Record) -> float:
         """Return the label of a record as a number."""
-        return label_id(record, record.values[-1], self.labels)
+        return label_id(record, record.values[-1], self.label_ids)
 
     def batch(self, store: TokenStore, samples: SampleIds, epoch: int, seed: int) -> Batch:
         labels = store.gather("label", samples)[0]
@@ -195,7 +195,7 @@ class Tagging(_SequenceTask):
         for record, tokens in zip(records, self.tokenizer.offsets_batch(texts), strict=True):
             tags = enumerate(record.values[1])
             tag_ids = [
-                label_id(Record(record.location.for_item(n), record.values), tag, self.labels) for n, tag in tags
+                label_id(Record(record.location.for_item(n), record.values), tag, self.label_ids) for n, tag in tags
             ]
             if not tokens:
                 dropped["empty"] += 1
@@ -256,7 +256,9 @@ class Answering(_SequenceTask):
     def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         for record in records:
             check_answer(record)
-        contexts = self.tokenizer.offsets_batch([record.values[0] for record in records])
+        texts = list(dict.fromkeys(record.values[0] for record in records))  # of several questions, once
+        tokens_of = dict(zip(texts, self.tokenizer.offsets_batch(texts), strict=True))
+        contexts = [tokens_of[record.values[0]] for record in records]
         questions = self.tokenizer.encode_batch([record.values[1] for record in records])
         prefix, suffix = special_prefix_suffix(self.tokenizer)
         rows: list[Row] = []

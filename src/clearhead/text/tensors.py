@@ -1,6 +1,5 @@
 """Read and write tensors (safetensors) and JSON, atomically and validated."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from clearhead.errors import UserError
-from clearhead.files import read_text, write_bytes
-
-MAX_JSON_BYTES = 1 << 30
+from clearhead.files import parse_json, read_text, write_bytes
+from clearhead.limits import MAX_JSON_BYTES
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -36,10 +34,11 @@ def load_tensors(path: Path, ranks: dict[str, int]) -> dict[str, Tensor]:
 
 def load_json(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
     """Read a JSON object that has these keys."""
+    text = read_text(path, MAX_JSON_BYTES)
     try:
-        data = json.loads(read_text(path, MAX_JSON_BYTES))
-    except (json.JSONDecodeError, RecursionError):
-        raise UserError(f"{path}: not valid JSON; download or write it again") from None
+        data = parse_json(text)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}; download or write it again") from None
     if not isinstance(data, dict) or any(key not in data for key in keys):
         raise UserError(f"{path}: expected the keys {', '.join(keys)}; use another file")
     return data
