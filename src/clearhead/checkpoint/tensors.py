@@ -1,5 +1,7 @@
 """Named tensors of a network, checks that they fit, and safetensors files."""
 
+import functools
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -15,7 +17,9 @@ from torch import Tensor, nn
 from clearhead.checkpoint.disk import named_errors, read_errors
 from clearhead.errors import UserError
 
+log = logging.getLogger("clearhead")
 MAX_SHOWN = 3  # names in an error message, before "and 17 more"
+FLOAT_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}  # that every op computes with
 
 
 def named_tensors(network: nn.Module) -> dict[str, Tensor]:
@@ -82,6 +86,18 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Te
     """Return all tensors of a safetensors file."""
     with open_tensors(path, device) as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+
+
+def to_one_dtype(tensors: Mapping[str, Tensor], where: object) -> dict[str, Tensor]:
+    """Convert weights of mixed floating-point dtypes to the widest; refuse float8 and the like."""
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point() or tensor.is_complex()}
+    if unknown := dtypes - FLOAT_DTYPES:
+        raise UserError(f"{where}: weights of dtype {unknown.pop()} are not supported; convert them to bf16 or fp32")
+    if len(dtypes) < 2:
+        return dict(tensors)
+    widest = functools.reduce(torch.promote_types, dtypes)
+    log.warning("%s: weights of several dtypes, converted to %s", where, str(widest).removeprefix("torch."))
+    return {name: tensor.to(widest) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 def _listed(names: set[str]) -> str:
