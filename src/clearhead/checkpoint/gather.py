@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from clearhead.checkpoint.tensors import check_fit, named_tensors
+from clearhead.checkpoint.tensors import FLOAT_DTYPES, check_fit, named_tensors
 from clearhead.errors import UserError
 
 NamedParameter = tuple[str, nn.Parameter, dict[str, Any]]  # name, parameter, parameter group of the optimizer
@@ -94,7 +94,9 @@ def _problems(parameters: list[NamedParameter], by_name: Mapping[str, Mapping[st
             for key in sorted(needed[id(group), parameter.dim()] - values.keys()):
                 yield f"{key}/{name} is missing"
         for key, value in values.items():
-            if not _fits(value, parameter):
+            if key != NO_STATE and value.is_floating_point() and value.dtype not in FLOAT_DTYPES:
+                yield f"{key}/{name} is of dtype {value.dtype}"
+            elif key != NO_STATE and not _fits(value, parameter):
                 yield f"{key}/{name} has shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}"
 
 
@@ -135,7 +137,7 @@ def _shard_like(value: Tensor, like: Tensor) -> Tensor:
 
 def _fits(value: Tensor, parameter: Tensor) -> bool:
     """Whether a tensor can be state of a parameter: a scalar, its shape, or (Adafactor) its rows or columns."""
-    if value.dim() == 0 or value.numel() == 0:
+    if value.dim() == 0:
         return True
     if value.dim() != parameter.dim():
         return False
