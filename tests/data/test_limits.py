@@ -24,6 +24,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         (formats, "MAX_TEXT_CHARS", 2000),
         (cleaning, "MAX_TEXT_CHARS", 2000),
         (tasks, "MAX_TEXT_CHARS", 2000),
+        (formats, "CONTEXT_ALLOWANCE", 2000),
     ):
         monkeypatch.setattr(module, name, value)
     defaults = formats._lines.__defaults__
@@ -44,7 +45,7 @@ CASES: list[tuple[str, str, str, str]] = [  # task, format, content, message
     ("classification", "jsonl", f'{{"text": "{"x" * 2500}", "label": "pos"}}\n', "line 1: a text of 2,500 characters"),
     ("language-model", "jsonl", f'{{"text": "{"x" * 2500}"}}\n', "line 1: a text of 2,500 characters; .* split it"),
     ("tagging", "conll", "EU B-ORG\n" * 300, "line 223: a sentence of more than 2,000 characters; put a blank line"),
-    ("answering", "squad", squad("x" * 1900, 300), "question 137: contexts repeated for each question have 16 times"),
+    ("answering", "squad", squad("x" * 1900, 300), "question 69: contexts repeated for each question have 8 times"),
     ("classification", "jsonl", f'{{"text": "a", "label": {"[" * 101 + "]" * 101}}}\n', "nested more than 100 deep.; write"),
 ]  # fmt: skip
 

@@ -14,7 +14,14 @@ from clearhead.config.data import Corpus
 from clearhead.config.settings import nearest
 from clearhead.errors import UserError
 from clearhead.files import parse_json, read_document, read_lines
-from clearhead.limits import MAX_CONTEXT_GROWTH, MAX_JSON_BYTES, MAX_LINE_BYTES, MAX_RECORD_BYTES, MAX_TEXT_CHARS
+from clearhead.limits import (
+    CONTEXT_ALLOWANCE,
+    CONTEXT_GROWTH,
+    MAX_JSON_BYTES,
+    MAX_LINE_BYTES,
+    MAX_RECORD_BYTES,
+    MAX_TEXT_CHARS,
+)
 
 
 class Location(NamedTuple):
@@ -279,7 +286,7 @@ def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
     if not text.strip():
         return
     document, number, chars = _parse_json(text, path, "give a SQuAD file"), 0, 0
-    max_chars, text = MAX_TEXT_CHARS + MAX_CONTEXT_GROWTH * len(text), ""
+    max_chars, text = CONTEXT_ALLOWANCE + CONTEXT_GROWTH * len(text), ""
     try:
         for article in document["data"]:
             for paragraph in article["paragraphs"]:
@@ -293,7 +300,7 @@ def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
                     chars += len(values[0])
                     if chars > max_chars:
                         raise UserError(
-                            f"{location}: contexts repeated for each question have {MAX_CONTEXT_GROWTH} times the size "
+                            f"{location}: contexts repeated for each question have {CONTEXT_GROWTH} times the size "
                             "of the file; ask fewer questions about a long context, or shorten it"
                         )
                     yield Record(location, values, str(article.get("title", "")))
