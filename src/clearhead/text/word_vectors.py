@@ -141,7 +141,8 @@ class WordVectors:
                 raise UserError(f"{path}, line {number}: the header declares {count:,} words, but there are more")
             word, *parts = line.rstrip().split(" ")
             try:
-                row = np.array(parts, dtype=np.float32)
+                with np.errstate(over="ignore"):  # infinite, which is refused
+                    row = np.array(parts, dtype=np.float32)
             except ValueError:
                 row = np.empty(0, dtype=np.float32)
             if len(row) != dim or not word:
