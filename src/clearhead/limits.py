@@ -12,6 +12,7 @@ MAX_LINE_BYTES = 1 << 20  # a line of text; Les Misérables on one line would be
 MAX_RECORD_BYTES = 1 << 24  # a record of a table or JSON lines, with all its texts
 MAX_TEXT_CHARS = 1 << 20  # a text that is tokenized at once: a tokenizer takes 50 to 500 bytes a character
 MAX_TOKENS = 1 << 20  # in a vocabulary; the largest published have 256,000
+MAX_MERGES, MAX_MERGE_CHARS = 1 << 20, 1 << 25  # tokens that two others form; Gemma has 580,000 of 8 characters
 MAX_WORDS, CHARS_PER_WORD = 1 << 22, 64  # different words of a text, besides one per 64 characters: 200 bytes each
 CONTEXT_GROWTH, CONTEXT_ALLOWANCE = 8, 1 << 23  # of SQuAD contexts, repeated for each question; SQuAD itself has 2
 GZIP_RATIO, GZIP_ALLOWANCE = 200, 1 << 26  # bytes unpacked per byte packed, besides 64 MiB; prose has 3, logs have 20
