@@ -16,7 +16,7 @@ from clearhead.data.dataset import Dataset
 from clearhead.data.formats import TEXT_COLUMNS, Location, Record, corpus_files, find_file, read_corpus
 from clearhead.data.labeled_tasks import Answering, Classification, Regression, Similarity, Tagging
 from clearhead.data.masked_lm import MaskedLanguageModel
-from clearhead.data.tasks import LanguageModel, Task, Translation, split_documents
+from clearhead.data.tasks import LanguageModel, Task, Translation, split_documents, split_long_texts
 from clearhead.data.token_store import (
     Dropped,
     StoreWriter,
@@ -156,11 +156,13 @@ class _Builder:
         self.folder = cache_folder(config.cache_dir)
 
     def records(self, corpus: Corpus) -> Iterator[Record]:
-        """Yield the records of a corpus; plain text is split into documents."""
+        """Yield the records of a corpus; plain text is split into documents, and long ones into several records."""
         task = TASKS[self.config.task]
         records = raw_records(corpus, task.record_columns(self.config), self.config.source_url)
-        is_plain_text = task.is_stream and corpus.format == "text"
-        return split_documents(records, self.config.documents) if is_plain_text else records
+        if not task.is_stream:
+            return records
+        is_plain_text = corpus.format == "text"
+        return split_documents(records, self.config.documents) if is_plain_text else split_long_texts(records)
 
     def identity(self, corpus: Corpus) -> list[Any]:
         """Return what determines the records of a corpus: its settings and the digests of its files."""

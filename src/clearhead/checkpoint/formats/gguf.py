@@ -24,10 +24,10 @@ from clearhead.checkpoint.formats.name_table import (
     NameTable,
     from_foreign,
     interleaved,
-    meta_network,
     with_prefix,
 )
 from clearhead.checkpoint.formats.optional_import import import_optional
+from clearhead.checkpoint.model_folder import meta_network
 from clearhead.config import ModelConfig, RopeScaling
 from clearhead.errors import UserError
 from clearhead.files import open_regular
@@ -112,7 +112,7 @@ def read(path: Path) -> ImportedModel:
 
 def read_header(reader: BinaryReader) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     """Return settings and tensor infos, their offsets and sizes checked against the file."""
-    sizes = import_optional("gguf").GGML_QUANT_SIZES
+    sizes = {int(kind): size for kind, size in import_optional("gguf").GGML_QUANT_SIZES.items()}
     if reader.size < 4 or reader.data[:4] != MAGIC:
         raise UserError(f"{reader.path} is not a GGUF file")
     reader.position = 4
@@ -156,7 +156,7 @@ def _read_value(reader: BinaryReader, kind: int, key: str) -> Any:
     inner, count = reader.numbers("IQ")
     if inner in SCALARS:
         reader.check_count(count, 1, f"values of {key:.60}")
-        return reader.array(f"<{SCALARS[inner]}" if inner != 7 else "?", count).tolist()
+        return reader.array(f"<{SCALARS[inner]}" if inner != 7 else "?", count)  # as a list, 40 times as large
     if inner != STRING:
         raise reader.error(f"{key:.60}: an array of unknown type {inner}")
     reader.check_count(count, 8, f"values of {key:.60}")
@@ -168,17 +168,16 @@ def _shortest_decimal(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def _read_info(reader: BinaryReader, sizes: Mapping[Any, tuple[int, int]]) -> tuple[str, TensorInfo]:
+def _read_info(reader: BinaryReader, sizes: Mapping[int, tuple[int, int]]) -> tuple[str, TensorInfo]:
     name = reader.text(reader.number("Q"))
     dimensions = reader.number("I")
     if dimensions > 4:
         raise reader.error(f"{name:.60} has {dimensions} dimensions")
     shape = tuple(reversed(reader.numbers(f"{dimensions}Q")))  # the innermost is first in the file
     kind, offset = reader.numbers("IQ")
-    known = {int(each): size for each, size in sizes.items()}
-    if kind not in known:
+    if kind not in sizes:
         raise UserError(f"{reader.path}: {name:.60}: tensor type {kind} is unknown to the gguf library")
-    block, stride = known[kind]
+    block, stride = sizes[kind]
     if not shape or not all(shape) or shape[-1] % block:
         raise reader.error(f"{name:.60} of shape {shape} is empty, or not a multiple of the block size")
     return name, TensorInfo(kind, shape, offset, math.prod(shape) // block * stride)
@@ -195,7 +194,8 @@ def _dequantize(reader: BinaryReader, name: str, info: TensorInfo) -> Tensor:
         array = quants.dequantize(raw.reshape(*info.shape[:-1], -1), kind)
     except NotImplementedError:
         raise UserError(f"{reader.path}: {name:.60}: the gguf library cannot dequantize {kind.name}") from None
-    return torch.from_numpy(np.array(array, np.float32)).reshape(info.shape)
+    is_view = np.shares_memory(array, raw)  # of the file
+    return torch.from_numpy(array.astype(np.float32, copy=is_view)).reshape(info.shape)
 
 
 def _config(fields: Fields, tensors: Mapping[str, Tensor], factors: Tensor | None) -> ModelConfig:
@@ -274,6 +274,7 @@ def _tokenizer(fields: Fields, size: int) -> Tokenizer:
 
 def _list(fields: Fields, key: str, kind: type) -> list[Any]:
     values = fields.data.get(f"tokenizer.ggml.{key}", [])
+    values = values.tolist() if isinstance(values, np.ndarray) else values
     if not isinstance(values, list) or not all(type(each) is kind for each in values):
         raise UserError(f"{fields.where}: tokenizer.ggml.{key} is not a list of {kind.__name__}")
     return values
