@@ -24,6 +24,7 @@ from clearhead.cli import (
     translate,
     word2vec,
 )
+from clearhead.cli.output import OutputError, discard, echo, flush, prepare_streams
 from clearhead.errors import UserError
 
 app = typer.Typer(
@@ -70,23 +71,18 @@ def _root(
 ) -> None:
     """The Transformer: translator, BERT, GPT and Llama in one small, fast package."""
     if version:
-        typer.echo(f"clearhead {__version__}")
+        echo(f"clearhead {__version__}")
     elif context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        echo(context.get_help())
 
 
 def main() -> None:
     """Run the command line: a user error is one line on stderr and exit code 2; a closed pipe is not an error."""
-    for stream in (sys.stdout, sys.stderr):  # print ? for characters that the terminal cannot encode
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    prepare_streams()
+    if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL):
         signal.signal(signal.SIGINT, _interrupt)
     try:
-        code = app(standalone_mode=False)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        sys.exit(code if isinstance(code, int) else 0)
+        sys.exit(_run())
     except UserError as error:
         _exit_with_error(str(error))
     except ClickException as error:
@@ -98,15 +94,28 @@ def main() -> None:
         _exit_with_error(f"{message}{end} See clearhead{command} --help" if message else "")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
+    except OutputError as error:
+        if not isinstance(error.__cause__, BrokenPipeError):
+            _exit_with_os_error(error.__cause__)
+    except OSError as error:
+        if error.filename is None:  # help, which typer prints
+            discard(sys.stdout)
+        _exit_with_os_error(error)
+    finally:
+        if signal.getsignal(signal.SIGINT) is _interrupt:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python prints a traceback for Ctrl-C while it shuts down
+
+
+def _run() -> int:
+    """Run the command and flush; rich has ended it where the reader of the help has left."""
+    try:
+        code = app(standalone_mode=False)
     except SystemExit as stop:
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
-        _discard_stdout()
-    except BrokenPipeError:
-        _discard_stdout()
-    except OSError as error:
-        _discard_stdout()
-        _exit_with_error(f"cannot write the output ({error.strerror}); free some space or redirect it elsewhere")
+        code = 0
+    flush()
+    return code if isinstance(code, int) else 0
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -116,13 +125,13 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _discard_stdout() -> None:
-    """Redirect stdout to /dev/null, so that the final flush does not fail."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _exit_with_os_error(error: BaseException | None) -> None:
+    assert isinstance(error, OSError)
+    what = "write the output" if error.filename is None else f"use {error.filename}"
+    _exit_with_error(f"cannot {what} ({error.strerror}); free some space, or choose another place")
 
 
 def _exit_with_error(message: str) -> None:
     for line in message.splitlines():
-        print(f"clearhead: {line}", file=sys.stderr)
+        echo(f"clearhead: {line}", err=True)
     sys.exit(2)

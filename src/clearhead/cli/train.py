@@ -1,13 +1,13 @@
 """`clearhead train` and `clearhead recipes`: train a model from a recipe, list the recipes."""
 
-import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.cli.options import utf8_path
+from clearhead.cli.output import echo, echo_json
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ def recipes(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON l
     descriptions = {name: recipe_text(name).splitlines()[0].lstrip("# ") for name in names}
     if as_json:
         rows = [{"name": n, "task": load_recipe(n).data.task, "description": descriptions[n]} for n in names]
-        typer.echo(json.dumps(rows, indent=2))
+        echo_json(rows, indent=2)
         return
     width = max(map(len, names))
     for name, description in descriptions.items():
-        typer.echo(f"{name:{width}}  {description}")
+        echo(f"{name:{width}}  {description}")
 
 
 def train(
@@ -51,7 +51,7 @@ def train(
     changes: Annotated[
         list[str] | None, typer.Argument(metavar="key=value", help="Overrides, like train.steps=500.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/RECIPE.")] = None,
+    out: Annotated[Path | None, typer.Option(callback=utf8_path, help="Run folder. Default: runs/RECIPE.")] = None,
     resume: Annotated[bool, typer.Option(help="Resume the run in --out, or start it.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Run two steps and one validation, and print the recipe.")] = False,
     device: Annotated[str | None, typer.Option(help="Same as train.device.")] = None,
@@ -78,7 +78,7 @@ def train(
         from clearhead.train.dry_run import dry_run as run_dry
 
         for line in run_dry(loaded, _print_error):
-            typer.echo(line)
+            echo(line)
         return
     folder = out or Path("runs") / Path(recipe).stem
     if seeds is None and lrs is None:
@@ -127,22 +127,23 @@ def _sweep(recipe: "Recipe", out: Path, resume: bool, seeds: int, lrs: list[floa
         _print_error(f"stopped; continue with: clearhead train … --out {out} --resume")
         return
     for line in lines(table, recipe.train.metric):
-        typer.echo(line)
+        echo(line)
     _print_error(f"done: {out / 'table.md'}; best model: {out / 'best'}")
 
 
 def _print_error(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    echo(line, err=True)
 
 
 class Display:
     """A progress bar on a terminal, plain lines in a pipe."""
 
     def __init__(self, steps: int):
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-        self.console = Console(stderr=True, highlight=False)
+        from clearhead.cli.console import Console
+
+        self.console = Console(err=True)
         self.steps = steps
         self.bar: Progress | None = None
         self.task = TaskID(0)
@@ -162,7 +163,7 @@ class Display:
 
     def log(self, line: str) -> None:
         """Print a line."""
-        self.console.print(line, markup=False, soft_wrap=True)
+        self.console.print(line, soft_wrap=True)
 
     def on_event(self, event: dict[str, Any]) -> None:
         """Show an event of the run log."""
