@@ -51,6 +51,8 @@ torture: $(VENV)/.dev
 	$(TEST_ENV) $(BIN)/python -m tests.train.torture 200 50
 	$(TEST_ENV) CLEARHEAD_INTERRUPTIONS=20 CLEARHEAD_KILLS=200 CLEARHEAD_COMPILE=1 $(BIN)/python -m pytest \
 		tests/train/test_resume.py tests/checkpoint/test_crash.py tests/train/test_golden.py $(ARGS)
+	$(TEST_ENV) CLEARHEAD_TERMINAL_CASES=0 CLEARHEAD_CTRL_C=700 $(BIN)/python -m pytest -s \
+		tests/cli/test_terminal.py tests/cli/test_interruptions.py $(ARGS)
 	$(TEST_ENV) CLEARHEAD_REQUESTS=10000 $(BIN)/python -m pytest tests/inference/test_engine.py $(ARGS)
 
 test-gpu: $(VENV)/.dev

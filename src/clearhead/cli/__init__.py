@@ -1,11 +1,8 @@
 """The `clearhead` command line. Nothing here imports torch before a command needs it."""
 
-import os
-import signal
 import sys
 from collections.abc import Callable
-from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +15,7 @@ from clearhead.cli import (
     generate,
     import_export,
     info,
+    interrupt,
     presets,
     tokenizer,
     train,
@@ -79,31 +77,28 @@ def _root(
 def main() -> None:
     """Run the command line: a user error is one line on stderr and exit code 2; a closed pipe is not an error."""
     prepare_streams()
-    if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL):
-        signal.signal(signal.SIGINT, _interrupt)
+    interrupt.install()
     try:
         sys.exit(_run())
-    except UserError as error:
-        _exit_with_error(str(error))
-    except ClickException as error:
-        message: str = error.format_message()  # type: ignore[attr-defined]
-        context = getattr(error, "ctx", None)
-        command = "" if context is None else context.command_path.removeprefix(context.find_root().info_name or "")
-        end = "" if message.endswith(("?", ".")) else "."
-        # the message is empty when help was shown because the command is missing
-        _exit_with_error(f"{message}{end} See clearhead{command} --help" if message else "")
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except OutputError as error:
         if not isinstance(error.__cause__, BrokenPipeError):
             _exit_with_os_error(error.__cause__)
-    except OSError as error:
-        if error.filename is None:  # help, which typer prints
-            discard(sys.stdout)
-        _exit_with_os_error(error)
+    except Exception as error:
+        if interrupt.received:  # in a library that turned it into another error
+            sys.exit(130)
+        if isinstance(error, UserError):
+            _exit_with_error(str(error))
+        if isinstance(error, ClickException):
+            _exit_with_usage_error(error)
+        if isinstance(error, OSError):
+            if error.filename is None:  # help, which typer prints
+                discard(sys.stdout)
+            _exit_with_os_error(error)
+        raise
     finally:
-        if signal.getsignal(signal.SIGINT) is _interrupt:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python prints a traceback for Ctrl-C while it shuts down
+        interrupt.uninstall()
 
 
 def _run() -> int:
@@ -118,11 +113,13 @@ def _run() -> int:
     return code if isinstance(code, int) else 0
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, or exit at once while torch is being imported, which can swallow the exception."""
-    if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
-        os._exit(130)  # nothing has been read or written yet
-    raise KeyboardInterrupt
+def _exit_with_usage_error(error: Any) -> None:
+    message = error.format_message()
+    context = getattr(error, "ctx", None)
+    command = "" if context is None else context.command_path.removeprefix(context.find_root().info_name or "")
+    end = "" if message.endswith(("?", ".")) else "."
+    # the message is empty when help was shown because the command is missing
+    _exit_with_error(f"{message}{end} See clearhead{command} --help" if message else "")
 
 
 def _exit_with_os_error(error: BaseException | None) -> None:
@@ -132,6 +129,6 @@ def _exit_with_os_error(error: BaseException | None) -> None:
 
 
 def _exit_with_error(message: str) -> None:
-    for line in message.splitlines():
+    for line in message.split("\n") if message else ():
         echo(f"clearhead: {line}", err=True)
     sys.exit(2)

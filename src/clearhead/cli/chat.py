@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.cli import interrupt
 from clearhead.cli.options import Device, Dtype, ModelName
 from clearhead.cli.output import echo
 from clearhead.errors import UserError
@@ -61,6 +62,7 @@ def chat(
             _converse(conversation, _typed_lines())
             return
         except KeyboardInterrupt:  # anywhere in an answer
+            interrupt.handled()
             echo(" …")
 
 
@@ -79,6 +81,7 @@ def _typed_lines() -> Iterator[str]:
         except UnicodeDecodeError:
             echo("(not valid UTF-8)", err=True)
         except KeyboardInterrupt:
+            interrupt.handled()
             echo("\n/quit or Ctrl-D exits", err=True)
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable
-from typing import IO, cast
+from typing import TextIO, cast
 
 import rich.console
 from rich.console import ConsoleOptions, RenderableType
@@ -12,11 +12,12 @@ from clearhead.cli.output import CheckedStream, escape
 
 
 class Console(rich.console.Console):
-    """A console on stdout or stderr; on a terminal, control characters in texts are escaped."""
+    """A console on stdout, stderr or another stream; on a terminal, control characters in texts are escaped."""
 
-    def __init__(self, *, err: bool = False):
+    def __init__(self, *, err: bool = False, file: TextIO | None = None):
         stream = sys.stderr if err else sys.stdout
-        file = None if stream is None else cast(IO[str], CheckedStream(stream, err))
+        if file is None and stream is not None:
+            file = cast(TextIO, CheckedStream(stream, err))
         super().__init__(file=file, stderr=err, highlight=False, markup=False, emoji=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:

@@ -73,10 +73,8 @@ def is_terminal(*, err: bool = False) -> bool:
 
 
 def _is_terminal(stream: TextIO) -> bool:
-    try:
-        return os.isatty(stream.fileno())  # stream.isatty() is False while rich shows a progress bar
-    except (OSError, ValueError):  # not a file, or closed
-        return False
+    stream = getattr(stream, "rich_proxied_file", stream)  # what rich replaces while it shows a progress bar
+    return not stream.closed and stream.isatty()
 
 
 class CheckedStream:
