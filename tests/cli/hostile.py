@@ -58,6 +58,13 @@ FILES = {
     "weights": ("model.safetensors", CONTROL),
     "manifest": ("manifest.json", json.dumps({"files": {CONTROL: {"size": 1, "sha256": CONTROL}}})),
 }
+PAIRS = {"format": "tsv", "files": ["pairs.tsv"], "columns": {"source": 1, "target": 2}}
+RECIPE = {
+    "model": {"preset": "tiny-translator", "dim": 16, "heads": 2, "ff_dim": 32},
+    "tokenizer": {"kind": "char", "vocab_size": 99},
+    "data": {"task": "translation", "train": PAIRS, "valid": PAIRS, "max_length": 120, "batch_tokens": 500},
+    "train": {"steps": 2, "validate_every": 2, "eval_samples": 2, "device": "cpu"},
+}
 
 
 def save_hostile(folder: Path, name: str) -> Path:
@@ -128,6 +135,8 @@ def prepare(folder: Path) -> list[str]:
     (folder / "pairs").write_text(f"king\tqueen\t{CONTROL}\n")
     (folder / "recipe.yaml").write_text(json.dumps({"model": {"preset": CONTROL}, CONTROL: 1}))
     (folder / "preset.yaml").write_text(json.dumps({"family": "decoder", CONTROL: CONTROL}))
+    (folder / "pairs.tsv").write_text(f"{TEXT} {CONTROL}\t{TEXT} {CONTROL}\n".replace("\x85", "") * 20)
+    (folder / f"{CONTROL}.yaml").write_text(json.dumps(RECIPE))
     return [*models, CONTROL, HOSTILE, f"runs/{CONTROL}"]
 
 
@@ -171,6 +180,7 @@ def cases(models: list[str]) -> list[tuple[list[str], bytes | None]]:
         + [["presets", name] for name in (CONTROL, "preset.yaml", HOSTILE)]
         + [["presets", "tiny-gpt", f"{CONTROL}=1"], ["presets", "tiny-gpt", f"family={CONTROL}"]]
         + [["train", name, "--dry-run"] for name in (CONTROL, "recipe.yaml", HOSTILE)]
+        + [["train", f"{CONTROL}.yaml", "--out", f"run{number}{CONTROL}"] for number in range(4)]
         + [["train", "mini-en-de", f"{CONTROL}=1"], ["train", "mini-en-de", f"data.task={CONTROL}"]]
         + [["word2vec", "neighbours", "vectors", word] for word in ("queen", CONTROL, HOSTILE)]
         + [["word2vec", "neighbours", "vectors", "queen", "king", "--json"], ["word2vec", "export", "vectors", HOSTILE]]
