@@ -57,6 +57,8 @@ torture: $(VENV)/.dev
 	$(TEST_ENV) CLEARHEAD_INTERRUPTIONS=20 CLEARHEAD_KILLS=200 CLEARHEAD_COMPILE=1 $(BIN)/python -m pytest \
 		tests/train/test_resume.py tests/checkpoint/test_crash.py tests/train/test_golden.py $(ARGS)
 	$(TEST_ENV) $(BIN)/python -m tests.fuzz.amplification 20000
+	$(TEST_ENV) CLEARHEAD_TERMINAL_CASES=0 CLEARHEAD_CTRL_C=700 $(BIN)/python -m pytest -s \
+		tests/cli/test_terminal.py tests/cli/test_interruptions.py $(ARGS)
 	$(TEST_ENV) CLEARHEAD_REQUESTS=10000 $(BIN)/python -m pytest tests/inference/test_engine.py $(ARGS)
 	$(TEST_ENV) CLEARHEAD_LOADS=10000 CLEARHEAD_KILLS=1000 CLEARHEAD_MUTATIONS=10000 $(BIN)/python -m pytest -s \
 		tests/predict/test_readers.py tests/checkpoint/test_killed_writers.py tests/predict/test_changed_models.py \
