@@ -55,9 +55,11 @@ def train(
 
     With --seeds or --lrs, train one run per combination and print a table of means and standard deviations.
     """
+    from clearhead.cli.new import refuse_data_as_recipe
     from clearhead.config.dtypes import FLOAT_DTYPES, parse_dtype
     from clearhead.config.recipe import load_recipe
 
+    refuse_data_as_recipe(recipe)
     overrides = list(changes or ())
     overrides += [f"train.device={device}"] if device is not None else []
     overrides += [f"train.precision={parse_dtype(dtype, FLOAT_DTYPES, '--dtype')}"] if dtype is not None else []

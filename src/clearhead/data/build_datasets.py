@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from clearhead.config.data import Corpus, DataConfig, TokenizerConfig
+from clearhead.config.data import DEFAULT_VOCAB_SIZE, Corpus, DataConfig, TokenizerConfig
 from clearhead.data import synthetic
 from clearhead.data.cleaning import Cleaner, Split, chunks
+from clearhead.data.corpus_files import corpus_files, files_of_corpus, find_file
 from clearhead.data.dataset import Dataset
-from clearhead.data.formats import TEXT_COLUMNS, Location, Record, corpus_files, find_file, read_corpus
+from clearhead.data.formats import TEXT_COLUMNS, Location, Record, read_corpus
 from clearhead.data.labeled_tasks import Answering, Classification, Regression, Similarity, Tagging
 from clearhead.data.masked_lm import MaskedLanguageModel
 from clearhead.data.tasks import LanguageModel, Task, Translation, split_documents, split_long_texts
@@ -79,6 +80,7 @@ def prepare(
     if not config.train:
         raise UserError("data.train: missing; name the training files")
     builder = _Builder(config, log)
+    builder.check_files((*config.train, *config.valid))
     tokenizers = builder.tokenizers(tokenizer) if isinstance(tokenizer, TokenizerConfig) else tuple(tokenizer)
     names = tuple(labels or config.labels or builder.labels())
     split: Split = "kept" if config.held_out and not config.valid else "all"
@@ -98,7 +100,9 @@ def open_dataset(
     log: Log = lambda line: None,
 ) -> Dataset:
     """Build a dataset of other corpora, such as a test set, for a model with tokenizers."""
-    return _Builder(config, log).dataset(corpora, tokenizers, tuple(labels or config.labels), "all")
+    builder = _Builder(config, log)
+    builder.check_files(corpora)
+    return builder.dataset(corpora, tokenizers, tuple(labels or config.labels), "all")
 
 
 def from_records(
@@ -154,6 +158,17 @@ class _Builder:
     def __init__(self, config: DataConfig, log: Log):
         self.config, self.log = config, log
         self.folder = cache_folder(config.cache_dir)
+
+    def check_files(self, corpora: Iterable[Corpus]) -> None:
+        """Raise before any work if a file is missing; log how many files in folders are left out."""
+        for corpus in corpora:
+            files, left_out = files_of_corpus(corpus, self.config.source_url)
+            if left_out:
+                names = ", ".join(path.name for path in left_out[:3]) + (", …" if len(left_out) > 3 else "")
+                self.log(
+                    f"{', '.join(corpus.files)}: {len(files):,} {corpus.format} files; left out: {len(left_out):,} "
+                    f"others ({names})"
+                )
 
     def records(self, corpus: Corpus) -> Iterator[Record]:
         """Yield the records of a corpus; plain text is split into documents, and long ones into several records."""
@@ -225,7 +240,8 @@ class _Builder:
         separate = self.config.task == "translation" and not settings.joint
         tokenizers = []
         for side in (0, 1) if separate else (None,):
-            size = settings.target_vocab_size or settings.vocab_size if side == 1 else settings.vocab_size
+            given = settings.target_vocab_size or settings.vocab_size if side == 1 else settings.vocab_size
+            size = given or DEFAULT_VOCAB_SIZE
             cleaning = [self.config.normalize, self.config.lowercase, self.config.deduplicate, self.config.held_out]
             identities = [self.identity(corpus) for corpus in self.config.train]
             columns_key = [columns, self.config.documents if task.is_stream else ""]
@@ -240,7 +256,8 @@ class _Builder:
                         texts = self._texts(side)
                         files = ", ".join(file for corpus in self.config.train for file in corpus.files)
                         lowercase, where = settings.lowercase, f"{files or 'data.train'}: "
-                        train(texts, settings.kind, size, task.roles, lowercase, exact=True, where=where).save(file)
+                        exact = given is not None
+                        train(texts, settings.kind, size, task.roles, lowercase, exact=exact, where=where).save(file)
                         write_cached(seal, file_digest(file, self.folder))
             if file_digest(file, self.folder) != read_cached(seal):
                 raise UserError(f"{file} changed since it was written; delete it and {seal.name}")

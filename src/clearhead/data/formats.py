@@ -4,7 +4,6 @@ A record has one value per column of the task, and its location for error messag
 """
 
 import csv
-import os
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 from clearhead.config.data import Corpus
 from clearhead.config.settings import nearest
+from clearhead.data.corpus_files import corpus_files
 from clearhead.errors import UserError
 from clearhead.files import parse_json, read_document, read_lines
 from clearhead.limits import (
@@ -64,35 +64,6 @@ DEFAULT_COLUMNS = {
 }  # label: the last column read
 
 
-def find_file(name: str, source_url: str = "") -> Path:
-    """Locate a file: as given, below CLEARHEAD_DATA, or below ./data."""
-    if name == "-":
-        raise UserError("files: standard input can be read only once; save it to a file first")
-    root = os.environ.get("CLEARHEAD_DATA", "../shared/data")
-    for path in (Path(name), Path(root) / name, Path("data") / name):
-        if os.path.exists(path):  # Path.exists raises if a folder is not searchable
-            return path
-    fix = f"put it under data/{name}, or set CLEARHEAD_DATA to the folder that has {name}"
-    if Path(name).is_absolute():
-        fix = "check the path"
-    raise UserError(f"{name} does not exist; {fix}" + (f"; it is published at {source_url}" if source_url else ""))
-
-
-def corpus_files(corpus: Corpus, source_url: str = "") -> list[Path]:
-    """List the files of a corpus; a folder means all files in it, sorted by name."""
-    files: list[Path] = []
-    for name in corpus.files:
-        path = find_file(name, source_url)
-        if path.is_dir():
-            inside = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
-            if not inside:
-                raise UserError(f"{path} is an empty folder; give a file, or a folder with files")
-            files += inside
-        else:
-            files.append(path)
-    return files
-
-
 def read_corpus(corpus: Corpus, columns: tuple[str, ...], source_url: str = "") -> Iterator[Record]:
     """Yield the records of a corpus of files."""
     files = corpus_files(corpus, source_url)
@@ -103,10 +74,6 @@ def read_corpus(corpus: Corpus, columns: tuple[str, ...], source_url: str = "") 
     if corpus.format == "parallel":
         if len(columns) != 2:
             raise UserError(f"format: parallel files hold a source and a target; this task reads {', '.join(columns)}")
-        if len(files) % 2:
-            raise UserError(
-                f"files: the folders hold {len(files)} files; parallel needs pairs of a source and a target"
-            )
         groups: list[Iterable[Record]] = [_parallel(*pair) for pair in zip(files[::2], files[1::2], strict=True)]
     else:
         groups = [READERS[corpus.format](path, corpus, columns) for path in files]
@@ -281,7 +248,10 @@ def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
 def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     """Read SQuAD 1.1 or 2.0: the first answer of each question, or none; held out by article."""
     if columns not in (ANSWERS, ANSWERS_WITH_REFERENCES):
-        raise UserError(f"format: squad holds questions and answers; this task reads {', '.join(columns)}")
+        reads = ", ".join(columns)
+        raise UserError(
+            f"format: squad holds questions and answers; this task reads {reads}; for one object per line, use jsonl"
+        )
     text = read_document(path, MAX_JSON_BYTES)
     if not text.strip():
         return
@@ -306,7 +276,8 @@ def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
                     yield Record(location, values, str(article.get("title", "")))
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(
-            f"{path}, question {number}: not in SQuAD format ({error!r}); expected data > paragraphs > qas > answers"
+            f"{path}, question {number}: not in SQuAD format ({error!r}); expected data > paragraphs > qas > answers; "
+            "for one object per line, use jsonl"
         ) from None
 
 
