@@ -26,15 +26,6 @@ QUEUE_SIZE = 1000  # pieces of text that wait for a slow reader; more are droppe
 END_SECONDS = 2.0  # that the last lines wait for it
 
 
-def open_standard_streams() -> None:
-    """Open /dev/null for standard streams that were closed at the start; else the next files opened would be these."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-
-
 class BackgroundStream(io.TextIOBase):
     """A text stream that neither fails nor blocks: a thread writes, and what cannot be written is dropped."""
 

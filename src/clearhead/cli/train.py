@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clearhead.cli.display import Display, open_standard_streams
+from clearhead.cli.display import Display
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ def train(
     overrides += [f"train.precision={parse_dtype(dtype, FLOAT_DTYPES, '--dtype')}"] if dtype is not None else []
     overrides += [f"train.seed={seed}"] if seed is not None else []
     loaded = load_recipe(recipe, overrides)
-    open_standard_streams()
     if dry_run:
         from clearhead.train.dry_run import dry_run as run_dry
 
