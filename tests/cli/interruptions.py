@@ -62,6 +62,20 @@ class Terminal:
         else:
             os.kill(self.pid, signal.SIGINT)
 
+    def next_prompt(self, number: int) -> str:
+        """Return what is shown up to the prompt after Ctrl-C, which discards what was typed before it is handled."""
+        for attempt in range(SECONDS):
+            mark, limit = f"unknown command /mark{number}.{attempt}", time.monotonic() + 1
+            self.type(mark.partition(" command ")[2])
+            while mark not in self.output and time.monotonic() < limit:
+                if select.select([self.end], [], [], 0.1)[0]:
+                    self.output += os.read(self.end, 1 << 16).decode(errors="replace").replace("\r", "")
+            if mark in self.output:
+                break
+        shown = self.read_until(mark)
+        self.read_until("You: ")
+        return shown
+
     def ask(self, question: str) -> str:
         """The answer to a question after /reset."""
         self.type("/reset")
@@ -94,10 +108,7 @@ def interrupt_chat(count: int, chance: random.Random) -> Counter[str]:
         for _ in range(1 + (chance.random() < 0.2)):
             time.sleep(chance.uniform(0, seconds))
             terminal.interrupt(typed=chance.random() < 0.5)
-        time.sleep(0.02)
-        terminal.type(f"/mark{number}")  # Ctrl-C discards what was typed before it
-        shown = terminal.read_until(f"unknown command /mark{number}")
-        terminal.read_until("You: ")
+        shown = terminal.next_prompt(number)
         where = (
             "answering" if " …" in shown and "Model: " in shown else "rendering" if " …" in shown else "at the prompt"
         )
