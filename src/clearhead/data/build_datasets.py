@@ -45,6 +45,7 @@ TASKS: dict[str, type[Task]] = {
 NOT_IN_CACHE_KEY = {
     *("train", "valid", "test", "held_out", "swap_pairs", "source_url", "isolate_documents", "mask_prob"),
     *("whole_word_masking", "batch_tokens", "packed", "bucket_size", "workers", "cache_dir", "pooling"),
+    "target_language",
 }
 
 MAX_LABELS = 10_000  # more mean that the label column is a text

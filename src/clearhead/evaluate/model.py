@@ -130,10 +130,8 @@ def _evaluate_translation(
     sources, references = pairs(data, corpora)
     log(f"translating {len(sources):,} texts with beam {beam} …")
     outputs = [output.text for output in model.translate(sources, beam=beam)]
-    corpora = corpora or data.train
-    chinese = any(corpus.format == "embedded" and corpus.languages[-1] == "zh" for corpus in corpora)
     scores = [
-        bleu(outputs, references, lowercase=lowercase, tokenize="zh" if chinese else "13a"),
+        bleu(outputs, references, lowercase, data.target_language),
         chrf(outputs, references, lowercase=lowercase),
     ]
     result: dict[str, Any] = {"texts": len(sources), "beam": beam}
