@@ -112,7 +112,9 @@ class DataConfig(Settings):
     train: Corpora = ()
     valid: Corpora = ()
     test: Corpora = ()
-    held_out: float = Field(default=0.0, ge=0, le=0.5)  # fraction of `train` used for validation, split by first text
+    # Fraction of `train` split off for validation, by first text; translation: of these pairs, validation uses those
+    # without a near-duplicate in training
+    held_out: float = Field(default=0.0, ge=0, le=0.5)
     source_url: str = ""  # where to download the files; shown if one is missing
 
     # Cleaning
