@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.overlap import pair_sets
 from clearhead.config.data import Corpus, DataConfig
 from clearhead.data import prepare
 from clearhead.data.build_datasets import raw_records
@@ -129,6 +130,17 @@ def test_training_and_evaluation_hold_out_the_same_pairs(tmp_path: Path) -> None
     assert one_file.valid is not None
     assert one_file.valid.stores[0].folder != data.valid.stores[0].folder, "the other file decides, too"
     assert one_file.train.stores[0].folder == data.train.stores[0].folder
+
+
+def test_the_overlap_with_the_training_data_is_counted(tmp_path: Path) -> None:
+    rows = [(f"S{n}", f"T{n}" if n < 100 else "Yes") for n in range(200)]
+    rows.append(next((f"S{n}", "yes!") for n in range(200, 300) if split_off((f"S{n}", ""))))
+    file = write(tmp_path / "pairs", map("\t".join, rows))
+    sets = pair_sets(config(tmp_path, "translation", train={"format": "tsv", "files": file}, held_out=0.5))
+    every = [row for row in rows if split_off(row)]
+    new = [row for row in every if row[1] != "Yes"]
+    assert list(sets.values()) == [every, new, new[:-1]]
+    assert list(sets)[1] == f"target not in training ({1 - len(new) / len(every):.1%} are)"
 
 
 def test_a_text_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def held_out_pairs(
     near-duplicate in the training data; the others are not used. If hardly any remain, as in data made of templates,
     all are held out.
     """
-    split_off = [[each for each in _checked(read(corpus)) if _is_split_off(each, config)] for corpus in config.train]
+    split_off = [[each for each in _checked(read(corpus)) if is_split_off(each, config)] for corpus in config.train]
     records = list(chain.from_iterable(split_off))
     if not records:
         return split_off
@@ -43,7 +43,7 @@ def held_out_pairs(
     known = [np.unique(hashes) for hashes, _ in sides]
     seen = [np.zeros(len(hashes), bool) for hashes in known]
     for chunk in chunks(chain.from_iterable(map(read, config.train))):
-        training = [record for record in _checked(chunk) if not _is_split_off(record, config)]
+        training = [record for record in _checked(chunk) if not is_split_off(record, config)]
         for side in (0, 1):
             hashes = near_hashes([record.values[side] for record in training])[0]
             index = np.minimum(np.searchsorted(known[side], hashes), len(known[side]) - 1)
@@ -93,6 +93,6 @@ def _checked(records: Iterator[Record] | list[Record]) -> Iterator[Record]:
         yield record
 
 
-def _is_split_off(record: Record, config: DataConfig) -> bool:
+def is_split_off(record: Record, config: DataConfig) -> bool:
     """Whether the source is held out, as in `Cleaner`."""
     return hash_fraction(normalize_text(record.values[0], config)) < config.held_out
