@@ -3,35 +3,48 @@
 import errno
 import gzip
 import io
+import json
 import logging
 import os
+import re
 import stat
 import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
 from weakref import WeakSet
 
 from clearhead.errors import UserError
+from clearhead.limits import (
+    GZIP_ALLOWANCE,
+    GZIP_RATIO,
+    MAX_JSON_DEPTH,
+    MAX_JSON_GROUPS,
+    MAX_LINE_BYTES,
+    MAX_RECORD_BYTES,
+    MAX_SETTINGS_BYTES,
+)
 
 try:
     import fcntl
 except ImportError:  # Windows: no lock, so two processes may do the same work twice
     fcntl = None  # type: ignore[assignment]
 
+_brackets = re.compile(r'"(?:[^"\\]++|\\.)*+"|([\[\]{}])', re.S)  # strings, so that brackets in them do not count
 log = logging.getLogger("clearhead")
 NO_WAIT, NO_LINK = (getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW"))  # 0 on Windows
 _used_stdin: WeakSet[IO[bytes]] = WeakSet()  # standard input streams already taken by a reader
 
 
-def read_text(path: Path, limit: int = 1 << 20) -> str:
+def read_text(path: Path, limit: int = MAX_SETTINGS_BYTES) -> str:
     """Read a small UTF-8 file such as a config; raise if it has more than `limit` bytes."""
     with file_errors(str(path)), open_regular(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise UserError(f"{path}: larger than {limit:,} bytes, too large for a settings file; check the path")
+        raise UserError(f"{path}: larger than {limit:,} bytes, too large for this kind of file; check the path")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -89,13 +102,18 @@ def _not_regular(path: Path) -> str:
     return f"{path} is not a regular file (but a pipe, socket, device or link); give a file"
 
 
-def read_lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path, max_bytes: int = MAX_LINE_BYTES, max_lines: int = sys.maxsize) -> Iterator[str]:
     """Yield the lines of a UTF-8 file (gzip is detected by content) or of standard input (`-`), without line ends."""
     name = "standard input" if str(path) == "-" else str(path)
     number = 0
     try:
         with file_errors(name), _open(path) as file:
-            for number, line in enumerate(file, start=1):
+            while line := file.readline(max_bytes + 1):
+                number += 1
+                if len(line) > max_bytes:
+                    raise UserError(f"{name}, line {number}: longer than {max_bytes:,} bytes; split it into lines")
+                if number > max_lines:
+                    raise UserError(f"{name}: more than {max_lines:,} lines; check that it is the right file")
                 if b"\0" in line:
                     raise UserError(
                         f"{name}, line {number}: contains a zero byte; if the file is UTF-16, save it as UTF-8"
@@ -107,21 +125,23 @@ def read_lines(path: Path) -> Iterator[str]:
         raise UserError(f"{name}, after line {number}: the gzip data is truncated or damaged; fetch it again") from None
 
 
-def read_regular_lines(path: Path) -> Iterator[str]:
+def read_regular_lines(path: Path, max_lines: int) -> Iterator[str]:
     """Yield the lines of a file of a model folder, which cannot be a pipe."""
     with file_errors(str(path)):
         check_regular(path)
-    return read_lines(path)
+    return read_lines(path, max_lines=max_lines)
 
 
-def read_document(path: Path) -> str:
+def read_document(path: Path, max_bytes: int = MAX_RECORD_BYTES) -> str:
     """Read a whole UTF-8 file, plain or gzip, or standard input (`-`); line ends are kept."""
     name = "standard input" if str(path) == "-" else str(path)
     try:
         with file_errors(name), _open(path) as file:
-            data = file.read()
+            data = file.read(max_bytes + 1)
     except (EOFError, zlib.error):
         raise UserError(f"{name}: the gzip data is truncated or damaged; fetch it again") from None
+    if len(data) > max_bytes:
+        raise UserError(f"{name}: larger than {max_bytes:,} bytes; split it into several files")
     if b"\0" in data:
         raise UserError(f"{name}: contains a zero byte; if the file is UTF-16, save it as UTF-8")
     try:
@@ -129,6 +149,25 @@ def read_document(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise UserError(f"{name}, line {line}: not valid UTF-8; save the file as UTF-8") from None
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON; raise a ValueError of one line for what is invalid, or far larger as objects than as text."""
+    groups = text.count("{") + text.count("[")
+    if groups > MAX_JSON_GROUPS + len(text) // 32:
+        raise ValueError(f"{groups:,} objects and lists, more than JSON of this size may have")
+    if groups > MAX_JSON_DEPTH and _depth(text) > MAX_JSON_DEPTH:
+        raise ValueError(f"not valid JSON (nested more than {MAX_JSON_DEPTH} deep)")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError includes numbers of thousands of digits
+        raise ValueError(f"not valid JSON ({error})") from None
+
+
+def _depth(json_text: str) -> int:
+    """Return how deep the brackets of a JSON text are nested."""
+    steps = (1 if found[1] in "[{" else -1 for found in _brackets.finditer(json_text) if found[1])
+    return max(accumulate(steps), default=0)
 
 
 @contextmanager
@@ -187,13 +226,13 @@ def file_errors(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
+def _open(path: Path) -> Iterator[IO[bytes]]:
     """Open a file, or standard input, which stays open afterwards."""
     if str(path) == "-":
-        yield _decompress(_standard_input())
+        yield _decompress(_standard_input(), "standard input")
         return
     with path.open("rb") as file:
-        yield _decompress(file)
+        yield _decompress(file, str(path))
 
 
 def _standard_input() -> IO[bytes]:
@@ -206,7 +245,39 @@ def _standard_input() -> IO[bytes]:
     return stream
 
 
-def _decompress(file: IO[bytes]) -> IO[bytes] | gzip.GzipFile:
+def _decompress(file: IO[bytes], name: str) -> IO[bytes]:
     if isinstance(file, io.BufferedReader) and file.peek(2)[:2] == b"\x1f\x8b":
-        return gzip.GzipFile(fileobj=file)
+        return io.BufferedReader(_LimitedGzip(file, name), 1 << 16)
     return file
+
+
+class _LimitedGzip(io.RawIOBase):
+    """Unpack gzip data, unless it grows as only data made for it does."""
+
+    def __init__(self, file: IO[bytes], name: str):
+        self.name, self.packed = name, _CountingReader(file)
+        self.gzip = gzip.GzipFile(fileobj=cast(IO[bytes], self.packed), mode="rb")
+        self.unpacked = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.gzip.read1(len(buffer))
+        buffer[: len(data)] = data
+        self.unpacked += len(data)
+        if self.unpacked > GZIP_ALLOWANCE + GZIP_RATIO * self.packed.count:
+            raise UserError(f"{self.name}: the gzip data unpacks to over {GZIP_RATIO} times its size; unpack it first")
+        return len(data)
+
+
+class _CountingReader:
+    """Count the bytes that are read from a stream."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file, self.count = file, 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self.file.read(size)
+        self.count += len(data)
+        return data

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import socket
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -183,7 +184,8 @@ def change_weights(model: Path, change: Any) -> None:
     ("change", "message"),
     [
         (lambda t: t.pop("decoder.norm.weight"), "decoder.norm.weight is missing; these weights belong to"),
-        (lambda t: t.clear(), "and 32 more are missing"),
+        (lambda t: t.clear(), "0 tensors, fewer than the model has layers"),
+        (lambda t: [t.pop(name) for name in list(t)[9:]], "and 23 more are missing"),
         (lambda t: t.update(extra=torch.zeros(1)), "extra is not in the model"),
         (lambda t: t.update({"decoder.norm.weight": torch.zeros(9)}), "decoder.norm.weight is 9, but 8 in the model"),
         (lambda t: t.update({"decoder.norm.weight": torch.zeros(())}), "is a scalar, but 8"),
@@ -389,3 +391,57 @@ def test_missing_int8_scales_are_named(tmp_path: Path, text_tokenizer: Tokenizer
     save_file(tensors, file)
     with pytest.raises(UserError, match=re.escape(f"its scales {lost} are missing")):
         load_model(tmp_path / "model", verify=False)
+
+
+def test_an_int8_vector_with_scales_is_refused_before_it_is_a_matrix(model: Path) -> None:
+    name, size = "decoder.norm.weight", 30_000  # as a matrix, 3.6 GB
+    tensors = {name: torch.zeros(size, dtype=torch.int8), f"{name}.scale": torch.ones(size)}
+    change_weights(model, lambda stored: stored.update(tensors))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match=r"decoder.norm.weight is int8, but not a matrix; fetch or convert"):
+        load_model(model, verify=False)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_weights_of_eight_bit_floats_are_refused(model: Path, dtype: torch.dtype) -> None:
+    change_weights(model, lambda stored: stored.update({name: each.to(dtype) for name, each in stored.items()}))
+    with pytest.raises(UserError, match=r"weights of dtype torch.float8_\w+ are not supported; convert them to"):
+        load_model(model, verify=False)
+
+
+def test_weights_of_several_dtypes_become_the_widest(model: Path) -> None:
+    change_weights(model, lambda stored: stored.update({"decoder.norm.weight": stored["decoder.norm.weight"].half()}))
+    loaded = load_model(model, verify=False)
+    assert {parameter.dtype for parameter in loaded.network.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"task": ["x"]}, r"config\.json: task: \['x'\] is not a string"),
+        ({"labels": "yes"}, r"config\.json: labels: "),
+        ({"labels": [["a"]]}, r"config\.json: labels\.0"),
+        ({"data": "x"}, r"config\.json: data: 'x' is not a group of settings"),
+        ({"begin": 5}, r"config\.json: begin: "),
+        ({"eos_ids": [-1]}, r"config\.json: eos_ids\.0: -1 is too small"),
+        ({"eos_ids": [1 << 70]}, r"config\.json: eos_ids\.0: "),
+        ({"banned_ids": [1]}, r"config\.json: banned_ids\.0"),
+        ({"pad": "x"}, r"config\.json: pad: 'x' is not a whole number"),
+        ({"source_end": 1}, r"config\.json: source_end: 1 is neither true nor false"),
+        ({"chat_template": {}}, r"config\.json: chat_template: "),
+        ({"pooling": "max"}, r"config\.json: pooling: 'max' is not allowed; use cls or mean"),
+        ({"normalized": "no"}, r"config\.json: normalized: "),
+        ({"max_length": 0}, r"config\.json: max_length: 0 is too small"),
+    ],
+)
+def test_extra_keys_of_another_type_are_named(model: Path, extra: dict[str, Any], message: str) -> None:
+    path = model / "config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps(settings | extra))
+    with pytest.raises(UserError, match=message) as caught:
+        load_model(model, verify=False)
+    assert len(str(caught.value).splitlines()) <= 2
+    path.write_text(json.dumps(settings | dict.fromkeys(extra) | {"anything": extra}))
+    expected = (settings.keys() | {"anything"}) - {"format", "version", "model"} - extra.keys()
+    assert load_model(model, verify=False).extra.keys() == expected

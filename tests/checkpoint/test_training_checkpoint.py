@@ -189,6 +189,8 @@ def test_optimizer_state_that_does_not_fit_is_named_and_not_loaded() -> None:
         ({f"{key}/{name}": None for key in ("step", "exp_avg", "exp_avg_sq")}, f"nothing is stored for {name}"),
         ({"exp_avg/other": torch.zeros(1)}, "other is not a parameter of this model"),
         ({f"exp_avg/{name}": torch.zeros(9)}, rf"exp_avg/{name} has shape \(9,\) instead of \(8,\)"),
+        ({f"exp_avg/{name}": torch.zeros(0)}, rf"exp_avg/{name} has shape \(0,\)"),
+        ({f"exp_avg/{name}": torch.zeros(8).to(torch.float8_e5m2)}, rf"exp_avg/{name} holds torch.float8_e5m2"),
         ({f"exp_avg/{name}": torch.zeros(8, 8)}, rf"exp_avg/{name} has shape \(8, 8\)"),
         ({f"exp_avg/{name}": torch.zeros(())}, rf"exp_avg/{name} has shape \(\)"),
         ({f"step/{name}": torch.zeros(8)}, rf"step/{name} has shape \(8,\) instead of \(\)"),

@@ -126,7 +126,7 @@ def test_the_cache_is_reused_unless_its_content_would_change(tmp_path: Path, mon
     assert counter.calls
     counter.calls = 0
     batching = {"batch_tokens": 99, "bucket_size": 7, "workers": 0, "packed": True, "source_url": "there"}
-    batching |= {"isolate_documents": True, "mask_prob": 0.3, "whole_word_masking": True}
+    batching |= {"isolate_documents": True, "mask_prob": 0.3, "whole_word_masking": True, "target_language": "de"}
     again = prepare(config(tmp_path, "translation", **base, **batching), size, log=lambda line: pytest.fail(line))
     assert not counter.calls
     assert [store.folder for store in again.train.stores] == [store.folder for store in first.train.stores]

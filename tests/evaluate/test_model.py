@@ -125,7 +125,10 @@ def test_files_of_a_run_are_read_if_its_recipe_names_them(tmp_path: Path) -> Non
         else:
             with pytest.raises(UserError, match="which are read only from a run folder"):
                 evaluate(load(run, "cpu"), log=log.append)
-    (run / "recipe.yaml").unlink()
+    (run / "lr-1-seed-0").mkdir()
+    (run / "recipe.yaml").rename(run / "lr-1-seed-0" / "recipe.yaml")
+    assert evaluate(load(run, "cpu"))["tokens"] > 99, "the best model of a sweep"
+    (run / "lr-1-seed-0" / "recipe.yaml").unlink()
     os.mkfifo(run / "recipe.yaml")
     with pytest.raises(UserError, match="which are read only from a run folder"):
         evaluate(load(run, "cpu"))

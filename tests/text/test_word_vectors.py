@@ -137,7 +137,9 @@ def test_text_format_round_trip_is_exact_plain_and_gzip(tmp_path: Path) -> None:
         ("1 2\nking 1 x\n", "line 2: expected a word and 2 numbers"),
         ("2 2\nking 1 2\n", "declares 2 words, found 1"),
         ("2 2\nking 1 2\nking 1 2\n", "duplicate word"),
+        ("1 1\nking 1\n\nqueen 2\n", "line 4: the header declares 1 words, but there are more"),
         ("1 2\nking nan 2\n", "not finite"),
+        ("1 2\nking 1e39 2\n", "not finite"),
     ],
 )
 def test_invalid_text_files_are_refused_with_the_line(tmp_path: Path, text: str, message: str) -> None:

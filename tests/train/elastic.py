@@ -4,7 +4,7 @@
 
 Two torchrun agents on this machine, with c10d rendezvous on loopback, run `clearhead train RECIPE --out RUN --resume`.
 A worker is killed while starting, while training or inside a save; both agents then restart all workers, which resume.
-Every finished run must equal an undisturbed one of the same four processes to 1e-12 in fp64: DDP orders its buckets
+Every finished run must equal an undisturbed one of the same four processes to 1e-9 in fp64: DDP orders its buckets
 anew after the first step of every start, and with them the sums over more than two processes.
 """
 
@@ -63,9 +63,9 @@ class Elastic:
         steps = [event["step"] for event in events(out, "step")]
         assert steps == list(range(1, STEPS + 1)), "every step is logged once"
         undisturbed = self.folder / "undisturbed"
-        assert all(abs(a - b) < 1e-12 for a, b in zip(losses(out), losses(undisturbed), strict=True))
+        assert all(abs(a - b) < 1e-9 for a, b in zip(losses(out), losses(undisturbed), strict=True))
         self.distance = max(self.distance, distance(tensors(out), tensors(undisturbed)))
-        assert self.distance < 1e-12, self.distance
+        assert self.distance < 1e-9, self.distance
         self.counts["runs equal to the undisturbed one"] += 1
 
     def _agent(self, out: Path, port: int, output: object) -> subprocess.Popen[bytes]:

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.errors import UserError
-from clearhead.files import NO_LINK, check_regular, open_regular, read_text
+from clearhead.files import NO_LINK, check_regular, open_regular, parse_json, read_text
+from clearhead.limits import MAX_JSON_BYTES
 
 MANIFEST = "manifest.json"
 NOT_IN_MANIFEST = (MANIFEST, "README.md")  # users may edit the model card
-MAX_JSON_BYTES = 1 << 28
 
 
 @contextmanager
@@ -297,11 +297,11 @@ def _to_json(data: Any) -> str:
 
 def _parse_json(path: Path, text: str) -> dict[str, Any]:
     try:
-        data = json.loads(text)
+        data = parse_json(text)
         if re.search(r"\\u[dD]", text):
-            _to_json(data).encode()  # fails for an unpaired surrogate
-    except (ValueError, RecursionError):
-        raise UserError(f"{path} is damaged (not valid JSON)") from None
+            json.dumps(data, ensure_ascii=False).encode()  # fails for an unpaired surrogate
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path} is damaged (not a JSON object)")
     return data

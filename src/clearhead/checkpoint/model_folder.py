@@ -13,11 +13,18 @@ from tokenizers import Tokenizer as Engine
 from torch import Tensor
 
 from clearhead.checkpoint import disk
-from clearhead.checkpoint.extra_keys import ExtraKeys
 from clearhead.checkpoint.int8_storage import SCALE_SUFFIX, from_int8_storage, to_int8_storage
-from clearhead.checkpoint.tensors import check_fit, named_tensors, read_tensors, save_tensors, stored_names
+from clearhead.checkpoint.tensors import (
+    check_fit,
+    named_tensors,
+    read_tensors,
+    save_tensors,
+    stored_names,
+    to_one_dtype,
+)
 from clearhead.checkpoint.version1 import migrate_config, migrate_name
 from clearhead.config import ModelConfig
+from clearhead.config.extra import checked_extra
 from clearhead.errors import UserError
 from clearhead.model import Network, build
 from clearhead.text import Tokenizer
@@ -83,10 +90,17 @@ def write_tokenizers(folder: Path, engines: Sequence[Engine]) -> None:
 
 def build_with_weights(config: ModelConfig, weights: Mapping[str, Tensor], where: Path | str = "weights") -> Network:
     """Build the network of a config from these tensors, in evaluation mode."""
-    network = build(config, "meta")
+    network = meta_network(config, weights, where)
     check_fit(named_tensors(network), weights, where)
     network.load_state_dict({name: weights[stored] for name, stored in stored_names(network).items()}, assign=True)
     return network.eval()
+
+
+def meta_network(config: ModelConfig, tensors: Mapping[str, Tensor], where: object) -> Network:
+    """Build a network on the meta device, unless the config has more layers than there are tensors."""
+    if config.encoder_layers + config.decoder_layers > len(tensors):
+        raise UserError(f"{where}: {len(tensors):,} tensors, fewer than the model has layers; is the file complete?")
+    return build(config, "meta")
 
 
 def load_model(
@@ -126,7 +140,7 @@ def _load(folder: Path, device: torch.device | str, dtype: torch.dtype | None, v
         tensors = from_int8_storage(read_tensors(folder / file, device), folder / file)
         for name, tensor in tensors.items():
             weights[migrate_name(name) if migrate else name] = tensor.to(_stored_dtype(tensor, dtype))
-    network = build_with_weights(config, weights, folder / WEIGHTS)
+    network = build_with_weights(config, to_one_dtype(weights, folder / WEIGHTS), folder / WEIGHTS)
     return LoadedModel(network, config, tokenizers, extra)
 
 
@@ -141,9 +155,7 @@ def read_settings(folder: Path, names: set[str]) -> tuple[ModelConfig, tuple[Tok
     tokenizers = tuple(Tokenizer.load(folder / name) for name in files)
     _check_tokenizers(tokenizers, config, folder)
     extra = {key: value for key, value in data.items() if key not in ("format", "version")}
-    ExtraKeys.build(extra, where=str(folder / CONFIG))
-    missing = {key for key in ExtraKeys.model_fields if extra.get(key) is None}  # null is as if it were not there
-    return config, tokenizers, {key: value for key, value in extra.items() if key not in missing}
+    return config, tokenizers, checked_extra(extra, str(folder / CONFIG))
 
 
 def format_version(folder: Path) -> int:

@@ -1,5 +1,7 @@
 """Named tensors of a network, checks that they fit, and safetensors files."""
 
+import functools
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -18,8 +20,9 @@ from clearhead.errors import UserError
 from clearhead.files import check_regular, open_regular
 
 COPIED_BYTES = 64_000_000  # files up to this size are read, larger ones memory-mapped
-FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+log = logging.getLogger("clearhead")
 MAX_SHOWN = 3  # names in an error message, before "and 17 more"
+FLOAT_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}  # that every op computes with
 
 
 def named_tensors(network: nn.Module) -> dict[str, Tensor]:
@@ -49,7 +52,7 @@ def check_fit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor], where
                 f"{where}: {name} is {_shape(given[name])}, but {_shape(tensor)} in the model; "
                 "these weights belong to another model"
             )
-        allowed = FLOATS if tensor.is_floating_point() else {tensor.dtype}
+        allowed = FLOAT_DTYPES if tensor.is_floating_point() else {tensor.dtype}
         if given[name].dtype not in allowed:
             raise UserError(f"{where}: {name} is {given[name].dtype}, but {tensor.dtype} in the model")
 
@@ -102,6 +105,18 @@ def _parse(path: Path) -> dict[str, Tensor]:
         return safetensors.torch.load(data)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # such as a dtype that torch does not have
         raise UserError(f"{path} cannot be read as safetensors ({error})") from None
+
+
+def to_one_dtype(tensors: Mapping[str, Tensor], where: object) -> dict[str, Tensor]:
+    """Convert weights of mixed floating-point dtypes to the widest; refuse float8 and the like."""
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point() or tensor.is_complex()}
+    if unknown := dtypes - FLOAT_DTYPES:
+        raise UserError(f"{where}: weights of dtype {unknown.pop()} are not supported; convert them to bf16 or fp32")
+    if len(dtypes) < 2:
+        return dict(tensors)
+    widest = functools.reduce(torch.promote_types, dtypes)
+    log.warning("%s: weights of several dtypes, converted to %s", where, str(widest).removeprefix("torch."))
+    return {name: tensor.to(widest) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 def _listed(names: set[str]) -> str:

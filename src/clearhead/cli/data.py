@@ -1,7 +1,5 @@
 """`clearhead data`: list the public datasets of the recipes, and download one."""
 
-import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clearhead.cli.output import echo, echo_json
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,16 +48,16 @@ def _list(datasets: "dict[str, PublicDataset]", as_json: bool) -> None:
             }
             for name, each in datasets.items()
         ]
-        typer.echo(json.dumps(rows, indent=2))
+        echo_json(rows, indent=2)
         return
     width = max(map(len, datasets))
     for name, each in datasets.items():
         found = sum(_find(file) is not None for file in each.files)
         state = "present" if found == len(each.files) else f"{found}/{len(each.files)}" if found else "-"
         size = format_bytes(sum(file.size for file in each.files))
-        typer.echo(f"{name:{width}}  {state:7}  {size:>7}  {each.summary}")
+        echo(f"{name:{width}}  {state:7}  {size:>7}  {each.summary}")
         files = each.files[0].path if len(each.files) == 1 else f"{each.files[0].path} and {len(each.files) - 1} more"
-        typer.echo(f"{'':{width}}  {files}; {each.license}; {each.source}")
+        echo(f"{'':{width}}  {files}; {each.license}; {each.source}")
 
 
 def _find(file: "PublicFile") -> Path | None:
@@ -81,7 +80,7 @@ def _download(name: str, dataset: "PublicDataset") -> None:
         target = download_folder() / file.path
         if found := _find(file):
             known = "present" if is_intact(found, file) else "present, but not the version of the published results"
-            print(f"{found}: {known}", file=sys.stderr)
+            echo(f"{found}: {known}", err=True)
             continue
         if not file.url or not connected:
             missing.append(file)
@@ -89,7 +88,7 @@ def _download(name: str, dataset: "PublicDataset") -> None:
         try:
             with _progress(file) as on_bytes:
                 download(file, target, on_bytes)
-            print(f"{target}: downloaded, SHA-256 verified", file=sys.stderr)
+            echo(f"{target}: downloaded, SHA-256 verified", err=True)
         except DownloadError as error:
             missing.append(file)
             problem, connected = problem or str(error), not isinstance(error, NoConnection)
@@ -112,10 +111,11 @@ def _by_hand(name: str, dataset: "PublicDataset", missing: "list[PublicFile]", p
 @contextmanager
 def _progress(file: "PublicFile") -> "Iterator[OnBytes]":
     """Show a progress bar on a terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-    console = Console(stderr=True)
+    from clearhead.cli.console import Console
+
+    console = Console(err=True)
     if not console.is_terminal:
         yield lambda count: None
         return

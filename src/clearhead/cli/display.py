@@ -26,15 +26,6 @@ QUEUE_SIZE = 1000  # pieces of text that wait for a slow reader; more are droppe
 END_SECONDS = 2.0  # that the last lines wait for it
 
 
-def open_standard_streams() -> None:
-    """Open /dev/null for standard streams that were closed at the start; else the next files opened would be these."""
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-
-
 class BackgroundStream(io.TextIOBase):
     """A text stream that neither fails nor blocks: a thread writes, and what cannot be written is dropped."""
 
@@ -102,12 +93,13 @@ class Display:
     """
 
     def __init__(self, steps: int = 0):
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+        from clearhead.cli.console import Console
 
         self.stream = BackgroundStream(sys.stderr)
         self.redirect = contextlib.redirect_stderr(self.stream)
-        self.console = Console(file=self.stream, highlight=False)  # type: ignore[arg-type]  # text only
+        self.console = Console(file=self.stream)  # type: ignore[arg-type]  # text only
         self.steps = steps
         self.bar: Progress | None = None
         self.task = TaskID(0)
@@ -136,7 +128,7 @@ class Display:
 
     def log(self, line: str) -> None:
         """Print a line."""
-        self.console.print(line, markup=False, soft_wrap=True)
+        self.console.print(line, soft_wrap=True)
 
     def on_event(self, event: dict[str, Any]) -> None:
         """Show an event of the run log."""

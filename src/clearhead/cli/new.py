@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clearhead.cli.options import utf8_path
+from clearhead.cli.output import echo
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,7 +19,9 @@ def new(
         list[str],
         typer.Argument(metavar="FILE", help="Table, JSON lines, CoNLL, text, folder, or FILE.en FILE.de."),
     ],
-    out: Annotated[Path | None, typer.Option(help="Recipe to write. Default: NAME.yaml in this folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(callback=utf8_path, help="Recipe to write. Default: NAME.yaml in this folder.")
+    ] = None,
     force: Annotated[bool, typer.Option(help="Replace the recipe if it exists.")] = False,
 ) -> None:
     """Guess the task and the columns of data files, print them, and write a commented recipe to train with.
@@ -33,12 +37,12 @@ def new(
         raise UserError(f"{target} exists already; choose another --out, or replace it with --force")
     guess, text = recipe_for(files)
     for reason in guess.reasons:
-        typer.echo(reason)
+        echo(reason)
     plan = PLANS[guess.task]
-    typer.echo(f"model    {plan.preset}: {plan.comment}")
+    echo(f"model    {plan.preset}: {plan.comment}")
     write_text(target, text)
     name = quote(target.as_posix())
-    typer.echo(f"wrote    {name}; check it, then: clearhead train {name} --dry-run, and: clearhead train {name}")
+    echo(f"wrote    {name}; check it, then: clearhead train {name} --dry-run, and: clearhead train {name}")
 
 
 def recipe_for(files: list[str]) -> "tuple[Guess, str]":
@@ -66,7 +70,7 @@ def refuse_data_as_recipe(name: str) -> None:
     if not path.exists():
         raise UserError(f"{name} does not exist; give a recipe, or write one for your data with `clearhead new FILE`")
     target = f"{recipe_name([name])}.yaml"
-    typer.echo(recipe_for([name])[1], nl=False)
+    echo(recipe_for([name])[1], end="")
     raise UserError(
         f"{name} is data, not a recipe; save the recipe above with: clearhead new {quote(name)}\n"
         f"then train with: clearhead train {target}"

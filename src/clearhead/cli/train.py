@@ -1,12 +1,13 @@
 """`clearhead train` and `clearhead recipes`: train a model from a recipe, list the recipes."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clearhead.cli.display import Display, open_standard_streams
+from clearhead.cli.display import Display
+from clearhead.cli.options import utf8_path
+from clearhead.cli.output import echo, echo_json
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,11 +26,11 @@ def recipes(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON l
     descriptions = {name: recipe_text(name).splitlines()[0].lstrip("# ") for name in names}
     if as_json:
         rows = [{"name": n, "task": load_recipe(n).data.task, "description": descriptions[n]} for n in names]
-        typer.echo(json.dumps(rows, indent=2))
+        echo_json(rows, indent=2)
         return
     width = max(map(len, names))
     for name, description in descriptions.items():
-        typer.echo(f"{name:{width}}  {description}")
+        echo(f"{name:{width}}  {description}")
 
 
 def train(
@@ -37,7 +38,7 @@ def train(
     changes: Annotated[
         list[str] | None, typer.Argument(metavar="key=value", help="Overrides, like train.steps=500.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder. Default: runs/RECIPE.")] = None,
+    out: Annotated[Path | None, typer.Option(callback=utf8_path, help="Run folder. Default: runs/RECIPE.")] = None,
     resume: Annotated[bool, typer.Option(help="Resume the run in --out, or start it.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Run two steps and one validation, and print the recipe.")] = False,
     device: Annotated[str | None, typer.Option(help="Same as train.device.")] = None,
@@ -64,14 +65,13 @@ def train(
     overrides += [f"train.precision={parse_dtype(dtype, FLOAT_DTYPES, '--dtype')}"] if dtype is not None else []
     overrides += [f"train.seed={seed}"] if seed is not None else []
     loaded = load_recipe(recipe, overrides)
-    open_standard_streams()
     if dry_run:
         from clearhead.train.dry_run import dry_run as run_dry
 
         with Display() as display:
             lines = run_dry(loaded, display.log)
         for line in lines:
-            typer.echo(line)
+            echo(line)
         return
     folder = out or Path("runs") / Path(recipe).stem
     if seeds is None and lrs is None:
@@ -129,4 +129,4 @@ def _sweep(recipe: "Recipe", out: Path, resume: bool, seeds: int, lrs: list[floa
             display.end(f"done: {out / 'table.md'}; best model: {out / 'best'}")
     if table is not None:
         for line in lines(table, recipe.train.metric):
-            typer.echo(line)
+            echo(line)

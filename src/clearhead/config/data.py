@@ -173,7 +173,9 @@ class DataConfig(Settings):
     train: Corpora = ()
     valid: Corpora = ()
     test: Corpora = ()
-    held_out: float = Field(default=0.0, ge=0, le=0.5)  # fraction of `train` used for validation, split by first text
+    # Fraction of `train` split off for validation, by first text; translation: of these pairs, validation uses those
+    # without a near-duplicate in training
+    held_out: float = Field(default=0.0, ge=0, le=0.5)
     source_url: str = ""  # where to download the files; shown if one is missing
 
     # Cleaning
@@ -187,6 +189,7 @@ class DataConfig(Settings):
     max_length_ratio: float | None = Field(default=None, ge=1, le=1000)  # translation: longer side to shorter side
 
     # Task
+    target_language: str = ""  # translation: a code like zh, for the tokenizer of BLEU; empty: guessed from the script
     documents: Literal["line", "paragraph", "heading", "file"] = "file"  # how plain text is split into documents
     isolate_documents: bool = False  # language model: no attention across documents
     labels: NameList = ()  # in the order of their ids; empty: sorted labels of the training data
@@ -209,6 +212,8 @@ class DataConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if not re.fullmatch("([a-z]{2,3})?", self.target_language):
+            raise ValueError(f"target_language: {self.target_language!r:.40} is not a language code; write it like zh")
         if self.held_out and self.valid:
             raise ValueError("held_out: valid is set too; remove one of them")
         if self.task == "answering" and (self.lowercase or self.normalize != "none"):

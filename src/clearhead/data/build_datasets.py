@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -15,9 +16,10 @@ from clearhead.data.cleaning import Cleaner, Split, chunks
 from clearhead.data.corpus_files import corpus_files, files_of_corpus, find_file
 from clearhead.data.dataset import Dataset
 from clearhead.data.formats import TEXT_COLUMNS, Location, Record, read_corpus
+from clearhead.data.held_out import held_out_pairs
 from clearhead.data.labeled_tasks import Answering, Classification, Regression, Similarity, Tagging
 from clearhead.data.masked_lm import MaskedLanguageModel
-from clearhead.data.tasks import LanguageModel, Task, Translation, split_documents
+from clearhead.data.tasks import LanguageModel, Task, Translation, split_documents, split_long_texts
 from clearhead.data.token_store import (
     Dropped,
     StoreWriter,
@@ -49,6 +51,7 @@ TASKS: dict[str, type[Task]] = {
 NOT_IN_CACHE_KEY = {
     *("train", "valid", "test", "held_out", "swap_pairs", "source_url", "isolate_documents", "mask_prob"),
     *("whole_word_masking", "batch_tokens", "packed", "bucket_size", "workers", "cache_dir", "pooling"),
+    "target_language",
 }
 
 MAX_LABELS = 10_000  # more mean that the label column is a text
@@ -171,11 +174,19 @@ class _Builder:
                 )
 
     def records(self, corpus: Corpus) -> Iterator[Record]:
-        """Yield the records of a corpus; plain text is split into documents."""
+        """Yield the records of a corpus; plain text is split into documents, and long ones into several records."""
         task = TASKS[self.config.task]
         records = raw_records(corpus, task.record_columns(self.config), self.config.source_url)
-        is_plain_text = task.is_stream and corpus.format == "text"
-        return split_documents(records, self.config.documents) if is_plain_text else records
+        if not task.is_stream:
+            return records
+        is_plain_text = corpus.format == "text"
+        return split_documents(records, self.config.documents) if is_plain_text else split_long_texts(records)
+
+    @cached_property
+    def held_out_pairs(self) -> list[list[Record]]:
+        """Return the held-out pairs of each training corpus of a translation task."""
+        self.log("comparing the held-out pairs with the training data …")
+        return held_out_pairs(self.config, self.records, self.log)
 
     def identity(self, corpus: Corpus) -> list[Any]:
         """Return what determines the records of a corpus: its settings and the digests of its files."""
@@ -215,7 +226,10 @@ class _Builder:
 
     def store(self, corpus: Corpus, task: Task, split: Split, swap_pairs: bool) -> TokenStore:
         settings = self.config.model_dump(mode="json", exclude=NOT_IN_CACHE_KEY)
-        split_key = [split, self.config.held_out if split != "all" else 0, swap_pairs]
+        split_key: list[Any] = [split, self.config.held_out if split != "all" else 0, swap_pairs]
+        compared = split == "held out" and isinstance(task, Translation)
+        if compared:
+            split_key.append([self.identity(each) for each in self.config.train])
         name = cache_key(
             settings, task.labels, split_key, self.identity(corpus), [each.engine.to_str() for each in task.tokenizers]
         )
@@ -224,7 +238,9 @@ class _Builder:
             return TokenStore(folder, task.fields)
         self.log(f"tokenizing {', '.join(corpus.files) or corpus.format} …")
         cleaner = Cleaner(self.config, task.record_columns(self.config), split, swap_pairs)
-        store = build_store(folder, task.fields, lambda writer: _fill(writer, task, self.records(corpus), cleaner))
+        pairs = iter(self.held_out_pairs[self.config.train.index(corpus)]) if compared else None
+        records = pairs or self.records(corpus)
+        store = build_store(folder, task.fields, lambda writer: _fill(writer, task, records, cleaner))
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in store.dropped.items())
         self.log(f"{len(store):,} rows" + (f"; left out: {dropped}" if dropped else ""))
         return store

@@ -4,7 +4,6 @@ A record has one value per column of the task, and its location for error messag
 """
 
 import csv
-import json
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -14,7 +13,15 @@ from clearhead.config.data import Corpus
 from clearhead.config.settings import nearest
 from clearhead.data.corpus_files import corpus_files
 from clearhead.errors import UserError
-from clearhead.files import read_lines
+from clearhead.files import parse_json, read_document, read_lines
+from clearhead.limits import (
+    CONTEXT_ALLOWANCE,
+    CONTEXT_GROWTH,
+    MAX_JSON_BYTES,
+    MAX_LINE_BYTES,
+    MAX_RECORD_BYTES,
+    MAX_TEXT_CHARS,
+)
 
 
 class Location(NamedTuple):
@@ -90,9 +97,9 @@ def _rename_labels(record: Record, columns: tuple[str, ...], names: dict[str, st
     return record._replace(values=tuple(values))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, str]]:
     """Number the lines of a file from 1."""
-    return enumerate(read_lines(path), start=1)
+    return enumerate(read_lines(path, max_bytes), start=1)
 
 
 def _parallel(source: Path, target: Path) -> Iterator[Record]:
@@ -122,10 +129,11 @@ def _table(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
             f"format: {corpus.format} has no lists in its columns; this task reads {', '.join(columns[:4])}; use jsonl"
         )
     if corpus.format == "csv":
-        reader = csv.reader((line + "\n" for _, line in _lines(path)), strict=True)
-        rows = ((reader.line_num, row) for row in reader)
+        lines = _CsvLines(path)
+        reader = csv.reader(lines, strict=True)
+        rows = ((reader.line_num, row) for row in lines.rows(reader))
     else:
-        rows = ((number, line.split("\t")) for number, line in _lines(path))
+        rows = ((number, line.split("\t")) for number, line in _lines(path, MAX_RECORD_BYTES))
     try:
         numbers_or_names = {name: corpus.columns.get(name, DEFAULT_COLUMNS.get(name, len(columns))) for name in columns}
         indices = None
@@ -153,6 +161,29 @@ def _table(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
         raise UserError(f"{path}, line {reader.line_num}: {error}; check the quotation marks") from None
 
 
+class _CsvLines:
+    """The lines of a CSV file, which limits a row that has many of them."""
+
+    def __init__(self, path: Path):
+        self.path, self.row_chars = path, 0
+
+    def __iter__(self) -> Iterator[str]:
+        for number, line in _lines(self.path, MAX_RECORD_BYTES):
+            self.row_chars += len(line)
+            if self.row_chars > MAX_RECORD_BYTES:
+                raise UserError(
+                    f"{self.path}, line {number}: a row of more than {MAX_RECORD_BYTES:,} characters; "
+                    "check the quotation marks"
+                )
+            yield line + "\n"
+
+    def rows(self, reader: Iterable[list[str]]) -> Iterator[list[str]]:
+        """Yield the rows, starting to count again after each."""
+        for row in reader:
+            self.row_chars = 0
+            yield row
+
+
 def _column_index(path: Path, header: list[str], name: int | str) -> int:
     if isinstance(name, int):
         return name - 1 if name > 0 else len(header) + name
@@ -165,7 +196,7 @@ def _column_index(path: Path, header: list[str], name: int | str) -> int:
 
 def _json_lines(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     names = [str(corpus.columns.get(name, name)) for name in columns if name != "references"]
-    for number, line in _lines(path):
+    for number, line in _lines(path, MAX_RECORD_BYTES):
         if not line.strip():
             continue
         location = Location(str(path), number)
@@ -188,14 +219,20 @@ def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
         raise UserError("columns: conll has no header; give the columns of tokens and tags by number, like 1 and -1")
     tokens: list[str] = []
     tags: list[str] = []
-    first = 1
+    first, chars = 1, 0
     for number, line in _lines(path):
         parts = line.rstrip("\t ").split("\t") if "\t" in line else line.split()
         if not line.strip() or parts[0] == "-DOCSTART-":
             if tokens:
                 yield Record(Location(str(path), first, line_per_item=True), (tokens, tags))
-            tokens, tags, first = [], [], number + 1
+            tokens, tags, first, chars = [], [], number + 1, 0
             continue
+        chars += len(line) + 1
+        if chars > MAX_TEXT_CHARS:
+            raise UserError(
+                f"{path}, line {number}: a sentence of more than {MAX_TEXT_CHARS:,} characters; "
+                "put a blank line between sentences"
+            )
         if len(parts) < 2 or not all(part.strip(" ") for part in parts):  # some corpora have other whitespace as tokens
             raise UserError(f"{path}, line {number}: {line[:40]!r} has no tag after its token; write `token tag`")
         if max(abs(token), abs(tag)) > len(parts):
@@ -215,10 +252,11 @@ def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
         raise UserError(
             f"format: squad holds questions and answers; this task reads {reads}; for one object per line, use jsonl"
         )
-    text = "\n".join(line for _, line in _lines(path))
+    text = read_document(path, MAX_JSON_BYTES)
     if not text.strip():
         return
-    document, number = _parse_json(text, path, "give a SQuAD file"), 0
+    document, number, chars = _parse_json(text, path, "give a SQuAD file"), 0, 0
+    max_chars, text = CONTEXT_ALLOWANCE + CONTEXT_GROWTH * len(text), ""
     try:
         for article in document["data"]:
             for paragraph in article["paragraphs"]:
@@ -229,6 +267,12 @@ def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
                     references = [[each["text"] for each in answers]] if columns == ANSWERS_WITH_REFERENCES else []
                     location = Location(str(path), str(question.get("id", number)), "question")
                     values = (paragraph["context"], question["question"], *answer, *references)
+                    chars += len(values[0])
+                    if chars > max_chars:
+                        raise UserError(
+                            f"{location}: contexts repeated for each question have {CONTEXT_GROWTH} times the size "
+                            "of the file; ask fewer questions about a long context, or shorten it"
+                        )
                     yield Record(location, values, str(article.get("title", "")))
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(
@@ -265,6 +309,6 @@ READERS = {
 
 def _parse_json(text: str, where: object, fix: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError includes numbers of thousands of digits
-        raise UserError(f"{where}: not valid JSON ({error}); {fix}") from None
+        return parse_json(text)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}; {fix}") from None

@@ -315,9 +315,12 @@ def build_temporary_store(fields: Fields, fill: Callable[[StoreWriter], Dropped]
 
 def cache_folder(cache_dir: str = "") -> Path:
     """Return the cache folder: `cache_dir`, or CLEARHEAD_CACHE, or clearhead in the user's cache folder."""
-    if cache_dir or os.environ.get("CLEARHEAD_CACHE"):
-        return Path(cache_dir or os.environ["CLEARHEAD_CACHE"]).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "clearhead"
+    try:
+        if cache_dir or os.environ.get("CLEARHEAD_CACHE"):
+            return Path(cache_dir or os.environ["CLEARHEAD_CACHE"]).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "clearhead"
+    except RuntimeError:  # a user without an entry in the system's list, as in containers
+        raise UserError("the cache folder is unknown, as this user has no home; set CLEARHEAD_CACHE") from None
 
 
 @contextlib.contextmanager

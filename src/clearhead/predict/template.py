@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ RENDER_SECONDS = 2.0  # time limit of one rendering
 MAX_TEMPLATE_CHARS = 1 << 18
 # Printable and without case, so that templates that quote, trim or lower messages leave them unchanged: Tangut.
 STAND_INS = [chr(code) for code in range(0x17000, 0x187F8)]
+PYTHON_NEEDS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # environment variables, to start at all
 
 
 class Turn(NamedTuple):
@@ -107,13 +109,25 @@ def _cases(letter: str) -> set[str]:
 class Renderer:
     """Renders templates in a process of its own, started on first use and killed when it takes too long."""
 
+    _process: subprocess.Popen[str] | None = None
+
     def __init__(self, seconds: float = RENDER_SECONDS):
         self.seconds = seconds
-        self._process: subprocess.Popen[str] | None = None
+        self._lock, self._count = threading.Lock(), 0
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
         """The text of a template with these variables; a template that fails is a UserError."""
-        answer = json.loads(self._request(json.dumps({"template": template, "variables": variables})) or "{}")
+        with self._lock:
+            self._count += 1
+            request = {"number": self._count, "template": template, "variables": variables, "seconds": self.seconds}
+            try:
+                answer = json.loads(self._request(json.dumps(request)) or "{}")
+                if answer.get("number") != self._count:  # the process ended
+                    self.close()
+                    answer = {}
+            except BaseException:  # the answer to an interrupted request must not be taken for the next one
+                self.close()
+                raise
         if "text" in answer:
             return str(answer["text"])
         if "refused" in answer:
@@ -124,24 +138,22 @@ class Renderer:
     def _request(self, line: str) -> str:
         """Send one line and return one line; empty if the process ended."""
         if self._process is None or self._process.poll() is not None:
+            self.close()
             self._process = _start()
             self._wait_ready(self._process)
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
         timer = threading.Timer(self.seconds, process.kill)
-        timer.start()
         try:
+            timer.start()
             process.stdin.write(line + "\n")
             process.stdin.flush()
-            answer = process.stdout.readline()
+            return process.stdout.readline()
         except OSError:  # it ended while we wrote
-            answer = ""
+            return ""
         finally:
             timer.cancel()
-        if not answer:
-            self.close()
-        return answer
 
     def _wait_ready(self, process: subprocess.Popen[str]) -> None:
         """Wait for the start, which does not count as the template's time."""
@@ -166,6 +178,15 @@ class Renderer:
 
 
 def _start() -> subprocess.Popen[str]:
-    command = [sys.executable, "-I", str(Path(rendering.__file__))]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, encoding="utf-8")
+    """Start the process: in a session and folder of its own, with no file but its pipes and no environment."""
+    command = [sys.executable, "-I", "-X", "utf8", str(Path(rendering.__file__).resolve())]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        encoding="utf-8",
+        cwd="/",
+        env={name: os.environ[name] for name in PYTHON_NEEDS if name in os.environ},
+        start_new_session=True,  # Ctrl-C is meant for this process; the other has no terminal
+    )

@@ -10,10 +10,10 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from clearhead.errors import UserError
-from clearhead.files import check_regular, file_errors, read_text, write_bytes
+from clearhead.files import check_regular, file_errors, parse_json, read_text, write_bytes
+from clearhead.limits import MAX_JSON_BYTES
 
 JSON = "json"  # name of the tensor that holds an object
-MAX_JSON_BYTES = 1 << 30
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], data: dict[str, Any] | None = None) -> None:
@@ -49,7 +49,7 @@ def load_with_json(path: Path, ranks: dict[str, int], earlier: Path, keys: tuple
         return tensors, load_json(earlier, keys)
     if tensors[JSON].dtype != torch.uint8 or tensors[JSON].ndim != 1:
         raise UserError(f"{path}: {JSON} is not text; train or download it again")
-    return tensors, _parse_json(path, bytes(tensors[JSON].numpy()), keys)
+    return tensors, _parse_json(path, bytes(tensors[JSON].numpy()).decode("utf-8", "replace"), keys)
 
 
 def load_json(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
@@ -57,12 +57,11 @@ def load_json(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
     return _parse_json(path, read_text(path, MAX_JSON_BYTES), keys)
 
 
-def _parse_json(path: Path, text: str | bytes, keys: tuple[str, ...]) -> dict[str, Any]:
+def _parse_json(path: Path, text: str, keys: tuple[str, ...]) -> dict[str, Any]:
     try:
-        data = json.loads(text)
-        json.dumps(data, ensure_ascii=False).encode()  # fails for an unpaired surrogate
-    except (ValueError, RecursionError):
-        raise UserError(f"{path}: not valid JSON; download or write it again") from None
+        data = parse_json(text)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}; download or write it again") from None
     if not isinstance(data, dict) or any(key not in data for key in keys):
         raise UserError(f"{path}: expected the keys {', '.join(keys)}; use another file")
     return data

@@ -14,6 +14,7 @@ from tokenizers.decoders import DecodeStream
 
 from clearhead.errors import UserError
 from clearhead.files import read_text, write_text
+from clearhead.limits import MAX_JSON_BYTES
 from clearhead.text import tokenizer_limits as limits
 from clearhead.text.engine_errors import engine_errors, quiet_stderr, try_out
 from clearhead.text.roles import Role, find_roles
@@ -178,7 +179,7 @@ class Tokenizer:
     def load(cls, path: Path) -> Tokenizer:
         """Load tokenizer.json; `path` is the file or its folder."""
         file = _file(path)
-        text = read_text(file, limits.MAX_JSON_BYTES)
+        text = read_text(file, MAX_JSON_BYTES)
         try:
             limits.check(text)
         except ValueError as error:

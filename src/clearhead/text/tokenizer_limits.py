@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-MAX_JSON_BYTES = 1 << 28
+from clearhead.limits import MAX_JSON_BYTES
+
 MAX_ID = 1 << 24
 MAX_STEPS = 64  # of one chain; published tokenizers have up to 20
 MAX_PATTERN_CHARS = 1 << 13

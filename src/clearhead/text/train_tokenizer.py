@@ -8,7 +8,6 @@ wordpiece  WordPiece, as BERT: longest match first
 unigram    unigram language model, spaces as ▁
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -18,7 +17,8 @@ from tokenizers import Tokenizer as Engine
 
 from clearhead.config.data import Kind
 from clearhead.errors import UserError
-from clearhead.files import read_lines, read_regular_lines, read_text
+from clearhead.files import parse_json, read_lines, read_regular_lines, read_text
+from clearhead.limits import MAX_JSON_BYTES, MAX_TOKENS
 from clearhead.text.engine_errors import engine_errors
 from clearhead.text.roles import ROLES, Role, default_spelling
 from clearhead.text.tokenizer import Tokenizer
@@ -96,13 +96,14 @@ def load_folder(folder: Path) -> tuple[Tokenizer, ...]:
 def from_gpt2(folder: Path) -> Tokenizer:
     """Load GPT-2's tokenizer from `encoder.json` and `vocab.bpe`."""
     file = folder / "encoder.json"
+    text = read_text(file, MAX_JSON_BYTES)
     try:
-        vocabulary = json.loads(read_text(file, 1 << 26))
-    except (json.JSONDecodeError, RecursionError):
-        raise UserError(f"{file}: not valid JSON; download it again") from None
+        vocabulary = parse_json(text)
+    except ValueError as error:
+        raise UserError(f"{file}: {error}; download it again") from None
     if not isinstance(vocabulary, dict) or not all(isinstance(token_id, int) for token_id in vocabulary.values()):
         raise UserError(f"{file}: not a vocabulary; expected an object of tokens and ids")
-    lines = read_text(folder / "vocab.bpe", 1 << 26).split("\n")
+    lines = read_text(folder / "vocab.bpe", MAX_JSON_BYTES).split("\n")
     merges = []
     for number, line in enumerate(lines, start=1):
         if not line or (number == 1 and line.startswith("#version")):
@@ -122,7 +123,7 @@ def from_gpt2(folder: Path) -> Tokenizer:
 def from_bert(folder: Path, lowercase: bool = True) -> Tokenizer:
     """Load BERT's tokenizer from `vocab.txt`."""
     file = folder / "vocab.txt"
-    pieces = list(read_regular_lines(file))
+    pieces = list(read_regular_lines(file, MAX_TOKENS))
     while pieces and not pieces[-1]:
         pieces.pop()
     if "[UNK]" not in pieces:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -132,22 +133,25 @@ class WordVectors:
             raise UserError(f"{path}, line 1: expected the number of words and the dim; write it like `28634 100`")
         count, dim = map(int, header)
         words: list[str] = []
-        rows: list[np.ndarray] = []
+        values = array("f")  # four bytes each: an array per row would take 100 more
         for number, line in enumerate(lines, start=2):
             if not line.strip() and len(words) == count:
                 continue
+            if len(words) == count:
+                raise UserError(f"{path}, line {number}: the header declares {count:,} words, but there are more")
             word, *parts = line.rstrip().split(" ")
             try:
-                row = np.array(parts, dtype=np.float32)
+                with np.errstate(over="ignore"):  # infinite, which is refused
+                    row = np.array(parts, dtype=np.float32)
             except ValueError:
                 row = np.empty(0, dtype=np.float32)
             if len(row) != dim or not word:
                 raise UserError(f"{path}, line {number}: expected a word and {dim} numbers; download it again")
             words.append(word)
-            rows.append(row)
+            values.frombytes(row.tobytes())
         if len(words) != count or not count or not dim:
             raise UserError(f"{path}: the header declares {count:,} words, found {len(words):,}; download it again")
-        return cls._validated(words, torch.from_numpy(np.stack(rows)), str(path))
+        return cls._validated(words, torch.frombuffer(values, dtype=torch.float32).reshape(count, dim), str(path))
 
     @classmethod
     def _validated(cls, words: list[str], vectors: Tensor, where: str) -> WordVectors:

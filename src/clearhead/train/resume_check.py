@@ -13,7 +13,7 @@ MAX_CHARS = 200  # of a key or value in an error
 MAY_CHANGE = {
     "train": {"steps", "validate_every", "save_every", "log_every", "keep_checkpoints", "patience", "eval_samples"}
     | {"average_checkpoints", "device", "compile", "activation_checkpointing", "parallel", "grad_accum"},
-    "data": {"workers", "cache_dir", "test", "source_url"},
+    "data": {"workers", "cache_dir", "test", "source_url", "target_language"},
 }
 
 

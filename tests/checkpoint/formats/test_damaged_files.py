@@ -34,6 +34,12 @@ ROOT = Path(__file__).parents[3]
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small undamaged model of every format."""
     folder = tmp_path_factory.mktemp("models")
+    write_models(folder)
+    return folder
+
+
+def write_models(folder: Path) -> None:
+    """Write a small model of every format."""
     for name in ("gpt2", "bert-classes", "llama3.2", "marian"):
         saved(name, folder / f"hf-{name}")
     tokens = tokenizer(97 + 200)
@@ -49,7 +55,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     test_llama2c.write_llama2c(test_llama2c.peer(True), folder / "llama2c").rename(folder / "llama2c" / "llama2c.bin")
     (folder / "ct2-names").mkdir()
     write_ctranslate2(folder / "ct2-names")
-    return folder
 
 
 def write_ctranslate2(folder: Path) -> None:

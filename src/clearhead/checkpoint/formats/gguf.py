@@ -25,9 +25,9 @@ from clearhead.checkpoint.formats.name_table import (
     NameTable,
     from_foreign,
     interleaved,
-    meta_network,
     with_prefix,
 )
+from clearhead.checkpoint.model_folder import meta_network
 from clearhead.config import ModelConfig, RopeScaling
 from clearhead.errors import UserError
 from clearhead.files import open_regular
@@ -155,7 +155,7 @@ def _read_value(reader: BinaryReader, kind: int, key: str) -> Any:
     inner, count = reader.numbers("IQ")
     if inner in SCALARS:
         reader.check_count(count, 1, f"values of {key:.60}")
-        return reader.array(f"<{SCALARS[inner]}" if inner != 7 else "?", count).tolist()
+        return reader.array(f"<{SCALARS[inner]}" if inner != 7 else "?", count)  # as a list, 40 times as large
     if inner != STRING:
         raise reader.error(f"{key:.60}: an array of unknown type {inner}")
     reader.check_count(count, 8, f"values of {key:.60}")
@@ -268,6 +268,7 @@ def _tokenizer(fields: Fields, size: int) -> Tokenizer:
 
 def _list(fields: Fields, key: str, kind: type) -> list[Any]:
     values = fields.data.get(f"tokenizer.ggml.{key}", [])
+    values = values.tolist() if isinstance(values, np.ndarray) else values
     if not isinstance(values, list) or not all(type(each) is kind for each in values):
         raise UserError(f"{fields.where}: tokenizer.ggml.{key} is not a list of {kind.__name__}")
     return values

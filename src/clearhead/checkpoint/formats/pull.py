@@ -60,7 +60,10 @@ def models_folder() -> Path:
 
 def pulled_models() -> dict[str, Path]:
     """Return the folders of pulled models by name."""
-    folder = models_folder()
+    try:
+        folder = models_folder()
+    except UserError:  # there is no cache
+        return {}
     if not folder.is_dir():
         return {}
     return {
