@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as tensors_of_bytes
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -102,7 +102,7 @@ def _parse(path: Path) -> dict[str, Tensor]:
     with read_errors(path), open_regular(path) as file:
         data = file.read(COPIED_BYTES + 1)
     try:
-        return safetensors.torch.load(data)
+        return tensors_of_bytes(data)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # such as a dtype that torch does not have
         raise UserError(f"{path} cannot be read as safetensors ({error})") from None
 
