@@ -180,6 +180,8 @@ def main(count: int = 200, seed: int = 0) -> None:
         faults, start = Faults(Path(folder), seed), time.perf_counter()
         for number in range(count):
             faults.attempt(KINDS[number % len(KINDS)])
+            if number % 25 == 24:
+                print(f"{number + 1} of {count}", flush=True)
         for name, times in sorted(faults.counts.items()):
             print(f"{times:5}  {name}")
         print(f"{sum(faults.counts.values())} of {count} finished or saved; {time.perf_counter() - start:.0f} s")
