@@ -139,7 +139,7 @@ def test_wrong_arguments_are_one_line_errors(gpt: Model, translator: Model) -> N
         (lambda: gpt.generate("a", top_k="many"), "top_k: 'many' is not a whole number"),  # type: ignore[call-overload]
         (lambda: gpt.generate("a", stop=[""]), "stop: every stop string needs at least one character"),
         (lambda: gpt.generate("a", draft="prompt-lookup", beam=2, max_new_tokens=5), "use beam=1"),
-        (lambda: gpt.alternatives("a", prefix="b"), "prefix: only a translator has a target to begin"),
+        (lambda: gpt.alternatives("a", prefix="b"), "prefix: only translators support it"),
         (lambda: gpt.inspect("a", "b"), "target: a decoder reads one text"),
         (lambda: translator.inspect(""), "inspect: the text is empty"),
         (lambda: gpt.export("x", to="gguff"), "to: 'gguff' is not allowed; did you mean gguf?"),

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from clearhead.cli.options import utf8_path
 
+if TYPE_CHECKING:
+    from clearhead.cli.console import Console
     from clearhead.predict import Model
 
 SHADES, ASCII_SHADES = " ░▒▓█", " .:*#"
@@ -29,16 +30,18 @@ STORY_MODEL, STORY_PROMPT = "novels-gpt", "It was a dark evening in October when
 def demo(
     steps: Annotated[int, typer.Option(min=1, max=10_000, help="Training steps.")] = 400,
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Random seed.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Keep the trained model in this run folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(callback=utf8_path, help="Keep the trained model in this run folder.")
+    ] = None,
 ) -> None:
     """Train a translator from scratch in about 100 seconds, then translate and generate with the packaged models.
 
     Example: clearhead demo --out runs/first
     """
-    from rich.console import Console
+    from clearhead.cli.console import Console
 
-    console = Console(highlight=False)
-    console.print("[bold]1 · A translator from scratch[/bold], English to German, in about 100 seconds\n")
+    console = Console()
+    console.print("[bold]1 · A translator from scratch[/bold], English to German, in about 100 seconds\n", markup=True)
     if out is not None:
         _train(console, steps, seed, out)
     else:
@@ -46,14 +49,16 @@ def demo(
             _train(console, steps, seed, Path(folder) / "run")
     _translate(console)
     _generate(console, seed)
-    console.print("\n[bold]Next[/bold] (source .venv/bin/activate first)")
+    console.print("\n[bold]Next[/bold] (source .venv/bin/activate first)", markup=True)
     for command, description in NEXT_COMMANDS.items():
-        console.print(f"  {command:42} {description}", markup=False)
+        console.print(f"  {command:42} {description}")
 
 
 def _train(console: "Console", steps: int, seed: int, out: Path) -> None:
     """Train, translate held-out sentences, and draw one attention map."""
-    from clearhead.cli.train import Display
+    from rich.text import Text
+
+    from clearhead.cli.display import Display
     from clearhead.config.data import Corpus
     from clearhead.config.recipe import load_recipe
     from clearhead.data.build_datasets import raw_records
@@ -75,7 +80,7 @@ def _train(console: "Console", steps: int, seed: int, out: Path) -> None:
     outputs = [output.text for output in model.translate([source for source, _ in pairs], beam=1)]
     for (source, reference), output in zip(pairs, outputs, strict=True):
         difference = "" if output == reference else f"   (reference: {reference})"
-        console.print(f"  {source}\n  → [bold]{output}[/bold]{difference}")
+        console.print(Text.assemble(f"  {source}\n  → ", (output, "bold"), difference))
     show_alignment(console, model, max((source for source, _ in pairs), key=len))
 
 
@@ -100,16 +105,18 @@ def show_alignment(console: "Console", model: "Model", text: str) -> None:
 
 def _translate(console: "Console") -> None:
     """Translate example sentences with the packaged translators."""
+    from rich.text import Text
+
     from clearhead.predict import load
     from clearhead.predict.find import packaged_models
 
     names = [name for name in SENTENCES if name in packaged_models()]
     if names:
-        console.print("\n[bold]2 · Real sentences[/bold], translated by the packaged models\n")
+        console.print("\n[bold]2 · Real sentences[/bold], translated by the packaged models\n", markup=True)
     for name in names:
         for text, result in zip(SENTENCES[name], load(name).translate(SENTENCES[name]), strict=True):
             if encodable(text + result.text, console.encoding):
-                console.print(f"  {name}   {text}  →  [bold]{result.text}[/bold]")
+                console.print(Text.assemble(f"  {name}   {text}  →  ", (result.text, "bold")))
 
 
 def _generate(console: "Console", seed: int) -> None:
@@ -119,10 +126,11 @@ def _generate(console: "Console", seed: int) -> None:
 
     if STORY_MODEL not in packaged_models():
         return
-    console.print(f"\n[bold]3 · A story[/bold] by {STORY_MODEL}, a Llama-style decoder trained on English novels\n")
-    console.print(f"  [bold]{STORY_PROMPT}[/bold]", end="", soft_wrap=True)
+    heading = f"\n[bold]3 · A story[/bold] by {STORY_MODEL}, a Llama-style decoder trained on English novels\n"
+    console.print(heading, markup=True)
+    console.print(f"  {STORY_PROMPT}", style="bold", end="", soft_wrap=True)
     for piece in load(STORY_MODEL).stream(STORY_PROMPT, seed=seed, max_new_tokens=120, temperature=0.8, top_p=0.9):
-        console.print(piece, end="", markup=False, soft_wrap=True)
+        console.print(piece, end="", soft_wrap=True)
     console.print()
 
 

@@ -19,6 +19,7 @@ from clearhead.data.held_out import held_out_pairs
 from clearhead.errors import UserError
 from clearhead.evaluate.bleu import bleu, chrf
 from clearhead.evaluate.bleu import tokenized_bleu as bleu_of_tokens
+from clearhead.evaluate.data_files import check_files
 from clearhead.evaluate.labeled import eval_records, records, score_labeled
 from clearhead.model import Decoder, Encoder
 from clearhead.predict import Model
@@ -41,10 +42,14 @@ def evaluate(
     """Return the metrics of a model on corpora, by default on the test (else validation, else held-out) set.
 
     `lowercase` and `tokenized_bleu` (the language of Moses tokenization) are for comparison with published scores;
-    `unseen` adds the metrics of texts that do not occur in the training data.
+    `unseen` adds the metrics of texts that do not occur in the training data. Files that only the model's config.json
+    names are not read, see `data_files`.
     """
     data = model.data or _guess_task(model)
+    data = data.model_copy(update={"cache_dir": "", "max_length": max_length(model)})
     recipe_data, has_corpora = data, bool(corpora)
+    own = () if corpora else data.test or data.valid or data.train
+    check_files(model, [*own, *(data.train if unseen else ())], log)
     if corpora:  # the URL of the recipe's own data does not apply to them
         data = data.model_copy(update={"source_url": ""})
     corpora = corpora or data.test or data.valid
@@ -156,7 +161,7 @@ def pairs(
     records = map(read, corpora) if corpora else held_out_pairs(data, read, log)
     values = [record.values for record in chain.from_iterable(records)]
     if not values:
-        raise UserError("data: there are no texts to score on; name some with --data")
+        raise UserError("data: there are no texts to score; name a file with --data")
     return [source for source, _ in values], [reference for _, reference in values]
 
 

@@ -83,7 +83,7 @@ def _generate(
     if len(seeds) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts, but {len(seeds)} seeds; give one for each")
     if config.beam > 1 and (stop_strings is not None or draft is not None):
-        raise UserError("beam search takes no stop strings and no draft; use beam=1")
+        raise UserError("beam search supports neither stop strings nor a draft; use beam=1")
     validate(network, prompts, sources, config, eos)
 
     def run(batch: list[int]) -> list[list[GenerationOutput]]:
@@ -184,7 +184,7 @@ def validate(
             if len(row) > max_positions:
                 raise UserError(
                     f"{name} {number} has {len(row)} tokens, but the model has {max_positions} positions; "
-                    "shorten it, or cut it into pieces"
+                    "shorten it, or split it"
                 )
             if not 0 <= min(row) <= max(row) < size:
                 wrong = next(token for token in row if not 0 <= token < size)
@@ -197,4 +197,4 @@ def validate(
 def check_seeds(seeds: Sequence[int]) -> None:
     """Raise an error for seeds that do not fit into 64 bits."""
     if any(not -SEED_LIMIT <= seed < SEED_LIMIT for seed in seeds):
-        raise UserError(f"a seed is a whole number of 64 bits, at most {SEED_LIMIT - 1}")
+        raise UserError(f"a seed is a 64-bit integer, at most {SEED_LIMIT - 1}")

@@ -128,7 +128,7 @@ def alternative_texts(
     is_translator = isinstance(model.network, EncoderDecoder)
     network = model.inference_network_for(EncoderDecoder if is_translator else Decoder, "alternatives")
     if prefix and not is_translator:
-        raise UserError("prefix: only a translator has a target to begin; leave it out")
+        raise UserError("prefix: only translators support it; leave it out")
     [(prompt, source, config)] = requests(model, [text], options, [prefix] if prefix else None)
     if source == []:
         raise UserError("alternatives: the text is empty; give some text")
