@@ -7,7 +7,7 @@ from clearhead.inference.engine import Engine, EngineRequest, QueueFull, run_in_
 from clearhead.inference.engine_thread import EngineThread
 from clearhead.inference.generate import generate, translate
 from clearhead.inference.model_runner import ModelRunner
-from clearhead.inference.optimize import optimize_for_inference
+from clearhead.inference.optimize import has_hooks, optimize_for_inference
 from clearhead.inference.output import GenerationOutput
 from clearhead.inference.speculative import DraftModel, PromptLookup
 from clearhead.inference.stop_strings import StopStrings
@@ -31,6 +31,7 @@ __all__ = [
     "enable_cuda_graphs",
     "format_alignment",
     "generate",
+    "has_hooks",
     "optimize_for_inference",
     "run_in_order",
     "stream",

@@ -15,6 +15,7 @@ from clearhead.inference.beam_search import BeamSearch
 from clearhead.inference.cuda_graph_replay import cuda_graphs_of
 from clearhead.inference.generation_batch import GenerationBatch
 from clearhead.inference.model_runner import GenerativeNetwork, ModelRunner, TokenIds
+from clearhead.inference.optimize import has_hooks
 from clearhead.inference.output import GenerationOutput
 from clearhead.inference.sampling import sample_seeds
 from clearhead.inference.speculative import Draft, SpeculativeBatch
@@ -106,6 +107,8 @@ def _generate(
     memory = CPU_CACHE_BYTES if on_cpu else GPU_CACHE_BYTES
     rows = config.batch_size or max_batch_size(network.config, config, max(lengths, default=1), memory)
     workers = config.workers if on_cpu else max(1, config.workers)
+    if has_hooks(network):  # they see one batch after another
+        workers = 1
     return run_in_batches(lengths, max(1, config.batch_tokens // branches), rows, run, workers)
 
 
