@@ -1,6 +1,12 @@
 """Inference on token ids: greedy and beam search, sampling, speculative decoding, streaming, the batching engine."""
 
-from clearhead.inference.alignment import alignment_links, alignment_weights, format_alignment
+from clearhead.inference.alignment import (
+    alignment_links,
+    alignment_weights,
+    cross_attention_weights,
+    default_alignment_heads,
+    format_alignment,
+)
 from clearhead.inference.alternatives import alternatives
 from clearhead.inference.cuda_graph_replay import enable_cuda_graphs
 from clearhead.inference.engine import Engine, EngineRequest, QueueFull, run_in_order
@@ -28,6 +34,8 @@ __all__ = [
     "alignment_links",
     "alignment_weights",
     "alternatives",
+    "cross_attention_weights",
+    "default_alignment_heads",
     "enable_cuda_graphs",
     "format_alignment",
     "generate",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clearhead.config import GenerationConfig, ModelConfig
 from clearhead.errors import UserError
-from clearhead.inference.alignment import add_alignments
+from clearhead.inference.alignment import Heads, add_alignments
 from clearhead.inference.batches import run_in_batches
 from clearhead.inference.beam_search import BeamSearch
 from clearhead.inference.cuda_graph_replay import cuda_graphs_of
@@ -60,13 +60,17 @@ def translate(
     seeds: Sequence[int] | None = None,
     stop_strings: StopStrings | None = None,
     draft: Draft | None = None,
+    alignment_heads: Heads | None = None,
 ) -> list[list[GenerationOutput]]:
-    """Translate sources. With `prefixes`, each target continues its prefix, which is not returned."""
+    """Translate sources. With `prefixes`, each target continues its prefix, which is not returned.
+
+    `config.align` adds the attention weights of some heads, (decoder layer, head) each.
+    """
     prompts = [[bos_id, *prefix] for prefix in (prefixes if prefixes is not None else [()] * len(sources))]
     if len(prompts) != len(sources):
         raise ValueError(f"{len(sources)} sources, but {len(prompts)} prefixes; give one for each, or none")
     outputs = _generate(network, prompts, sources, config, eos_ids, seeds, stop_strings, draft)
-    return add_alignments(network, sources, prompts, outputs) if config.align else outputs
+    return add_alignments(network, sources, prompts, outputs, alignment_heads) if config.align else outputs
 
 
 def _generate(
