@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import clearhead
+from clearhead import cli
 from tests.cli.forked import calls
 from tests.cli.models import make, start
 
@@ -57,7 +58,7 @@ def test_models_lists_runs_with_descriptions_and_problems(folder: Path) -> None:
     rows = {row["name"]: row for row in json.loads(data) if row["source"] == "runs"}
     assert list(rows) == ["runs/damaged", "runs/one", "runs/two"]
     assert rows["runs/one"]["description"] == "Translates little."
-    assert rows["runs/one"]["score"] == "BLEU 31.4"
+    assert rows["runs/one"]["score"] == "BLEU 31.4 on a test set"
     assert rows["runs/two"]["description"] == "masked-language-model"
     assert Path(rows["runs/two"]["folder"]).name == "last"
     assert "cannot be read as safetensors" in rows["runs/damaged"]["problem"]
@@ -165,3 +166,47 @@ def test_load_finds_a_model_by_its_folder(folder: Path) -> None:
     assert model.translate(["the dog", ""], beam=4)[1].text == ""
     model = clearhead.load(str(folder / "gpt"), dtype="float64")
     assert "".join(model.stream("a man", max_new_tokens=9)) == model.generate("a man", max_new_tokens=9).text
+
+
+def test_a_user_without_a_home_needs_a_cache_only_to_write_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    for name in ("HOME", "CLEARHEAD_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.chdir(folder)
+    for arguments, code in ((["models"], 0), (["info", "gpt"], 0), (["pull", "minilm"], 2)):
+        assert run_main(monkeypatch, arguments) == code
+    assert capsys.readouterr().err == (
+        "clearhead: the cache folder is unknown, as this user has no home; set CLEARHEAD_CACHE\n"
+    )
+
+
+def test_ctrl_c_that_a_library_turns_into_an_error_is_still_ctrl_c(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def swallow(name: str) -> Path:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ValueError("an error of the library") from None
+        raise AssertionError
+
+    monkeypatch.setattr("clearhead.predict.find_model", swallow)
+    assert run_main(monkeypatch, ["info", "gpt"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def run_main(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> int:
+    """Run the command line in this process; return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["clearhead", *arguments])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return int(stop.value.code or 0)

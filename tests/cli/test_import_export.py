@@ -79,4 +79,5 @@ def test_a_model_with_invalid_data_settings_is_listed(folder: Path, capsys: pyte
     loaded = load_model(Path("first"))
     save_model(Path("runs/odd/best"), loaded.network, loaded.tokenizers, {"data": 5})
     [row] = [row for row in json.loads(clearhead("models --json", capsys)) if row["name"] == "runs/odd"]
-    assert (row["description"], row["problem"]) == ("generate", "")
+    assert row["description"] == ""
+    assert "config.json: data: 5 is not a group of settings" in row["problem"]

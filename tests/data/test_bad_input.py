@@ -219,6 +219,7 @@ def test_records_in_memory_are_named_by_number(tmp_path: Path) -> None:
         ({"task": "language-model", "max_length": 2}, "max_length: 2 is too small; use 5 or more"),
         ({"task": "language-model", "batch_tokens": 1 << 40}, "batch_tokens: .* is too large"),
         ({"task": "language-model", "held_out": 0.1, "valid": {"files": "x"}}, "held_out: valid is set too; remove one"),
+        ({"task": "translation", "target_language": "Chinese"}, "target_language: 'Chinese' is not a language code; write it like zh"),
         ({"task": "answering", "lowercase": True}, "they would shift the answers' character offsets; let the tokenizer do it"),
         ({"task": "classification", "labels": ["a", "a"]}, "labels: duplicate label"),
     ],

@@ -81,7 +81,10 @@ def write(folder: Path, settings: dict[str, Any]) -> str:
         (["copy", "--device", "cuda"], "device: cuda was requested, but torch sees no GPU here; use device=cpu"),
         (["copy", "--device", "abacus"], "device: 'abacus' is not a device; use auto, cpu, cuda or cuda:0"),
         (["copy", "--device", "mps"], "device: mps was requested, but torch sees no Apple GPU here; use device=cpu"),
-        (["multi30k-en-de"], "multi30k/train.en.gz does not exist; put it under data/multi30k/train.en.gz, or set "),
+        (
+            ["multi30k-en-de"],
+            "multi30k/train.en.gz does not exist; run: clearhead data multi30k, or set CLEARHEAD_DATA ",
+        ),
         (["multi30k-en-de"], "it is published at https://github.com/multi30k/dataset"),
         (["copy", "--seed", "-1"], "Invalid value for '--seed'"),
     ],

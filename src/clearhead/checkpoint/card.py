@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,16 @@ def read_card(text: str) -> Card:
     sections = {title.strip().lower(): body.strip() for title, _, body in (part.partition("\n") for part in rest)}
     summary = re.sub(r"\A# .*", "", head.strip()).strip()
     data = re.findall(r"^- (.*)", sections.get("data", ""), flags=re.M)
-    recipe = re.search(r"^(`{3,})yaml\n(.*?)^\1$", sections.get("recipe", "") + "\n", flags=re.M | re.S)
+    recipe = _read_recipe(sections.get("recipe", ""))
     license = sections.get("license", sections.get("licence", ""))  # cards of format version 1 have "Licence"
-    return Card(summary, tuple(data), _read_scores(sections.get("scores", "")), recipe[2] if recipe else "", license)
+    return Card(summary, tuple(data), _read_scores(sections.get("scores", "")), recipe, license)
+
+
+def _read_recipe(section: str) -> str:
+    """Return the lines of the first block of YAML, between fences of the same length; empty if there is none."""
+    lines = iter(section.split("\n"))
+    fence = next((line.removesuffix("yaml") for line in lines if re.fullmatch(r"`{3,}yaml", line)), "")
+    return "".join(f"{line}\n" for line in takewhile(lambda line: line != fence, lines))
 
 
 def _read_scores(table: str) -> tuple[Score, ...]:

@@ -1,29 +1,30 @@
 """The `clearhead` command line. Nothing here imports torch before a command needs it."""
 
-import os
-import signal
 import sys
 from collections.abc import Callable
-from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from clearhead import __version__
 from clearhead.cli import (
     chat,
+    data,
     demo,
     encoder_tasks,
     evaluate,
     generate,
     import_export,
     info,
+    interrupt,
+    new,
     presets,
     tokenizer,
     train,
     translate,
     word2vec,
 )
+from clearhead.cli.output import OutputError, discard, echo, flush, prepare_streams
 from clearhead.errors import UserError
 
 app = typer.Typer(
@@ -42,7 +43,13 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "import": import_export.import_,
         "export": import_export.export,
     },
-    "Train": {"recipes": train.recipes, "train": train.train, "evaluate": evaluate.evaluate},
+    "Train": {
+        "recipes": train.recipes,
+        "new": new.new,
+        "data": data.data,
+        "train": train.train,
+        "evaluate": evaluate.evaluate,
+    },
     "Generate": {"translate": translate.translate, "generate": generate.generate, "chat": chat.chat},
     "Encoders": {
         "fill": encoder_tasks.fill,
@@ -70,59 +77,66 @@ def _root(
 ) -> None:
     """The Transformer: translator, BERT, GPT and Llama in one small, fast package."""
     if version:
-        typer.echo(f"clearhead {__version__}")
+        echo(f"clearhead {__version__}")
     elif context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        echo(context.get_help())
 
 
 def main() -> None:
     """Run the command line: a user error is one line on stderr and exit code 2; a closed pipe is not an error."""
-    for stream in (sys.stdout, sys.stderr):  # print ? for characters that the terminal cannot encode
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
+    prepare_streams()
+    interrupt.install()
     try:
-        code = app(standalone_mode=False)
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        sys.exit(code if isinstance(code, int) else 0)
-    except UserError as error:
-        _exit_with_error(str(error))
-    except ClickException as error:
-        message: str = error.format_message()  # type: ignore[attr-defined]
-        context = getattr(error, "ctx", None)
-        command = "" if context is None else context.command_path.removeprefix(context.find_root().info_name or "")
-        end = "" if message.endswith(("?", ".")) else "."
-        # the message is empty when help was shown because the command is missing
-        _exit_with_error(f"{message}{end} See clearhead{command} --help" if message else "")
+        sys.exit(_run())
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
+    except OutputError as error:
+        if not isinstance(error.__cause__, BrokenPipeError):
+            _exit_with_os_error(error.__cause__)
+    except Exception as error:
+        if interrupt.received:  # in a library that turned it into another error
+            sys.exit(130)
+        if isinstance(error, UserError):
+            _exit_with_error(str(error))
+        if isinstance(error, ClickException):
+            _exit_with_usage_error(error)
+        if isinstance(error, OSError):
+            if error.filename is None:  # help, which typer prints
+                discard(sys.stdout)
+            _exit_with_os_error(error)
+        raise
+    finally:
+        interrupt.uninstall()
+
+
+def _run() -> int:
+    """Run the command and flush; rich has ended it where the reader of the help has left."""
+    try:
+        code = app(standalone_mode=False)
     except SystemExit as stop:
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
-        _discard_stdout()
-    except BrokenPipeError:
-        _discard_stdout()
-    except OSError as error:
-        _discard_stdout()
-        _exit_with_error(f"cannot write the output ({error.strerror}); free some space or redirect it elsewhere")
+        code = 0
+    flush()
+    return code if isinstance(code, int) else 0
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, or exit at once while torch is being imported, which can swallow the exception."""
-    if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
-        os._exit(130)  # nothing has been read or written yet
-    raise KeyboardInterrupt
+def _exit_with_usage_error(error: Any) -> None:
+    message = error.format_message()
+    context = getattr(error, "ctx", None)
+    command = "" if context is None else context.command_path.removeprefix(context.find_root().info_name or "")
+    end = "" if message.endswith(("?", ".")) else "."
+    # the message is empty when help was shown because the command is missing
+    _exit_with_error(f"{message}{end} See clearhead{command} --help" if message else "")
 
 
-def _discard_stdout() -> None:
-    """Redirect stdout to /dev/null, so that the final flush does not fail."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _exit_with_os_error(error: BaseException | None) -> None:
+    assert isinstance(error, OSError)
+    what = "write the output" if error.filename is None else f"use {error.filename}"
+    _exit_with_error(f"cannot {what} ({error.strerror}); free some space, or choose another place")
 
 
 def _exit_with_error(message: str) -> None:
-    for line in message.splitlines():
-        print(f"clearhead: {line}", file=sys.stderr)
+    for line in message.split("\n") if message else ():
+        echo(f"clearhead: {line}", err=True)
     sys.exit(2)

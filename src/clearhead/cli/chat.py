@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.cli import interrupt
 from clearhead.cli.options import Device, Dtype, ModelName
+from clearhead.cli.output import echo
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,56 +44,68 @@ def chat(
     Example: clearhead chat smollm2 --dtype int8
     Example: clearhead chat novels-gpt --system "Two friends are talking in a garden."
     """
+    from clearhead.files import read_lines
     from clearhead.predict import Chat, load
 
     options: dict[str, Any] = {"temperature": temperature} | ({"top_p": top_p} if temperature else {})
     if max_new_tokens is not None:
         options["max_new_tokens"] = max_new_tokens
     conversation = Chat(load(model, device, dtype), system=system, seed=seed, **options)
-    for line in _read_turns():
-        command, _, argument = line.strip().partition(" ")
-        if command == "/quit":
-            return
-        try:
-            if command.startswith("/"):
-                _run_command(conversation, command, argument.strip())
-            elif line.strip():
-                _answer(conversation, line.strip())
-        except KeyboardInterrupt:
-            if not sys.stdin.isatty():
-                raise
-            typer.echo(" …")
-
-
-def _read_turns() -> Iterator[str]:
-    """Lines typed at the prompt, or lines of a pipe."""
-    from clearhead.files import read_lines
-
-    if sys.stdin is None or not sys.stdin.isatty():
-        yield from read_lines(Path("-"))
+    if not _interactive():
+        _converse(conversation, read_lines(Path("-")))
         return
     import readline  # noqa: F401 (line editing and history)
 
-    typer.echo("/help lists the commands; /quit or Ctrl-D exits", err=True)
+    echo("/help lists the commands; /quit or Ctrl-D exits", err=True)
+    while True:
+        try:
+            _converse(conversation, _typed_lines())
+            return
+        except KeyboardInterrupt:  # anywhere in an answer
+            interrupt.handled()
+            echo(" …")
+
+
+def _interactive() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def _typed_lines() -> Iterator[str]:
+    """Lines typed at the prompt."""
     while True:
         try:
             yield input("You: ")
         except EOFError:
-            typer.echo()
+            echo()
             return
+        except UnicodeDecodeError:
+            echo("(not valid UTF-8)", err=True)
         except KeyboardInterrupt:
-            typer.echo("\n/quit or Ctrl-D exits", err=True)
+            interrupt.handled()
+            echo("\n/quit or Ctrl-D exits", err=True)
+
+
+def _converse(conversation: "Chat", lines: Iterator[str]) -> None:
+    """Answer lines until they end or one is /quit."""
+    for line in lines:
+        command, _, argument = line.strip().partition(" ")
+        if command == "/quit":
+            return
+        if command.startswith("/"):
+            _run_command(conversation, command, argument.strip())
+        elif line.strip():
+            _answer(conversation, line.strip())
 
 
 def _run_command(conversation: "Chat", command: str, argument: str) -> None:
     if command == "/reset":
         conversation.reset()
-        typer.echo("(conversation cleared)", err=True)
+        echo("(conversation cleared)", err=True)
     elif command == "/system":
         conversation.system = argument
-        typer.echo("(system prompt set)" if argument else "(system prompt removed)", err=True)
+        echo("(system prompt set)" if argument else "(system prompt removed)", err=True)
     else:
-        typer.echo(HELP if command == "/help" else f"unknown command {command}\n{HELP}", err=True)
+        echo(HELP if command == "/help" else f"unknown command {command}\n{HELP}", err=True)
 
 
 def _answer(conversation: "Chat", message: str) -> None:
@@ -99,17 +113,16 @@ def _answer(conversation: "Chat", message: str) -> None:
     try:
         dropped, pieces = conversation.say(message)
     except UserError as error:
-        if not sys.stdin.isatty():
+        if not _interactive():
             raise
-        typer.echo(f"({error})", err=True)
+        echo(f"({error})", err=True)
         return
     if dropped:
         turns = "turn" if dropped == 1 else f"{dropped} turns"
         positions = conversation.model.config.max_positions
-        typer.echo(f"(dropped the oldest {turns}: the context is {positions} tokens)", err=True)
-    if sys.stdin.isatty():
-        typer.echo("Model: ", nl=False)
+        echo(f"(dropped the oldest {turns}: the context is {positions} tokens)", err=True)
+    if _interactive():
+        echo("Model: ", end="")
     for piece in pieces:
-        typer.echo(piece, nl=False)
-        sys.stdout.flush()
-    typer.echo()
+        echo(piece, end="")
+    echo()

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from clearhead.cli.options import utf8_path
 
+if TYPE_CHECKING:
+    from clearhead.cli.console import Console
     from clearhead.predict import Alignment, Model
 
 SHADES, ASCII_SHADES = " ░▒▓█", " .:*#"
@@ -33,16 +34,19 @@ def demo(
     steps: Annotated[int, typer.Option(min=1, max=10_000, help="Training steps.")] = 300,
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Random seed.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Run folder of the trained model. Default: runs/demo, or the next free name.")
+        Path | None,
+        typer.Option(
+            callback=utf8_path, help="Run folder of the trained model. Default: runs/demo, or the next free name."
+        ),
     ] = None,
 ) -> None:
     """Train a translator from scratch in about a minute, then translate and generate with the packaged models.
 
     Example: clearhead demo --out runs/first
     """
-    from rich.console import Console
+    from clearhead.cli.console import Console
 
-    console = Console(highlight=False)
+    console = Console()
     out = out or _free_folder(Path("runs/demo"))
     _heading(console, "1 · A translator from scratch", ", English to German, in about a minute")
     example = _train(console, steps, seed, out)
@@ -58,7 +62,7 @@ def next_commands(out: Path, example: str) -> list[str]:
     program = _program()
     return [
         f"{program} translate {shlex.quote(out.as_posix())} {shlex.quote(example)} --align",
-        f"{program} fill novels-bert 'She looked out of the [MASK] at the garden.'",
+        f"{program} fill novels-bert 'He opened the [MASK] and went into the room.'",
         f"{program} train mini-en-zh train.steps=800 --out {shlex.quote(_free_folder(Path('runs/en-zh')).as_posix())}",
     ]
 
@@ -99,7 +103,7 @@ def _heading(console: "Console", title: str, rest: str) -> None:
 
 def _train(console: "Console", steps: int, seed: int, out: Path) -> str:
     """Train, translate held-out sentences, and draw one alignment; return its sentence."""
-    from clearhead.cli.train import Display
+    from clearhead.cli.display import Display
     from clearhead.config.data import Corpus
     from clearhead.config.recipe import load_recipe
     from clearhead.data.build_datasets import raw_records
@@ -173,6 +177,7 @@ def _row(words: Sequence[str], weights: Sequence[float], linked: int | None, sha
 
 def _translate(console: "Console") -> None:
     """Translate example sentences with the packaged translators."""
+
     from clearhead.predict import load
     from clearhead.predict.find import packaged_models
 

@@ -1,7 +1,5 @@
 """`clearhead fill`, `classify`, `tag`, `answer`, `embed` and `similar`: the tasks of encoders."""
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.options import Device, Dtype, JsonLines, ModelName
+from clearhead.cli.output import echo, echo_json, is_terminal
 from clearhead.cli.text_input import map_texts
 from clearhead.errors import UserError
 
@@ -38,10 +37,10 @@ def fill(
     loaded = _load(model, device, dtype)
     for text, filled in map_texts(texts, file, lambda chunk: loaded.fill(chunk, top)):
         if as_json:
-            _print_json({"text": text, "masks": [mask.to_dict() for mask in filled.masks]})
+            echo_json({"text": text, "masks": [mask.to_dict() for mask in filled.masks]})
             continue
         for mask in filled.masks:
-            typer.echo("\t".join(f"{_printable(token.text)} {token.score:.3f}" for token in mask.tokens))
+            echo("\t".join(f"{_printable(token.text)} {token.score:.3f}" for token in mask.tokens))
 
 
 def classify(
@@ -75,12 +74,12 @@ def classify(
 
     for text, result in map_texts(texts, file, predict):
         if isinstance(result, float):
-            _print_json({"text": text, "value": result}) if as_json else typer.echo(f"{result:.4f}")
+            echo_json({"text": text, "value": result}) if as_json else echo(f"{result:.4f}")
         elif as_json:
-            _print_json({"text": text, "label": result.label, "scores": result.scores})
+            echo_json({"text": text, "label": result.label, "scores": result.scores})
         else:
             labels = result.labels if all_labels else result.labels[:1]
-            typer.echo("\t".join(f"{label.name}\t{label.score:.4f}" for label in labels))
+            echo("\t".join(f"{label.name}\t{label.score:.4f}" for label in labels))
 
 
 def tag(
@@ -106,11 +105,11 @@ def tag(
         if as_json:
             spans = [_span_dict(span) | {"label": span.label} for span in tagged.spans]
             words = [_span_dict(word) | {"tag": word.tag} for word in tagged.words]
-            _print_json({"text": tagged.text, "spans": spans, "words": words})
-        elif sys.stdout.isatty():
+            echo_json({"text": tagged.text, "spans": spans, "words": words})
+        elif is_terminal():
             _print_colored(tagged, loaded.extra.get("labels", []))
         else:
-            typer.echo("".join(f"{word.text}\t{word.tag}\n" for word in tagged.words))
+            echo("".join(f"{word.text}\t{word.tag}\n" for word in tagged.words))
 
 
 def _span_dict(span: "Answer | Span | TaggedWord") -> dict[str, Any]:
@@ -119,8 +118,9 @@ def _span_dict(span: "Answer | Span | TaggedWord") -> dict[str, Any]:
 
 def _print_colored(tagged: "Tagging", labels: Sequence[str]) -> None:
     """Print the text with its spans in one color per entity type, each followed by its label."""
-    from rich.console import Console
     from rich.text import Text
+
+    from clearhead.cli.console import Console
 
     types = list(dict.fromkeys(label.split("-", 1)[-1] for label in labels if label != "O"))
     output, end = Text(), 0
@@ -129,7 +129,7 @@ def _print_colored(tagged: "Tagging", labels: Sequence[str]) -> None:
         output.append(tagged.text[end : span.start])
         output.append(span.text, style=f"bold {color}").append(f" {span.label}", style=f"dim {color}")
         end = span.end
-    Console(highlight=False).print(output.append(tagged.text[end:]), soft_wrap=True)
+    Console().print(output.append(tagged.text[end:]), soft_wrap=True)
 
 
 def answer(
@@ -171,10 +171,10 @@ def answer(
 
     for _, (question, best) in map_texts(questions, file, predict):
         if as_json:
-            _print_json({"question": question, "answers": [_span_dict(each) for each in best.candidates]})
+            echo_json({"question": question, "answers": [_span_dict(each) for each in best.candidates]})
             continue
         for each in best.candidates:
-            typer.echo(f"{' '.join(each.text.split()) or NO_ANSWER}\t{each.score:.4f}\t{each.start}-{each.end}")
+            echo(f"{' '.join(each.text.split()) or NO_ANSWER}\t{each.score:.4f}\t{each.start}-{each.end}")
 
 
 def embed(
@@ -202,7 +202,7 @@ def embed(
 
     if out is None:
         for text, vector in map_texts(texts, file, predict):
-            _print_json({"text": text, "vector": [round(float(value), 7) for value in vector]})
+            echo_json({"text": text, "vector": [round(float(value), 7) for value in vector]})
         return
     import numpy as np
 
@@ -212,7 +212,7 @@ def embed(
             np.save(target, np.stack(vectors) if vectors else np.zeros((0, loaded.config.dim), np.float32))
     except OSError as error:
         raise UserError(f"--out: cannot write {out} ({error.strerror}); choose another file") from None
-    typer.echo(f"{len(vectors):,} vectors of dim {loaded.config.dim} in {out}", err=True)
+    echo(f"{len(vectors):,} vectors of dim {loaded.config.dim} in {out}", err=True)
 
 
 def similar(
@@ -251,20 +251,16 @@ def similar(
     for query, matches in map_texts(queries, file, search):
         rows = [{"line": match.index + 1, "text": match.text, "score": match.score} for match in matches]
         if as_json:
-            _print_json({"query": query, "matches": rows})
+            echo_json({"query": query, "matches": rows})
             continue
         for row in rows:
-            typer.echo(f"{row['score']:.4f}\t{row['line']}\t{row['text']}")
+            echo(f"{row['score']:.4f}\t{row['line']}\t{row['text']}")
 
 
 def _load(model: str, device: str, dtype: str | None) -> "Model":
     from clearhead.predict import load
 
     return load(model, device, dtype)
-
-
-def _print_json(data: dict[str, Any]) -> None:
-    typer.echo(json.dumps(data, ensure_ascii=False))
 
 
 def _printable(text: str) -> str:

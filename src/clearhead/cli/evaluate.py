@@ -1,12 +1,12 @@
 """`clearhead evaluate`: compute the metrics of a model on its test set, or on files."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clearhead.cli.options import Device, Dtype, ModelName
+from clearhead.cli.output import echo, echo_json
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def evaluate(
         lowercase=lowercase,
         tokenized_bleu=tokenized_bleu,
         unseen=unseen,
-        log=lambda line: typer.echo(line, err=True),
+        log=lambda line: echo(line, err=True),
     )
     _print_metrics(metrics, as_json)
 
@@ -78,13 +78,12 @@ def evaluate(
 def _print_metrics(metrics: dict[str, Any], as_json: bool) -> None:
     """Print metrics as JSON, or one a line after the confusion matrix."""
     if as_json:
-        finite = {name: None if value != value else value for name, value in metrics.items()}  # JSON has no NaN
-        typer.echo(json.dumps(finite, indent=2))
+        echo_json(metrics, indent=2)
         return
     _print_confusion(metrics.pop("confusion", None))
     width = max(len(name) for name in metrics)
     for name, value in metrics.items():
-        typer.echo(f"{name:{width}}  {value:.4g}" if isinstance(value, float) else f"{name:{width}}  {value}")
+        echo(f"{name:{width}}  {value:.4g}" if isinstance(value, float) else f"{name:{width}}  {value}")
 
 
 def _corpus(config: "DataConfig | None", files: list[Path], format: str, columns: str, labels: str) -> "Corpus":
@@ -113,6 +112,6 @@ def _print_confusion(confusion: dict[str, Any] | None) -> None:
     if confusion is None or len(confusion["labels"]) > MAX_TABLE_LABELS:
         return
     width = max(6, *(len(label) + 2 for label in confusion["labels"]))
-    typer.echo("".join(f"{text:>{width}}" for text in ("", *confusion["labels"])))
+    echo("".join(f"{text:>{width}}" for text in ("", *confusion["labels"])))
     for label, row in zip(confusion["labels"], confusion["counts"], strict=True):
-        typer.echo(f"{label:>{width}}" + "".join(f"{count:>{width},}" for count in row))
+        echo(f"{label:>{width}}" + "".join(f"{count:>{width},}" for count in row))

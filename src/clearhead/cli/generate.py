@@ -1,6 +1,5 @@
 """`clearhead generate`: continue prompts."""
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.options import Device, Dtype, JsonLines, ModelName
+from clearhead.cli.output import echo, echo_json
 from clearhead.cli.text_input import poll_lines
 from clearhead.errors import UserError
 
@@ -89,17 +89,16 @@ def generate(
         _generate_lines(loaded, as_json, options)
     elif stream:
         pieces = loaded.stream(prompt, **options)
-        typer.echo(prompt, nl=False)
+        echo(prompt, end="")
         for piece in pieces:
-            typer.echo(piece, nl=False)
-            sys.stdout.flush()
-        typer.echo()
+            echo(piece, end="")
+        echo()
     else:
         for number, result in enumerate(loaded.generate(prompt, **options).candidates, start=1):
             if as_json:
-                typer.echo(_to_json(prompt, result))
+                _echo_result(prompt, result)
             else:
-                typer.echo((f"--- {number}\n" if samples > 1 else "") + prompt + result.text)
+                echo((f"--- {number}\n" if samples > 1 else "") + prompt + result.text)
 
 
 def _generate_lines(model: "Model", as_json: bool, options: dict[str, Any]) -> None:
@@ -116,12 +115,14 @@ def _generate_lines(model: "Model", as_json: bool, options: dict[str, Any]) -> N
 
     try:
         for prompt, result in generate_batch_texts(model, prompts(), **options):
-            typer.echo(_to_json(prompt, result) if as_json else " ".join((prompt + result.text).splitlines()))
-            sys.stdout.flush()
+            if as_json:
+                _echo_result(prompt, result)
+            else:
+                echo(" ".join((prompt + result.text).splitlines()))
     except UserError as error:
         where = f"standard input, line {line}: " if str(error).startswith("prompt") else ""
         raise UserError(f"{where}{error}") from None
 
 
-def _to_json(prompt: str, result: "GenerationResult") -> str:
-    return json.dumps({"prompt": prompt, "text": result.text, "finished": result.finished}, ensure_ascii=False)
+def _echo_result(prompt: str, result: "GenerationResult") -> None:
+    echo_json({"prompt": prompt, "text": result.text, "finished": result.finished})

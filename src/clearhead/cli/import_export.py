@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.options import ModelName
+from clearhead.cli.options import ModelName, utf8_path
+from clearhead.cli.output import echo
 
 IMPORT_DTYPES = ("fp32", "bf16", "fp16")
 
@@ -14,7 +15,9 @@ def import_(
     source: Annotated[
         Path, typer.Argument(metavar="SOURCE", help="Folder (Hugging Face, CTranslate2) or file (GGUF, .bin).")
     ],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Model folder to write; must be new or empty.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", callback=utf8_path, help="Model folder to write; must be new or empty.")
+    ],
     dtype: Annotated[str | None, typer.Option(help="Convert to fp32, bf16 or fp16. Default: unchanged.")] = None,
 ) -> None:
     """Import a model from another library as a model folder.
@@ -31,12 +34,14 @@ def import_(
     from clearhead.checkpoint.formats import import_model
 
     import_model(source, folder, None if dtype is None else getattr(torch, DTYPES[dtype]))
-    typer.echo(folder)
+    echo(folder)
 
 
 def export(
     model: ModelName,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; must be new or empty.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", callback=utf8_path, help="Folder to write; must be new or empty.")
+    ],
     to: Annotated[str, typer.Option(help="hf, gguf, gguf-q8_0, ctranslate2 or onnx.")],
 ) -> None:
     """Export a model to the format of another library.
@@ -48,7 +53,7 @@ def export(
     from clearhead.predict.find import find_model
 
     export_model(load_model(find_model(model)), folder, to)
-    typer.echo(folder)
+    echo(folder)
 
 
 def pull(
@@ -60,4 +65,4 @@ def pull(
     """
     from clearhead.checkpoint.formats.pull import pull as download
 
-    typer.echo(download(name, lambda line: typer.echo(line, err=True)))
+    echo(download(name, lambda line: echo(line, err=True)))

@@ -1,12 +1,12 @@
 """`clearhead info` and `clearhead models`: describe a model, list the available models."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clearhead.cli.options import ModelName
+from clearhead.cli.output import echo, echo_json
 from clearhead.cli.presets import format_bytes, format_count
 from clearhead.errors import UserError
 
@@ -29,13 +29,13 @@ def info(
 
     data = _model_info(model, model_folder_info(find_model(model)))
     if as_json:
-        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        echo_json(data, indent=2)
         return
-    fields = {key: value for key, value in _format_info(data).items() if value}
+    fields = {key: value for key, value in _format_info(data).items() if value.strip()}
     width = max(map(len, fields))
     for key, value in fields.items():
         first, *rest = value.strip().splitlines()
-        typer.echo("\n".join([f"{key:{width}}  {first}", *(" " * (width + 2) + line for line in rest)]))
+        echo("\n".join([f"{key:{width}}  {first}", *(" " * (width + 2) + line for line in rest)]))
 
 
 def _model_info(name: str, about: "ModelFolderInfo") -> dict[str, Any]:
@@ -121,10 +121,10 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON li
     sources = {"package": packaged_models(), "pulled": pulled_models(), "runs": local_models()}
     rows = [_model_row(name, folder, source) for source, known in sources.items() for name, folder in known.items()]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        echo_json(rows, indent=2)
         return
     if not rows:
-        typer.echo("no models; train one with `clearhead train mini-en-de`, then `clearhead translate runs/mini-en-de`")
+        echo("no models; train one with `clearhead train mini-en-de`, then `clearhead translate runs/mini-en-de`")
         return
     table = [("name", "family", "parameters", "file", "score", "description")]
     for row in rows:
@@ -132,7 +132,7 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON li
         table.append((row["name"], row["family"], *size, row["score"], row["problem"] or row["description"]))
     widths = [max(len(cells[column]) for cells in table) for column in range(5)]
     for *cells, last in table:
-        typer.echo("  ".join([*(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True)), last]).rstrip())
+        echo("  ".join([*(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True)), last]).rstrip())
 
 
 def _model_row(name: str, folder: Path, source: str) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _model_row(name: str, folder: Path, source: str) -> dict[str, Any]:
     except UserError as error:
         empty = {"family": "", "parameters": None, "file_bytes": None, "score": "", "description": ""}
         return row | empty | {"problem": str(error)}
-    score = next((f"{score.metric} {score.value:g}" for score in about.card.scores), "")
+    score = next((f"{score.metric} {score.value:g} on {score.data}" for score in about.card.scores), "")
     data = about.extra.get("data")
     task = str(data.get("task", "")) if isinstance(data, dict) else ""
     return row | {

@@ -1,14 +1,26 @@
 """Options shared by the commands that load a model."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from clearhead.errors import UserError
 
 
 def _dtype_option(name: str | None) -> str | None:
     from clearhead.config.dtypes import parse_dtype
 
     return None if name is None else parse_dtype(name, where="--dtype")
+
+
+def utf8_path(path: Path | None) -> Path | None:
+    """Check the name of a folder to write before any work is done: safetensors cannot read one that is not UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{path}: the name is not UTF-8; choose another folder") from None
+    return path
 
 
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Model folder, run folder, or model name.")]

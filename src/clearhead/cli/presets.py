@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.cli.output import echo, echo_json
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def presets(
             raise UserError(f"--context: {context:,} is more than {name}'s max_positions {limit:,}; lower it")
     rows = [_row(preset_name, config, context, dtype) for preset_name, config in configs.items()]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        echo_json(rows, indent=2)
     else:
         _print_table(rows)
         if name is not None:
@@ -70,11 +71,12 @@ def _row(name: str, config: "ModelConfig", context: int | None, dtype: str) -> d
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
-    console = Console(highlight=False)
+    from clearhead.cli.console import Console
+
+    console = Console()
     console.width = max(console.width, 80)  # never truncate a number
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", overflow="fold", max_width=18)
@@ -84,9 +86,9 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     for row in sorted(rows, key=lambda row: (row["family"], row["parameters"])):
         if row["family"] != family:
             family = row["family"]
-            table.add_row(f"[bold]{family}[/bold]")
+            table.add_row(Text(family, style="bold"))
         table.add_row(
-            f" {escape(row['name'])}",
+            f" {row['name']}",
             f"{row['parameters']:,}",
             format_bytes(row["weight_bytes"]),
             format_bytes(row["training_bytes"]),
@@ -106,7 +108,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 def _print_settings(config: "ModelConfig") -> None:
     """Print a config as YAML."""
     settings = {key: value for key, value in config.model_dump(mode="json").items() if value is not None}
-    typer.echo("\n" + "\n".join(f"{key}: {_to_yaml(value)}" for key, value in settings.items()))
+    echo("\n" + "\n".join(f"{key}: {_to_yaml(value)}" for key, value in settings.items()))
 
 
 def _to_yaml(value: Any) -> str:

@@ -28,7 +28,6 @@ def map_texts(
     for chunk in [texts] if texts else read_chunks(file or Path("-")):
         results, problem = _process_valid(chunk, process)
         yield from zip(chunk, results, strict=problem is None)
-        sys.stdout.flush()
         count += len(results)
         if problem is not None:
             raise UserError(f"{where}{count + 1}: {problem}")

@@ -1,13 +1,13 @@
 """`clearhead tokenizer`: train, encode, decode and compare tokenizers."""
 
 import dataclasses
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clearhead.cli.options import utf8_path
+from clearhead.cli.output import echo, echo_json, is_terminal
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Train a tokenizer, encode and decode text, and compare tokenizers.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder with tokenizer.json, or the file itself.")]
-MAX_VOCAB_SIZE, DEFAULT_VOCAB_SIZE = 1 << 24, 8000
+MAX_VOCAB_SIZE = 1 << 24
 
 
 @app.command()
 def train(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="UTF-8 text files, plain or gzip; - is stdin.")],
-    out: Annotated[Path, typer.Option(help="Folder to write tokenizer.json to.")],
+    out: Annotated[Path, typer.Option(callback=utf8_path, help="Folder to write tokenizer.json to.")],
     vocab_size: Annotated[
         int | None,
         typer.Option(min=1, max=MAX_VOCAB_SIZE, help="Vocabulary size. Default: 8000, or less if the text is small."),
@@ -41,6 +41,7 @@ def train(
 
     Example: clearhead tokenizer train novel.txt.gz --out my-tokenizer --kind byte-bpe --vocab-size 8000
     """
+    from clearhead.config.data import DEFAULT_VOCAB_SIZE
     from clearhead.config.settings import nearest
     from clearhead.text import KINDS, ROLES, train_files
 
@@ -58,11 +59,11 @@ def train(
         vocab_size or DEFAULT_VOCAB_SIZE,
         roles=role_names,
         lowercase=lowercase,
-        progress=sys.stderr.isatty(),
+        progress=is_terminal(err=True),
         exact=vocab_size is not None,
     )
     tokenizer.save(out)
-    typer.echo(f"{len(tokenizer):,} tokens in {out / 'tokenizer.json'}", err=True)
+    echo(f"{len(tokenizer):,} tokens in {out / 'tokenizer.json'}", err=True)
 
 
 @app.command()
@@ -80,7 +81,7 @@ def encode(
 
     tokenizer = _load(folder)
     for line in read_lines(Path("-")):
-        print(*tokenizer.encode(line, special_tokens))
+        echo(" ".join(map(str, tokenizer.encode(line, special_tokens))))
 
 
 @app.command()
@@ -103,7 +104,7 @@ def decode(
                 f"standard input, line {number}: expected ids; write whole numbers separated by spaces"
             ) from None
         try:
-            print(tokenizer.decode(ids, special_tokens))
+            echo(tokenizer.decode(ids, special_tokens))
         except UserError as error:
             raise UserError(f"standard input, line {number}: {error}") from None
 
@@ -133,7 +134,7 @@ def stats(
         write_text(plot, plot_stats(results))
     if as_json:
         rows = [{"name": name} | dataclasses.asdict(stats) for name, stats in results.items()]
-        typer.echo(json.dumps(rows, indent=2))
+        echo_json(rows, indent=2)
     else:
         _print_stats(results)
 
@@ -150,10 +151,11 @@ def _load(folder: Path) -> "Tokenizer":
 
 
 def _print_stats(results: "dict[str, TokenizerStats]") -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from clearhead.cli.console import Console
+
+    console = Console()
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     for title in ("vocabulary", "used", "tokens", "per word", "bytes/token", "unknown", "round trip"):

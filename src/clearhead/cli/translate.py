@@ -1,12 +1,11 @@
 """`clearhead translate`: translate texts, files and pipes."""
 
-import json
-import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clearhead.cli.options import Device, Dtype, JsonLines, ModelName
+from clearhead.cli.output import echo, echo_json
 from clearhead.cli.text_input import map_texts
 from clearhead.errors import UserError
 
@@ -56,16 +55,11 @@ def translate(
 
     for source, best in map_texts(texts, None, process):
         if as_json:
-            rows = [{"text": r.text, "score": _finite(r.score), "alignment": _links(r)} for r in best.candidates]
-            typer.echo(json.dumps({"source": source, "translations": rows}, ensure_ascii=False))
+            rows = [{"text": r.text, "score": r.score, "alignment": _links(r)} for r in best.candidates]
+            echo_json({"source": source, "translations": rows})
             continue
         for result in best.candidates:
-            typer.echo("\t".join(_columns(result, logprobs, align)))
-
-
-def _finite(score: float | None) -> float | None:
-    """JSON has no -inf, the score of an impossible translation."""
-    return None if score is None or not math.isfinite(score) else score
+            echo("\t".join(_columns(result, logprobs, align)))
 
 
 def _columns(result: "Translation", logprobs: bool, align: bool) -> list[str]:

@@ -1,9 +1,7 @@
 """`clearhead word2vec`: train, query, evaluate and export word vectors."""
 
 import dataclasses
-import json
 import os
-import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.cli.options import utf8_path
+from clearhead.cli.output import echo, echo_json, is_terminal
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @app.command()
 def train(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="UTF-8 text files, plain or gzip; - is stdin.")],
-    out: Annotated[Path, typer.Option(help="Folder to write the vectors to.")],
+    out: Annotated[Path, typer.Option(callback=utf8_path, help="Folder to write the vectors to.")],
     dim: Annotated[int, typer.Option(help="Vector dimension.")] = 100,
     window: Annotated[int, typer.Option(help="Maximum context words on each side.")] = 5,
     negatives: Annotated[int, typer.Option(help="Negative samples per pair.")] = 5,
@@ -62,7 +62,7 @@ def train(
     settings = Word2VecSettings.build(values, "word2vec")
     with _output_folder(out):
         corpus = read_corpus(files, min_count)
-        typer.echo(f"{corpus.total_words:,} words, vocabulary {len(corpus.vocab):,} (count >= {min_count})", err=True)
+        echo(f"{corpus.total_words:,} words, vocabulary {len(corpus.vocab):,} (count >= {min_count})", err=True)
         training, start = Training(corpus, settings, device), time.perf_counter()
         for _ in _with_progress(training, corpus.total_words * epochs):
             pass
@@ -70,9 +70,9 @@ def train(
         training.vectors().save(out)
     if as_json:
         result = {"folder": str(out), "vocab_size": len(corpus.vocab), "words": corpus.total_words}
-        typer.echo(json.dumps(result | {"words_per_second": round(speed)} | settings.model_dump()))
+        echo_json(result | {"words_per_second": round(speed)} | settings.model_dump())
     else:
-        typer.echo(f"{len(corpus.vocab):,} vectors in {out}, {speed:,.0f} words/s", err=True)
+        echo(f"{len(corpus.vocab):,} vectors in {out}, {speed:,.0f} words/s", err=True)
 
 
 @app.command("neighbours")
@@ -91,13 +91,13 @@ def neighbors(
     results = {word: vectors.neighbors(word, top_k) for word in words}
     if as_json:
         rows = {word: [{"word": near, "cosine": cosine} for near, cosine in pairs] for word, pairs in results.items()}
-        typer.echo(json.dumps(rows, ensure_ascii=False))
+        echo_json(rows)
         return
     for word, pairs in results.items():
         if len(words) > 1:
-            typer.echo(f"{word}:")
+            echo(f"{word}:")
         for near, cosine in pairs:
-            typer.echo(f"{cosine:6.3f}  {near}")
+            echo(f"{cosine:6.3f}  {near}")
 
 
 @app.command()
@@ -115,10 +115,10 @@ def analogy(
     """
     rows = _load(folder).analogy(first, second, third, top_k)
     if as_json:
-        typer.echo(json.dumps([{"word": word, "cosine": cosine} for word, cosine in rows], ensure_ascii=False))
+        echo_json([{"word": word, "cosine": cosine} for word, cosine in rows])
         return
     for word, cosine in rows:
-        typer.echo(f"{cosine:6.3f}  {word}")
+        echo(f"{cosine:6.3f}  {word}")
 
 
 @app.command("evaluate")
@@ -149,19 +149,17 @@ def evaluate(
             for name, scores in sections.items()
             for score in scores
         ]
-        typer.echo(json.dumps(data))
+        echo_json(data)
         return
     for pair_score in pair_scores:
-        typer.echo(
+        echo(
             f"{pair_score.name}: Spearman {pair_score.spearman:.3f} on {pair_score.pairs} pairs "
             f"({pair_score.unknown} with unknown words)"
         )
     for name, scores in sections.items():
-        typer.echo(f"{name}:")
+        echo(f"{name}:")
         for score in scores:
-            typer.echo(
-                f"  {score.accuracy:6.1%} of {score.total:>6,} ({score.unknown:,} with unknown words)  {score.name}"
-            )
+            echo(f"  {score.accuracy:6.1%} of {score.total:>6,} ({score.unknown:,} with unknown words)  {score.name}")
 
 
 @app.command()
@@ -172,7 +170,7 @@ def export(folder: Folder, file: Annotated[Path, typer.Argument(metavar="FILE", 
     """
     vectors = _load(folder)
     vectors.save_text(file)
-    typer.echo(f"{len(vectors):,} vectors in {file}", err=True)
+    echo(f"{len(vectors):,} vectors in {file}", err=True)
 
 
 def _load(folder: Path) -> "WordVectors":
@@ -202,7 +200,7 @@ def _output_folder(folder: Path) -> "Iterator[None]":
 
 def _with_progress(training: "Training", words: int) -> "Iterator[float]":
     """Train with a progress bar on a terminal, else a line per 10%: fraction done, words/s, time left."""
-    if sys.stderr.isatty():
+    if is_terminal(err=True):
         yield from _with_bar(training, words)
         return
     start, reported = time.perf_counter(), 0
@@ -211,15 +209,16 @@ def _with_progress(training: "Training", words: int) -> "Iterator[float]":
         if int(10 * done) > reported:
             reported, elapsed = int(10 * done), time.perf_counter() - start
             left = elapsed / done - elapsed
-            typer.echo(f"{done:4.0%}  {words * done / elapsed:,.0f} words/s  {left:.0f} s left", err=True)
+            echo(f"{done:4.0%}  {words * done / elapsed:,.0f} words/s  {left:.0f} s left", err=True)
 
 
 def _with_bar(training: "Training", words: int) -> "Iterator[float]":
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+    from clearhead.cli.console import Console
+
     columns = BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[speed]}"), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=Console(err=True)) as progress:
         task, start = progress.add_task("", total=1.0, speed=""), time.perf_counter()
         for done in training:
             yield done

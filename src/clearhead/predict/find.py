@@ -1,9 +1,11 @@
 """Find the folder of a model: by path, run folder or name."""
 
 import errno
+import logging
 from importlib import resources
 from pathlib import Path
 
+from clearhead.checkpoint import disk
 from clearhead.checkpoint.formats.pull import PACKAGES, pulled_models
 from clearhead.config.recipe import recipe_names
 from clearhead.config.settings import nearest
@@ -12,6 +14,8 @@ from clearhead.errors import UserError
 EMBEDDED = resources.files("clearhead") / "models"
 RUNS = Path("runs")
 PARTS = ("best", "last")  # model folders of a run
+CONFIG = "config.json"
+log = logging.getLogger("clearhead")
 
 
 def packaged_models() -> dict[str, Path]:
@@ -19,25 +23,30 @@ def packaged_models() -> dict[str, Path]:
     if not EMBEDDED.is_dir():
         return {}
     with resources.as_file(EMBEDDED) as folder:
-        return {path.name: path for path in sorted(folder.iterdir()) if (path / "config.json").exists()}
+        return {path.name: path for path in sorted(folder.iterdir()) if (path / CONFIG).exists()}
 
 
 def local_models() -> dict[str, Path]:
     """The best (else the last) model of each run in ./runs, by the run's path."""
     models = {}
     for run in sorted(RUNS.iterdir()) if RUNS.is_dir() else ():
-        folder = next((run / part for part in PARTS if (run / part / "config.json").exists()), None)
+        folder = next((run / part for part in PARTS if disk.has_file(run / part, CONFIG)), None)
         if folder is not None:
             models[run.as_posix()] = folder
     return models
 
 
 def find_model(name: str | Path) -> Path:
-    """Return the model folder of a name, a model folder, or a run folder (its best, else its last)."""
+    """Return the model folder of a name, a model folder, or a run folder (its best, else its last).
+
+    A folder comes before a model of the package or a pulled one with the same name, with a warning.
+    """
     path, known = Path(name), packaged_models() | pulled_models()
     try:
-        for folder in (path, *(path / part for part in PARTS)):
-            if (folder / "config.json").exists():
+        for folder in (path, *(path / part for part in PARTS)) if "\0" not in str(name) else ():
+            if disk.has_file(folder, CONFIG):
+                if str(name) in known:
+                    log.warning("%s is taken from the folder %s, not from `clearhead models`", name, folder.absolute())
                 return folder
         if str(name) in known:
             return known[str(name)]

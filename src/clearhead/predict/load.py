@@ -32,7 +32,7 @@ def load(name: str | Path, device: str = "auto", dtype: str | None = None, compi
     network = loaded.network
     if quantized and isinstance(network, Decoder) and target.type == "cpu":
         network = optimize_for_inference(network, kind)  # keep only the quantized weights
-    return Model(network, loaded.tokenizers, loaded.extra, str(name), kind)
+    return Model(network, loaded.tokenizers, loaded.extra, str(name), kind, folder)
 
 
 def _check_finite(network: Network, folder: Path) -> None:

@@ -51,6 +51,7 @@ class Model:
     extra: dict[str, Any] = field(default_factory=dict)  # all keys of config.json but the architecture
     name: str = ""
     dtype: torch.dtype | None = None  # as passed to `load`; None: as stored
+    folder: Path | None = None  # that it was loaded from; None: made in Python
 
     def __repr__(self) -> str:
         return summary(self)

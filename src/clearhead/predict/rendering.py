@@ -1,8 +1,9 @@
 """The process that renders chat templates: a script run by path that imports jinja2 and nothing of this package.
 
 Templates come with checkpoints, from anyone. Jinja's immutable sandbox limits what a template may touch; the operating
-system limits the memory and time of this process, even inside one long call.
-One JSON object per line comes in and one goes out: {"template", "variables"} to {"text"}, {"refused"} or {"error"}.
+system limits the memory and time of this process, even inside one long call, and lets it neither write files nor start
+processes. One JSON object per line comes in and one goes out: {"number", "template", "variables", "seconds"} to
+{"number"} with "text", "refused" or "error".
 """
 
 import contextlib
@@ -54,9 +55,8 @@ def render(template: str, variables: dict[str, Any]) -> str:
     return "".join(pieces)
 
 
-def answer(line: str) -> dict[str, str]:
-    """The reply to one line."""
-    request = json.loads(line)
+def answer(request: dict[str, Any]) -> dict[str, str]:
+    """The reply to one request."""
     try:
         return {"text": render(request["template"], request["variables"])}
     except Refused as error:
@@ -75,16 +75,35 @@ def answer(line: str) -> dict[str, str]:
         return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
 
 
+def limit() -> None:
+    """Have the operating system limit this process, where it can."""
+    with contextlib.suppress(ImportError):
+        import resource
+
+        limits = {"AS": MEMORY, "FSIZE": 0, "NPROC": 0, "CORE": 0}
+        for name, value in limits.items():
+            with contextlib.suppress(AttributeError, ValueError, OSError):  # not on every system
+                resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+
+
 def main() -> None:
     """Answer lines until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the parent
-    with contextlib.suppress(ImportError, ValueError, OSError):  # not on every system
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    limit()
     print("ready", flush=True)
     for line in sys.stdin:
-        print(json.dumps(answer(line)), flush=True)
+        request = json.loads(line)
+        _set_alarm(request["seconds"])
+        reply = {"number": request["number"]} | answer(request)
+        _set_alarm(0)
+        print(json.dumps(reply), flush=True)
+
+
+def _set_alarm(seconds: float) -> None:
+    """End this process after some seconds, even if its parent was killed."""
+    if hasattr(signal, "setitimer"):  # not on Windows
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 if __name__ == "__main__":

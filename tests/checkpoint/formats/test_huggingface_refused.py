@@ -1,6 +1,7 @@
 """Hugging Face folders with features that would silently give wrong outputs: refused, or read as transformers does."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def test_a_file_without_read_permission_is_named(tmp_path: Path, monkeypatch: py
 
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF")
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(UserError, match=r"model\.gguf cannot be read \(Permission denied\)"):
         read_foreign(path)
 
