@@ -7,6 +7,7 @@
 #   make docs           regenerate docs/reference.md from the docstrings
 #   make bench          attention benchmark; others: python -m bench.NAME
 #   make torture        fault injection in training and a busy engine; takes minutes
+#   make fuzz           coverage-guided fuzzing of the file readers (atheris) and of native.c (clang); SECONDS=1200 each
 #   make test-gpu       fast paths equal the reference, on a CUDA device
 #
 # On a machine without a GPU, a CPU build of torch saves gigabytes:
@@ -14,13 +15,14 @@
 
 PYTHON ?= python3
 TORCH_INDEX ?=
+SECONDS ?= 1200
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # One thread a process: two pytest workers on two cores, and sums in the same order on every machine.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: help demo test lint format docs bench torture test-gpu clean
+.PHONY: help demo test lint format docs bench torture fuzz test-gpu clean
 
 help:
 	@sed -n '1,/^$$/p' Makefile | sed 's/^# \{0,1\}//'
@@ -48,12 +50,33 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m bench.attention
 
 torture: $(VENV)/.dev
-	$(TEST_ENV) $(BIN)/python -m tests.train.torture 200 50
+	$(TEST_ENV) $(BIN)/python -m tests.train.torture 1000 100
+	$(TEST_ENV) $(BIN)/python -m tests.train.received_run 10000
+	$(TEST_ENV) $(BIN)/python -m tests.train.output_faults 200
+	$(TEST_ENV) $(BIN)/python -m tests.train.elastic 50
 	$(TEST_ENV) CLEARHEAD_INTERRUPTIONS=20 CLEARHEAD_KILLS=200 CLEARHEAD_COMPILE=1 $(BIN)/python -m pytest \
 		tests/train/test_resume.py tests/checkpoint/test_crash.py tests/train/test_golden.py $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m tests.fuzz.amplification 20000
 	$(TEST_ENV) CLEARHEAD_TERMINAL_CASES=0 CLEARHEAD_CTRL_C=700 $(BIN)/python -m pytest -s \
 		tests/cli/test_terminal.py tests/cli/test_interruptions.py $(ARGS)
 	$(TEST_ENV) CLEARHEAD_REQUESTS=10000 $(BIN)/python -m pytest tests/inference/test_engine.py $(ARGS)
+	$(TEST_ENV) CLEARHEAD_LOADS=10000 CLEARHEAD_KILLS=1000 CLEARHEAD_MUTATIONS=10000 $(BIN)/python -m pytest -s \
+		tests/predict/test_readers.py tests/checkpoint/test_killed_writers.py tests/predict/test_changed_models.py \
+		tests/data/test_changed_stores.py tests/text/test_changed_vectors.py $(ARGS)
+	$(TEST_ENV) CLEARHEAD_TOKENIZERS=50000 CLEARHEAD_DIALOGUES=10000 $(BIN)/python -m pytest -rP \
+		tests/text/test_hostile_tokenizers.py tests/predict/test_injection.py $(ARGS)
+
+# New inputs go to build/fuzz; those that are kept are in tests/fuzz/*.zip.
+fuzz: $(VENV)/.dev
+	@mkdir -p build/fuzz/native build/fuzz/readers build/fuzz/lib
+	clang -g -O1 -w -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all '-Dtarget_clones(...)=unused' \
+		tests/fuzz/native_fuzz.c -o build/fuzz/native_fuzz -lm
+	$(BIN)/python -m zipfile -e tests/fuzz/native.zip build/fuzz/native
+	build/fuzz/native_fuzz build/fuzz/native -max_total_time=$(SECONDS) -max_len=8192 -artifact_prefix=build/fuzz/
+	$(PIP) --target build/fuzz/lib --upgrade atheris
+	$(TEST_ENV) $(BIN)/python -m tests.fuzz.readers --seeds build/fuzz/readers
+	$(TEST_ENV) PYTHONPATH=build/fuzz/lib $(BIN)/python -m tests.fuzz.readers build/fuzz/readers \
+		-max_total_time=$(SECONDS) -max_len=20000 -artifact_prefix=build/fuzz/
 
 test-gpu: $(VENV)/.dev
 	TORCHDYNAMO_DISABLE=0 $(BIN)/python -m pytest -n 0 -m gpu -rs tests/gpu $(ARGS)

@@ -42,8 +42,8 @@ from clearhead.config.recipe import Recipe, load_recipe
 from clearhead.data import IGNORED, Batch, Data, prepare
 from clearhead.data.batch_order import batch_plans
 from clearhead.data.build_datasets import TASKS
+from clearhead.data.corpus_files import corpus_files
 from clearhead.data.dataset import Dataset
-from clearhead.data.formats import corpus_files
 from clearhead.evaluate.model import evaluate
 from clearhead.files import read_document
 from clearhead.ops.device import choose_device

@@ -11,7 +11,11 @@ from typing import get_args
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NAMES = ("README", "docs/guide", "docs/data", "docs/train", "docs/formats", "docs/understand", "docs/inference")
+NAMES = (
+    "README",
+    "CONTRIBUTING",
+    *(f"docs/{page}" for page in ("guide", "data", "train", "formats", "understand", "inference", "results")),
+)
 PAIRS = [(f"{name}.md", f"{name}.zh-CN.md") for name in NAMES]
 RUN = [
     f"{name}{language}.md"
@@ -66,6 +70,37 @@ def test_both_languages_hold_the_same_code_and_figures(english: str, chinese: st
         re.findall(r"^#+ ", (ROOT / name).read_text(encoding="utf-8"), flags=re.M) for name in (english, chinese)
     ]
     assert headings[0] == headings[1]
+
+
+def numbers_of(name: str) -> list[str]:
+    """Return the numbers of a page, but for those in names (GPT-2), sorted: word order differs between languages."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    units = {"million": 1_000_000, "万": 10_000}
+    text = re.sub(r"(\d+) (million|万)", lambda match: str(int(match[1]) * units[match[2]]), text)
+    return sorted(re.findall(r"(?<![A-Za-z\d])(?<![A-Za-z]-)[+−]?\d+(?:[.,-]\d+)*", text))
+
+
+@pytest.mark.parametrize(("english", "chinese"), PAIRS)
+def test_both_languages_hold_the_same_numbers(english: str, chinese: str) -> None:
+    """In the text as well as in tables and code."""
+    assert numbers_of(english) == numbers_of(chinese)
+
+
+@pytest.mark.parametrize(("english", "chinese"), PAIRS)
+def test_each_language_links_to_the_other_and_stays_in_its_own(english: str, chinese: str) -> None:
+    assert f"[中文]({Path(chinese).name})" in (ROOT / english).read_text(encoding="utf-8")
+    text = (ROOT / chinese).read_text(encoding="utf-8")
+    assert f"[English]({Path(english).name})" in text
+    links = re.findall(r"\[(?!English\])[^]]*\]\(([^)]+)\.md\)", text)
+    assert [link for link in links if ((ROOT / chinese).parent / f"{link}.zh-CN.md").exists()] == []
+
+
+@pytest.mark.parametrize("name", [chinese for _, chinese in PAIRS])
+def test_chinese_is_spaced_from_latin_and_has_full_width_punctuation(name: str) -> None:
+    text = re.sub(r"^```.*?^```", "", (ROOT / name).read_text(encoding="utf-8"), flags=re.M | re.S)
+    text = re.sub(r"!?\[([^]]*)\]\([^)]*\)|\*\*", r"\1", text)  # links read as their text
+    chinese = r"[\u4e00-\u9fff]"
+    assert re.findall(rf".*{chinese}[A-Za-z0-9`(,;:!?.].*|.*[A-Za-z0-9`)%,;:!?.]{chinese}.*", text) == []
 
 
 def test_every_backend_and_every_model_file_is_in_the_guide() -> None:

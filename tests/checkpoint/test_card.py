@@ -1,5 +1,7 @@
 """Model cards: written as valid Markdown, and parsed again."""
 
+import time
+
 from clearhead.checkpoint import Card, Score, model_card, read_card
 
 
@@ -41,3 +43,12 @@ def test_cards_of_another_form_are_read_as_far_as_possible() -> None:
 def test_cards_of_version_1_are_read() -> None:
     text = model_card("x", "y", [], "a: 1", [], "MIT").replace("## License", "## Licence")
     assert read_card(text).license == "MIT"
+
+
+def test_reading_a_card_takes_time_linear_in_its_size() -> None:
+    for part in ("```yaml\n", "````yaml\n```\n", "## ", "|", "\\|", "# ", "- ", "\n", "| a | 1 | b | c |\n"):
+        text = "## Recipe\n" + part * (1_000_000 // len(part))
+        start = time.process_time()
+        read_card(text)
+        read_card(text.replace("Recipe", "Scores"))
+        assert time.process_time() - start < 4, part

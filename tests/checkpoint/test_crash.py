@@ -94,7 +94,7 @@ def test_a_killed_first_save_leaves_a_complete_model_or_none(tmp_path: Path, tex
         if folder.exists() or not dies:
             load_model(folder)
         else:
-            with pytest.raises(UserError, match="is not there"):
+            with pytest.raises(UserError, match="does not exist"):
                 load_model(folder)
     assert number > 10
 

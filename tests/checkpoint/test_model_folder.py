@@ -3,7 +3,11 @@
 import json
 import os
 import re
+import resource
+import socket
 import stat
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from safetensors.torch import load_file, save_file
 
-from clearhead.checkpoint import LoadedModel, disk, load_model, model_folder, save_model
+from clearhead.checkpoint import LoadedModel, disk, load_model, model_folder, model_folder_info, save_model, tensors
 from clearhead.checkpoint.tensors import named_tensors
 from clearhead.config import ModelConfig, preset, preset_names
 from clearhead.errors import UserError
@@ -150,15 +154,29 @@ def test_weights_are_stored_and_loaded_in_bf16(tmp_path: Path, text_tokenizer: T
     )
 
 
-def test_weights_are_memory_mapped(tmp_path: Path, text_tokenizer: Tokenizer) -> None:
-    maps = Path("/proc/self/maps")
+def test_large_weights_are_memory_mapped_and_small_ones_copied(
+    tmp_path: Path, text_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maps, file = Path("/proc/self/maps"), tmp_path / "model" / "model.safetensors"
     if not maps.exists():
         pytest.skip("needs /proc/self/maps")
     save_model(tmp_path / "model", network(), text_tokenizer)
     loaded = load_model(tmp_path / "model")
-    assert str(tmp_path / "model" / "model.safetensors") in maps.read_text()
+    assert str(file) not in maps.read_text()
+    os.truncate(file, 10)
+    assert equal(loaded.network.state_dict(), network().state_dict()), "truncation in place changes nothing"
+    save_model(tmp_path / "model", network(), text_tokenizer)
+    monkeypatch.setattr(tensors, "COPIED_BYTES", file.stat().st_size - 1)
+    loaded = load_model(tmp_path / "model")
+    assert str(file) in maps.read_text()
     del loaded
-    assert str(tmp_path / "model" / "model.safetensors") not in maps.read_text()
+    assert str(file) not in maps.read_text()
+
+
+def test_tensors_of_small_and_large_files_are_in_the_same_order(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [list(tensors.read_tensors(model / "model.safetensors")) for _ in range(5)]
+    monkeypatch.setattr(tensors, "COPIED_BYTES", 0)
+    assert names == [list(tensors.read_tensors(model / "model.safetensors"))] * 5, "otherwise ranks mix them up"
 
 
 def change_weights(model: Path, change: Any) -> None:
@@ -171,12 +189,18 @@ def change_weights(model: Path, change: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop("decoder.norm.weight"), "decoder.norm.weight is missing; these weights are of another model"),
-        (lambda t: t.clear(), "and 32 more are missing"),
+        (lambda t: t.pop("decoder.norm.weight"), "decoder.norm.weight is missing; these weights belong to"),
+        (lambda t: t.clear(), "0 tensors, fewer than the model has layers"),
+        (lambda t: [t.pop(name) for name in list(t)[9:]], "and 23 more are missing"),
         (lambda t: t.update(extra=torch.zeros(1)), "extra is not in the model"),
         (lambda t: t.update({"decoder.norm.weight": torch.zeros(9)}), "decoder.norm.weight is 9, but 8 in the model"),
         (lambda t: t.update({"decoder.norm.weight": torch.zeros(())}), "is a scalar, but 8"),
-        (lambda t: t.update({"decoder.norm.weight": torch.zeros(8).int()}), "holds torch.int32, but torch.float32"),
+        (lambda t: t.update({"decoder.norm.weight": torch.zeros(8).int()}), "is torch.int32, but torch.float32"),
+        (
+            lambda t: t.update({"decoder.norm.weight": torch.zeros(8).to(torch.float8_e4m3fn)}),
+            "is torch.float8_e4m3",
+        ),
+        (lambda t: t.update({"decoder.norm.weight": torch.zeros(8, dtype=torch.int8)}), "is int8, but not a matrix"),
     ],
 )
 def test_tensors_that_do_not_fit_are_named_in_one_line(model: Path, change: Any, message: str) -> None:
@@ -188,7 +212,7 @@ def test_tensors_that_do_not_fit_are_named_in_one_line(model: Path, change: Any,
 
 
 def test_other_folders_and_files_are_refused(tmp_path: Path, model: Path) -> None:
-    with pytest.raises(UserError, match="nowhere is not there; give a model folder"):
+    with pytest.raises(UserError, match="nowhere does not exist; give a model folder"):
         load_model(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"config\.json is a file; give a model folder"):
         load_model(model / "config.json")
@@ -229,9 +253,10 @@ def test_an_edited_card_is_accepted_but_an_edited_config_is_damage(model: Path) 
 
 
 def test_a_manifest_with_paths_outside_the_folder_is_refused(model: Path) -> None:
-    (model / "manifest.json").write_text(disk._to_json({"../x": {"size": 1, "sha256": "0"}}))
-    with pytest.raises(UserError, match=r"manifest\.json is damaged"):
-        load_model(model)
+    for name in ("../x", "..", ".", "", "a/b", "a\0b"):
+        (model / "manifest.json").write_text(disk._to_json({name: {"size": 1, "sha256": "0"}}))
+        with pytest.raises(UserError, match=r"manifest\.json is damaged"):
+            load_model(model)
     (model / "manifest.json").write_text(disk._to_json({}))
     with pytest.raises(UserError, match=r"manifest\.json does not list config\.json"):
         load_model(model)
@@ -292,12 +317,59 @@ def test_a_replaced_folder_is_read_again(
     assert equal(loaded.network.state_dict(), network(1).state_dict())
 
 
-def test_temporary_folders_of_running_processes_are_kept(model: Path, text_tokenizer: Tokenizer) -> None:
-    own, other, dead = (model.with_name(f".model.tmp-{pid}") for pid in (os.getpid(), os.getppid(), 2**22 + 1))
-    for path in (own, other, dead):
+def test_a_folder_that_moves_while_it_is_read_is_read_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same folder is .model.old after the first rename of its replacement."""
+    verify, moves = disk.verify, iter([1])
+
+    def move_then_verify(folder: Path) -> set[str]:
+        for _ in moves:
+            model.rename(model.with_name(".model.old"))
+        return verify(folder)
+
+    monkeypatch.setattr(disk, "verify", move_then_verify)
+    assert load_model(model).extra["task"] == "language"
+
+
+def test_temporary_folders_of_running_writers_are_kept(model: Path, text_tokenizer: Tokenizer) -> None:
+    dead, earlier, unrelated = (model.with_name(f".model.tmp-{name}") for name in ("0123abcd", "4711", "backup"))
+    for path in (dead, earlier, unrelated):
         path.mkdir()
-    save_model(model, network(1), text_tokenizer)
-    assert [path.exists() for path in (own, other, dead)] == [False, True, False]
+    with disk.atomic_folder(model) as running:
+        save_model(model, network(1), text_tokenizer)
+        assert [path.exists() for path in (dead, earlier, unrelated, running)] == [False, False, True, True]
+        (running / "config.json").write_text("{}")
+    assert json.loads((model / "config.json").read_text()) == {}, "the last to finish wins"
+    assert {path.name for path in model.parent.iterdir()} == {"model", unrelated.name}
+
+
+def test_threads_that_save_one_folder_leave_one_complete_model(tmp_path: Path, text_tokenizer: Tokenizer) -> None:
+    def save(seed: int) -> None:
+        for _ in range(5):
+            save_model(tmp_path / "model", network(), text_tokenizer, {"seed": seed})
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(save, range(4)))
+    assert load_model(tmp_path / "model").extra["seed"] in range(4)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "manifest.json", "model.safetensors", "tokenizer.json", "README.md"])
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+def test_pipes_sockets_and_devices_in_a_folder_are_refused_at_once(model: Path, name: str, kind: str) -> None:
+    (model / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(model / name)
+    elif kind == "device":
+        (model / name).symlink_to("/dev/zero")
+    else:
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(os.path.relpath(model / name))  # the path of a socket has at most 108 bytes
+    readers: list[Any] = [load_model, partial(load_model, verify=False), model_folder_info]
+    for read in readers if name != "README.md" else [model_folder_info]:
+        if name == "manifest.json" and read is not load_model:
+            continue
+        with pytest.raises(UserError, match=f"{name} is not a regular file"):
+            read(model)
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -325,3 +397,57 @@ def test_missing_int8_scales_are_named(tmp_path: Path, text_tokenizer: Tokenizer
     save_file(tensors, file)
     with pytest.raises(UserError, match=re.escape(f"its scales {lost} are missing")):
         load_model(tmp_path / "model", verify=False)
+
+
+def test_an_int8_vector_with_scales_is_refused_before_it_is_a_matrix(model: Path) -> None:
+    name, size = "decoder.norm.weight", 30_000  # as a matrix, 3.6 GB
+    tensors = {name: torch.zeros(size, dtype=torch.int8), f"{name}.scale": torch.ones(size)}
+    change_weights(model, lambda stored: stored.update(tensors))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match=r"decoder.norm.weight is int8, but not a matrix; fetch or convert"):
+        load_model(model, verify=False)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_weights_of_eight_bit_floats_are_refused(model: Path, dtype: torch.dtype) -> None:
+    change_weights(model, lambda stored: stored.update({name: each.to(dtype) for name, each in stored.items()}))
+    with pytest.raises(UserError, match=r"weights of dtype torch.float8_\w+ are not supported; convert them to"):
+        load_model(model, verify=False)
+
+
+def test_weights_of_several_dtypes_become_the_widest(model: Path) -> None:
+    change_weights(model, lambda stored: stored.update({"decoder.norm.weight": stored["decoder.norm.weight"].half()}))
+    loaded = load_model(model, verify=False)
+    assert {parameter.dtype for parameter in loaded.network.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"task": ["x"]}, r"config\.json: task: \['x'\] is not a string"),
+        ({"labels": "yes"}, r"config\.json: labels: "),
+        ({"labels": [["a"]]}, r"config\.json: labels\.0"),
+        ({"data": "x"}, r"config\.json: data: 'x' is not a group of settings"),
+        ({"begin": 5}, r"config\.json: begin: "),
+        ({"eos_ids": [-1]}, r"config\.json: eos_ids\.0: -1 is too small"),
+        ({"eos_ids": [1 << 70]}, r"config\.json: eos_ids\.0: "),
+        ({"banned_ids": [1]}, r"config\.json: banned_ids\.0"),
+        ({"pad": "x"}, r"config\.json: pad: 'x' is not a whole number"),
+        ({"source_end": 1}, r"config\.json: source_end: 1 is neither true nor false"),
+        ({"chat_template": {}}, r"config\.json: chat_template: "),
+        ({"pooling": "max"}, r"config\.json: pooling: 'max' is not allowed; use cls or mean"),
+        ({"normalized": "no"}, r"config\.json: normalized: "),
+        ({"max_length": 0}, r"config\.json: max_length: 0 is too small"),
+    ],
+)
+def test_extra_keys_of_another_type_are_named(model: Path, extra: dict[str, Any], message: str) -> None:
+    path = model / "config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps(settings | extra))
+    with pytest.raises(UserError, match=message) as caught:
+        load_model(model, verify=False)
+    assert len(str(caught.value).splitlines()) <= 2
+    path.write_text(json.dumps(settings | dict.fromkeys(extra) | {"anything": extra}))
+    expected = (settings.keys() | {"anything"}) - {"format", "version", "model"} - extra.keys()
+    assert load_model(model, verify=False).extra.keys() == expected

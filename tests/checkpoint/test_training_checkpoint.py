@@ -43,7 +43,7 @@ def test_a_resumed_run_is_bit_exact(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, 2, *gather_state(model, optimizer), NUMBERS, keep=1)
     state, errors = newest_checkpoint(tmp_path)
     assert state is not None
-    assert (state.step, state.metadata, errors) == (2, NUMBERS, [])
+    assert (state.step, state.progress, errors) == (2, NUMBERS, [])
     other = network(5)
     resumed = torch.optim.AdamW(list(other.parameters())[::-1], lr=0.01)  # another order, one group
     for group in resumed.param_groups:
@@ -78,7 +78,7 @@ def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert step_folders(tmp_path) == ["step-00000110"]
     state, _ = newest_checkpoint(tmp_path)
     assert state is not None
-    assert state.metadata["seed"] == 7
+    assert state.progress["seed"] == 7
     with pytest.raises(ValueError, match="keep one or more"):
         save(tmp_path, 120, keep=0)
 
@@ -124,7 +124,7 @@ def test_if_every_checkpoint_is_damaged_all_are_named(tmp_path: Path) -> None:
 def test_a_renamed_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
     folder.rename(folder.with_name("step-00000009"))
-    assert "is of step 1, so the folder was renamed" in newest_checkpoint(tmp_path)[1][0]
+    assert "is for step 1, so the folder was renamed" in newest_checkpoint(tmp_path)[1][0]
 
 
 def test_values_that_json_does_not_support_leave_no_files(tmp_path: Path) -> None:
@@ -188,8 +188,15 @@ def test_optimizer_state_that_does_not_fit_is_named_and_not_loaded() -> None:
         ({f"exp_avg_sq/{name}": None}, f"exp_avg_sq/{name} is missing"),
         ({f"{key}/{name}": None for key in ("step", "exp_avg", "exp_avg_sq")}, f"nothing is stored for {name}"),
         ({"exp_avg/other": torch.zeros(1)}, "other is not a parameter of this model"),
-        ({f"exp_avg/{name}": torch.zeros(9)}, rf"exp_avg/{name} has shape \(9,\), the parameter \(8,\)"),
+        ({f"exp_avg/{name}": torch.zeros(9)}, rf"exp_avg/{name} has shape \(9,\) instead of \(8,\)"),
+        ({f"exp_avg/{name}": torch.zeros(0)}, rf"exp_avg/{name} has shape \(0,\)"),
+        ({f"exp_avg/{name}": torch.zeros(8).to(torch.float8_e5m2)}, rf"exp_avg/{name} holds torch.float8_e5m2"),
         ({f"exp_avg/{name}": torch.zeros(8, 8)}, rf"exp_avg/{name} has shape \(8, 8\)"),
+        ({f"exp_avg/{name}": torch.zeros(())}, rf"exp_avg/{name} has shape \(\)"),
+        ({f"step/{name}": torch.zeros(8)}, rf"step/{name} has shape \(8,\) instead of \(\)"),
+        ({f"exp_avg/{name}": torch.zeros(8, dtype=torch.int64)}, "holds torch.int64 instead of torch.float32"),
+        ({f"exp_inf/{name}": torch.zeros(8)}, f"exp_inf/{name} is not a tensor of this optimizer"),
+        ({key: None for key in state if key.startswith("exp_avg/")}, "exp_avg/.* is missing"),
     ):
         wrong = {key: value for key, value in (state | change).items() if value is not None}  # type: ignore[operator]
         with pytest.raises(UserError, match=message):
@@ -268,9 +275,9 @@ def test_different_models_cannot_be_averaged(tmp_path: Path) -> None:
     config = network().config
     for name, change in (("a", {}), ("b", {"ff_dim": 13}), ("c", {"decoder_layers": 1})):
         save_model(tmp_path / name, network(config=config.model_copy(update=change)), ())
-    with pytest.raises(UserError, match=r"b and .*a are of different models: .* differs in shape"):
+    with pytest.raises(UserError, match=r"b and .*a belong to different models: .* differs in shape"):
         average_weights([tmp_path / "a", tmp_path / "b"])
-    with pytest.raises(UserError, match=r"c and .*a are of different models: only one has decoder\.layers\.1"):
+    with pytest.raises(UserError, match=r"c and .*a belong to different models: only one has decoder\.layers\.1"):
         average_weights([tmp_path / "a", tmp_path / "c"])
     with (tmp_path / "a" / "model.safetensors").open("ab") as file:
         file.write(b"x")

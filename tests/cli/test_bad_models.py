@@ -31,11 +31,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 CASES: list[tuple[str, bytes, str]] = [
     ("translate runs/mini-en-d x", b"", "no model 'runs/mini-en-d'.*did you mean runs/mini-en-de?"),
     ("translate zzz x", b"", "no model 'zzz'.*known: .*runs/mini-en-de"),
-    ("info empty", b"", "empty holds no model (config.json"),
+    ("info empty", b"", "empty contains no model (config.json"),
     ("info file", b"", "file is a file; give a model folder"),
     ("generate untokenized x", b"", "untokenized has no tokenizer.json"),
     ("generate incomplete x", b"", "tokenizer.json"),
-    ("generate nan x", b"", "nan: .* holds NaN or infinity"),
+    ("generate nan x", b"", "nan: .* contains NaN or infinity"),
     ("generate bert x", b"", "generate: bert is an encoder; it can"),
     ("chat bert", b"hello\n", "chat: bert is an encoder; it can"),
     ("chat tr", b"hello\n", "chat: tr is an encoder-decoder; it can translate"),
@@ -49,7 +49,7 @@ CASES: list[tuple[str, bytes, str]] = [
     (f"{GENERATE} --max-new-tokens 9", b"fine\n" + b"x" * 130 + b"\n", "standard input, line 2: prompt: 131 tokens"),
     (f"{GENERATE} --max-new-tokens 9", b"fine\n\xff\n", "standard input, line 2: not valid UTF-8"),
     (f"{GENERATE} --stream", b"fine\n", "--stream: needs a PROMPT"),
-    (f"{GENERATE} x --max-new-tokens 5 --seed 9223372036854775808", b"", "a seed is a whole number of 64 bits"),
+    (f"{GENERATE} x --max-new-tokens 5 --seed 9223372036854775808", b"", "a seed is a 64-bit integer"),
     (f"{GENERATE} x --device cuda:99", b"", "device: cuda"),
     (f"{GENERATE} x --device gpu", b"", "'gpu' is not a device"),
     (f"{GENERATE} x --dtype float3", b"", "dtype: 'float3' is not allowed"),
@@ -57,12 +57,12 @@ CASES: list[tuple[str, bytes, str]] = [
     ("tokenizer train --kid x", b"", "No such option: --kid.*See clearhead tokenizer train --help$"),
     ("trnslate x", b"", "Did you mean 'translate'? See clearhead --help$"),
     (f"{TRANSLATE} x --beam 0", b"", "--beam.*greater than or equal to 1"),
-    (f"{TRANSLATE} x --beam 60", b"", "beam: 60 is more than the 28 tokens"),
+    (f"{TRANSLATE} x --beam 60", b"", "beam: 60 is more than the vocabulary size 28"),
     (f"{TRANSLATE} x --n-best 5", b"", "--n-best: 5 is more than --beam 4"),
     (TRANSLATE, b"a man\n\0\1\2\3\n", "standard input, line 2: contains a zero byte"),
     (TRANSLATE, b"a man\nca\xe9\n", "standard input, line 2: not valid UTF-8"),
     (TRANSLATE, b"a man\n\n" + b"a " * 200, "standard input, line 3: 201 tokens.*128 positions; shorten it$"),
-    ("chat gpt --max-new-tokens 100", b"x" * 50, "system text and 100 for the answer are more than"),
+    ("chat gpt --max-new-tokens 100", b"x" * 50, "system prompt and 100 for the answer are more than"),
 ]
 
 

@@ -58,7 +58,7 @@ def test_models_lists_runs_with_descriptions_and_problems(folder: Path) -> None:
     rows = {row["name"]: row for row in json.loads(data) if row["source"] == "runs"}
     assert list(rows) == ["runs/damaged", "runs/one", "runs/two"]
     assert rows["runs/one"]["description"] == "Translates little."
-    assert rows["runs/one"]["score"] == "BLEU 31.4"
+    assert rows["runs/one"]["score"] == "BLEU 31.4 on a test set"
     assert rows["runs/two"]["description"] == "masked-language-model"
     assert Path(rows["runs/two"]["folder"]).name == "last"
     assert "cannot be read as safetensors" in rows["runs/damaged"]["problem"]

@@ -60,14 +60,14 @@ def test_every_command_of_the_guide_runs_and_a_round_trip_generates_the_same_tex
 def test_errors_name_the_argument(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command, message in (
         ("import nowhere models/mine", "nowhere does not exist"),
-        ("import first/tokenizer.json models/mine", "of no known format"),
+        ("import first/tokenizer.json models/mine", "in an unknown format"),
         ("import first models/mine", "first is a Clearhead model folder already"),
         ("import downloads/tiny-llama models/mine --dtype int8", "--dtype: 'int8' is not allowed"),
         ("export first exported --to pickle", "--to: 'pickle' is not allowed; use hf, gguf"),
         ("export first downloads --to hf", "downloads already exists"),
         ("export nothing exported --to hf", "no model 'nothing'"),
         ("pull nothing", "no model 'nothing'; use minilm, smollm2"),
-        ("generate smollm2 hello", "fetch it with: clearhead pull smollm2"),
+        ("generate smollm2 hello", "run: clearhead pull smollm2"),
     ):
         with pytest.raises(UserError, match=re.escape(message)):
             clearhead(command, capsys)
@@ -79,4 +79,5 @@ def test_a_model_with_invalid_data_settings_is_listed(folder: Path, capsys: pyte
     loaded = load_model(Path("first"))
     save_model(Path("runs/odd/best"), loaded.network, loaded.tokenizers, {"data": 5})
     [row] = [row for row in json.loads(clearhead("models --json", capsys)) if row["name"] == "runs/odd"]
-    assert (row["description"], row["problem"]) == ("generate", "")
+    assert row["description"] == ""
+    assert "config.json: data: 5 is not a group of settings" in row["problem"]

@@ -80,7 +80,7 @@ def test_damaged_gzip_is_reported(trained: Path) -> None:
     damaged.write_bytes(gzip.compress(TEXT.encode(), mtime=0)[:-20])
     code, _, errors = run("train", str(damaged), "--out", str(trained / "new"))
     assert code == 2
-    assert "the gzip data is cut off or damaged" in errors
+    assert "the gzip data is truncated or damaged" in errors
 
 
 def test_stats_plot_an_svg(trained: Path) -> None:

@@ -13,6 +13,7 @@ import yaml
 from clearhead.checkpoint import newest_checkpoint
 from clearhead.config.recipe import dump_recipe, recipe_names
 from clearhead.train.run_log import read_log
+from clearhead.train.signals import SIGNALS
 from tests.train.tiny import recipe
 
 
@@ -65,8 +66,8 @@ def test_a_run_prints_plain_lines(folder: Path) -> None:
     assert [line["step"] for line in read_log(folder / "first" / "log.jsonl") if line["kind"] == "step"] == [2, 4, 6, 8]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_a_checkpoint_and_exits_with_0(number: signal.Signals, folder: Path) -> None:
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_saves_a_checkpoint_and_exits_with_128_and_its_number(number: signal.Signals, folder: Path) -> None:
     out = folder / f"stopped-{number.name}"
     child = start(folder, "train", "mine.yaml", "train.steps=100000", "--out", out.name)
     assert child.stderr is not None
@@ -74,7 +75,7 @@ def test_a_signal_saves_a_checkpoint_and_exits_with_0(number: signal.Signals, fo
         assert child.poll() is None
     child.send_signal(number)
     errors = child.communicate(timeout=60)[1]
-    assert child.returncode == 0, errors
+    assert child.returncode == 128 + number, errors
     state, refused = newest_checkpoint(out)
     assert state is not None
     assert refused == []

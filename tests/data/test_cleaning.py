@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clearhead.config.data import DataConfig
 from clearhead.data.cleaning import Cleaner, DuplicateFilter, Split, chunks, hash_fraction
 from clearhead.data.formats import TAGS, TEXT, TRANSLATION, Location, Record
-from tests.data.helpers import dataset, prepared, sentences, tokenizer, write
+from tests.data.helpers import dataset, prepared, tokenizer, write
 
 
 def clean_values(
@@ -60,7 +60,7 @@ def test_length_limits_count_tokens_and_drops_are_counted_by_reason() -> None:
     data = dataset("translation", rows, min_length=2, max_length=6, max_length_ratio=2.0)
     lengths = data.lengths(np.arange(data.num_samples(0)), 0)
     assert lengths.tolist() == [[3, 4], [5, 5]]
-    assert data.stores[0].stats["dropped"] == {"too short": 1, "ratio": 1, "empty": 1, "too long": 1}
+    assert data.stores[0].dropped == {"too short": 1, "ratio": 1, "empty": 1, "too long": 1}
     assert dataset("translation", [("a " * 4 + "a", "a")], max_length=6).num_samples(0) == 1, (
         "six tokens with the end token"
     )
@@ -92,8 +92,7 @@ def test_deduplication_follows_lowercasing() -> None:
 
 
 def test_no_source_is_in_both_train_and_validation(tmp_path: Path) -> None:
-    sources = sentences(400)
-    rows = [(source, f"{source} {n}") for source in sources for n in range(3)]
+    rows = [(f"s{source}", f"t{source} {n}") for source in range(400) for n in range(3)]
     file = write(tmp_path / "pairs", ("\t".join(row) for row in rows))
     data = prepared(tmp_path, "translation", train={"format": "tsv", "files": file}, held_out=0.25)
     assert data.valid is not None
@@ -139,4 +138,4 @@ def test_chunks_are_bounded_and_lose_nothing(sizes: list[int], max_records: int,
     assert [record for chunk in result for record in chunk] == records
     for chunk in result:
         assert 0 < len(chunk) <= max_records
-        assert sum(len(record.values[0]) for record in chunk[:-1]) < max_chars
+        assert len(chunk) == 1 or sum(len(record.values[0]) for record in chunk) <= max_chars

@@ -10,6 +10,7 @@ import pytest
 from clearhead.config.data import Corpus, DataConfig
 from clearhead.data import synthetic
 from clearhead.data.cleaning import Cleaner
+from clearhead.data.corpus_files import find_file
 from clearhead.data.formats import (
     ANSWERS,
     ANSWERS_WITH_REFERENCES,
@@ -17,7 +18,6 @@ from clearhead.data.formats import (
     TAGS,
     TEXT,
     TRANSLATION,
-    find_file,
     read_corpus,
 )
 from clearhead.errors import UserError
@@ -170,7 +170,7 @@ def test_a_folder_means_its_files_sorted_by_name(tmp_path: Path) -> None:
         values(tmp_path / "below", "text", TEXT)
     (tmp_path / "below" / "c").write_text("c\n")
     folders = Corpus(format="parallel", files=(str(tmp_path), str(tmp_path / "below")))
-    with pytest.raises(UserError, match="files: the folders hold 3 files; parallel needs pairs of a source and a"):
+    with pytest.raises(UserError, match=r"has 2 files and .*below has 1; parallel needs pairs of a source"):
         list(read_corpus(folders, TRANSLATION))
 
 

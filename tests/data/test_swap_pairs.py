@@ -91,7 +91,7 @@ def test_deduplication_keeps_each_order_once(deduplicate: bool, times: set[int],
     counts = Counter(pairs_of(data.train))
     assert set(counts) == {*rows, ("mat", "a", 1)}
     assert set(counts.values()) == times
-    assert data.train.stores[0].stats["dropped"] == ({"duplicate": 3} if deduplicate else {})
+    assert data.train.stores[0].dropped == ({"duplicate": 3} if deduplicate else {})
 
 
 def test_test_sets_iterables_and_tokenizers_use_one_order(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_requests_are_served_first_come_first_served_and_a_full_queue_is_an_erro
         engine.submit([1], GenerationConfig(max_new_tokens=1))
     engine.step()
     assert engine.running == [long, short[0]]
-    with pytest.raises(UserError, match="may take 61 tokens, but the engine holds 60"):
+    with pytest.raises(UserError, match="may need 61 tokens of the KV cache, but cache_tokens is 60"):
         engine.submit([1] * 12, GenerationConfig(max_new_tokens=50))
     while not short[1].ids:
         engine.step()
@@ -390,7 +390,7 @@ def test_the_engine_keeps_no_reference_to_finished_requests() -> None:
         ({"prompt": [1] * 129}, "129 tokens, but the model has 128 positions"),
         ({"config": GenerationConfig(beam=2)}, "use beam=1"),
         ({"config": GenerationConfig(samples=2, temperature=1.0)}, "samples=1"),
-        ({"seed": 1 << 63}, "a seed is a whole number of 64 bits"),
+        ({"seed": 1 << 63}, "a seed is a 64-bit integer"),
         ({"stop": ["x"]}, "stop strings need an engine with a tokenizer"),
     ],
 )

@@ -31,7 +31,7 @@ def translator() -> Any:
         ([[1, 12]], {}, "token 12 is outside the vocabulary of 12"),
         ([[-1]], {}, "token -1 is outside"),
         ([[1]], {"seeds": [1, 2]}, "1 prompts, but 2 seeds"),
-        ([[1]], {"seeds": [1 << 63]}, "a seed is a whole number of 64 bits"),
+        ([[1]], {"seeds": [1 << 63]}, "a seed is a 64-bit integer"),
         ([[1]], {"config": GenerationConfig(banned_ids=((3, 99),))}, "banned_ids: token 99"),
         ([[1]], {"config": GenerationConfig(forced_ids=((99,),))}, "forced_ids: token 99"),
     ],

@@ -308,7 +308,7 @@ def test_words_without_a_token_are_tagged_outside() -> None:
 
 def test_a_model_without_the_head_names_its_own_task() -> None:
     for act in (lambda m: m.classify("a"), lambda m: m.tag("a"), lambda m: m.answer("a", "b")):
-        with pytest.raises(UserError, match=r"small was made for masked-language-model, not for .*; fine-tune it"):
+        with pytest.raises(UserError, match=r"small was trained for masked-language-model, not for .*; fine-tune it"):
             act(task_model("lm"))
     with pytest.raises(UserError, match="fill: small is a decoder; it can classify and embed"):
         task_model("classes", family="tiny-gpt").fill("a [MASK]")

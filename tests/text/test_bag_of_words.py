@@ -1,5 +1,6 @@
 """Bag of words: counts and tf-idf computed by hand, the minimum of the classifier loss, accuracy on real data."""
 
+import json
 import math
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from clearhead.errors import UserError
 from clearhead.files import read_lines
 from clearhead.text.bag_of_words import BagOfWords, LinearClassifier
+from clearhead.text.tensors import save_tensors
 from tests.corpora import corpus
 
 TEXTS = ["the cat sat", "The cat, the dog!", "a dog"]
@@ -83,9 +85,17 @@ def test_classifier_round_trips_through_its_folder(tmp_path: Path) -> None:
     loaded = LinearClassifier.load(tmp_path)
     assert torch.equal(loaded.probabilities(TEXTS), model.probabilities(TEXTS))
     assert loaded.predict(["zebra dog"]) == model.predict(["zebra dog"])
-    (tmp_path / "classifier.json").write_text('{"labels": ["a"], "ngrams": 1, "words": []}', encoding="utf-8")
-    with pytest.raises(UserError, match="do not belong together"):
-        LinearClassifier.load(tmp_path)
+    tensors = {"weight": model.weight, "bias": model.bias, "weights": model.bag.idf}
+    data = {"labels": model.labels, "ngrams": 2, "words": list(model.bag.vocab)}
+    save_tensors(tmp_path / "classifier.safetensors", tensors)  # two files, as in earlier versions
+    (tmp_path / "classifier.json").write_text(json.dumps(data), encoding="utf-8")
+    assert torch.equal(LinearClassifier.load(tmp_path).probabilities(TEXTS), model.probabilities(TEXTS))
+    for wrong in ({"labels": ["a"]}, {"labels": ["a", "a"]}, {"labels": 1}, {"ngrams": 3}, {"words": []}):
+        save_tensors(tmp_path / "classifier.safetensors", tensors, data | wrong)
+        with pytest.raises(UserError, match="do not belong together"):
+            LinearClassifier.load(tmp_path)
+    model.save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["classifier.safetensors"]
 
 
 def accuracy(model: LinearClassifier, rows: list[list[str]]) -> float:

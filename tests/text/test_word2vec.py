@@ -2,14 +2,16 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import clearhead.text.corpus as corpus_module
 from clearhead.errors import ConfigError, UserError
-from clearhead.text.corpus import Corpus, encode, lowercase_words
+from clearhead.text.corpus import Corpus, encode, lowercase_words, read_corpus
 from clearhead.text.negative_sampling import cbow, context_masks, skip_gram
 from clearhead.text.word2vec import (
     BLOCK_SIZE,
@@ -289,3 +291,12 @@ def test_neighbors_from_two_novels() -> None:
     near = [word for word, _ in vectors.neighbors("he", 5)]
     assert "she" in near
     assert vectors.similarity("husband", "wife") > vectors.similarity("husband", "window")
+
+
+def test_a_text_of_far_too_many_different_words_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_module, "MAX_WORDS", 50)
+    (tmp_path / "text").write_text("".join(f"w{n}\n" for n in range(100)) + "the same words " * 300)
+    with pytest.raises(UserError, match=r"text: \d+ different words in \d+ characters; give natural text"):
+        read_corpus([tmp_path / "text"])
+    monkeypatch.setattr(corpus_module, "MAX_WORDS", 110)
+    assert read_corpus([tmp_path / "text"]).vocab == ["the", "same", "words"]

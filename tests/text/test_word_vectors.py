@@ -1,6 +1,7 @@
 """Word vectors: neighbors, analogies and correlations computed by hand, exact file round trips."""
 
 import gzip
+import json
 import math
 from pathlib import Path
 
@@ -104,6 +105,16 @@ def test_folder_round_trip_is_exact(tmp_path: Path) -> None:
     assert torch.equal(loaded.vectors, vectors.vectors)
 
 
+def test_two_files_of_earlier_versions_are_read_and_replaced_by_one(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "vectors.safetensors", {"vectors": five_vectors().vectors})
+    (tmp_path / "vocabulary.json").write_text(json.dumps({"words": WORDS}), encoding="utf-8")
+    loaded = WordVectors.load(tmp_path)
+    assert list(loaded.words) == WORDS
+    loaded.save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["vectors.safetensors"], "a kill cannot mix two saves"
+    assert list(WordVectors.load(tmp_path).words) == WORDS
+
+
 def test_text_format_round_trip_is_exact_plain_and_gzip(tmp_path: Path) -> None:
     vectors, file, zipped = random_vectors(), tmp_path / "vectors.txt", tmp_path / "vectors.txt.gz"
     vectors.save_text(file)
@@ -126,7 +137,9 @@ def test_text_format_round_trip_is_exact_plain_and_gzip(tmp_path: Path) -> None:
         ("1 2\nking 1 x\n", "line 2: expected a word and 2 numbers"),
         ("2 2\nking 1 2\n", "declares 2 words, found 1"),
         ("2 2\nking 1 2\nking 1 2\n", "duplicate word"),
+        ("1 1\nking 1\n\nqueen 2\n", "line 4: the header declares 1 words, but there are more"),
         ("1 2\nking nan 2\n", "not finite"),
+        ("1 2\nking 1e39 2\n", "not finite"),
     ],
 )
 def test_invalid_text_files_are_refused_with_the_line(tmp_path: Path, text: str, message: str) -> None:
@@ -137,12 +150,16 @@ def test_invalid_text_files_are_refused_with_the_line(tmp_path: Path, text: str,
 
 
 def test_damaged_folders_are_refused(tmp_path: Path) -> None:
-    five_vectors().save(tmp_path)
-    (tmp_path / "vocabulary.json").write_text('{"words": ["a"]}', encoding="utf-8")
-    with pytest.raises(UserError, match="do not belong together"):
+    file, tensors = tmp_path / "vectors.safetensors", {"vectors": torch.ones(5, 2)}
+    for words in (["a"], ["a"] * 5, [1, 2, 3, 4, 5], "abcde", None, ["\ud800", *"abcd"]):
+        save_tensors(file, tensors, {"words": words})
+        with pytest.raises(UserError, match=r"not belong together|duplicate|not a list of|not valid JSON"):
+            WordVectors.load(tmp_path)
+    save_tensors(file, tensors | {"json": torch.zeros(2, 2)})
+    with pytest.raises(UserError, match="json is not text"):
         WordVectors.load(tmp_path)
-    (tmp_path / "vocabulary.json").write_text("{", encoding="utf-8")
-    with pytest.raises(UserError, match="not valid JSON"):
+    save_tensors(file, {"vectors": torch.full((5, 2), torch.inf)}, {"words": WORDS})
+    with pytest.raises(UserError, match="vectors holds NaN or infinity"):
         WordVectors.load(tmp_path)
     save_tensors(tmp_path / "vectors.safetensors", {"vectors": torch.ones(5)})
     with pytest.raises(UserError, match="expected a floating-point tensor vectors of 2 dimensions"):

@@ -225,7 +225,7 @@ def test_balanced_class_weights_give_all_classes_the_same_total(bases: dict[str,
 
 
 def test_a_metric_that_the_task_does_not_have_is_refused(bases: dict[str, Path]) -> None:
-    with pytest.raises(ConfigError, match=r"train.metric: spearman is not measured here; use loss or accuracy or f1"):
+    with pytest.raises(ConfigError, match=r"train.metric: spearman is not available here; use loss or accuracy or f1"):
         tuned(bases["bert"], "tagging", train={"metric": "spearman"})
 
 

@@ -3,9 +3,10 @@
     python -m tests.train.torture [KILLS] [TERMS]
 
 Every attempt is the real command, `clearhead train RECIPE --out RUN --resume`, in a process forked from one that has
-imported torch. SIGKILL comes at any moment, often during a save (a temporary folder is on disk); SIGTERM during setup,
-training or validation. After each of them the newest checkpoint must be intact and at most one interval old, the next
-attempt must resume by itself, and the finished run must be bit-identical to an uninterrupted one.
+imported torch. SIGKILL comes at any moment, often during a save (a temporary folder is on disk); SIGTERM, Ctrl-C,
+SIGHUP or SIGUSR1 during setup, training or validation. After each of them the newest checkpoint must be intact and at
+most one interval old, the next attempt must resume by itself, and the finished run must be bit-identical to an
+uninterrupted one.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from clearhead.checkpoint import disk, load_model, newest_checkpoint
 from clearhead.config.recipe import dump_recipe
 from clearhead.train import loop, validate
 from clearhead.train.run_log import read_log
+from clearhead.train.signals import SIGNALS
 from tests.train.tiny import distance, events, recipe, tensors
 
 SAVE_EVERY = 4  # steps between checkpoints
@@ -84,7 +86,7 @@ class Campaign:
                 os.close(reads)
                 sys.stderr = (self.folder / "stderr").open("w", buffering=1)
                 os.dup2(sys.stderr.fileno(), 2)
-                code = _command(["train", str(self.folder / "recipe.yaml"), "--out", str(out), "--resume"], writes)
+                code = run_command(["train", str(self.folder / "recipe.yaml"), "--out", str(out), "--resume"], writes)
             except BaseException as error:  # must not return into the parent's code
                 os.write(2, f"{error!r}\n".encode())
             os._exit(code)
@@ -109,11 +111,11 @@ class Campaign:
             return
         assert code == -signal.SIGKILL, self.output
         self.counts["killed"] += 1
-        self.counts["inside a save"] += bool(_temporary_folders(self.run))
+        self.counts["inside a save"] += bool(temporary_folders(self.run))
         self.check()
 
     def terminate(self) -> None:
-        """One attempt ended by SIGTERM: it must save and exit cleanly."""
+        """One attempt ended by a signal that stops: it must save and exit with 128 and the signal's number."""
         existed = self.run.exists()
         child, pipe = self.start(self.run)
         phase = self.random.choice(["setup", "training", "validation"])
@@ -121,15 +123,16 @@ class Campaign:
             while os.read(pipe, 1) not in (awaited, b""):
                 pass
         time.sleep(0 if phase == "setup" else self.random.uniform(0, 0.005 if phase == "validation" else 0.3))
-        code = self.exit_code(child)
+        code, number = self.exit_code(child), self.random.choice(SIGNALS)
         if code is None:
-            os.kill(child, signal.SIGTERM)
+            os.kill(child, number)
             code = self.exit_code(child, wait=True)
         os.close(pipe)
-        assert code == 0, self.output
-        if "stopped " not in self.output:
+        if code == 0:
+            assert "stopped " not in self.output
             self.check_finished()
             return
+        assert code == 128 + number, self.output
         self.counts["terminated"] += 1
         self.counts[f"terminated during {phase}"] += 1
         self.check()
@@ -163,7 +166,7 @@ class Campaign:
         for name in ("best", "last"):
             models = [load_model(out / name).network.state_dict() for out in (self.run, self.uninterrupted)]
             assert distance(models[0], models[1]) == 0, name
-        assert not _temporary_folders(self.run)
+        assert not temporary_folders(self.run)
         self.counts["finished"] += 1
         shutil.rmtree(self.run)
         self.number += 1
@@ -186,12 +189,12 @@ class Campaign:
         while len(seen) <= skipped:
             if (code := self.exit_code(child)) is not None:
                 return code
-            seen |= _temporary_folders(self.run)
+            seen |= temporary_folders(self.run)
         time.sleep(self.random.uniform(0, 5 * SYNC_SECONDS))
         return self.exit_code(child)
 
 
-def _command(arguments: list[str], pipe: int) -> int:
+def run_command(arguments: list[str], pipe: int) -> int:
     """Run the command line in this process and report its phases to the pipe."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads do not survive the fork
     setup, evaluate_losses, sync = loop.setup, validate.evaluate_losses, disk._sync
@@ -218,7 +221,7 @@ def _command(arguments: list[str], pipe: int) -> int:
     return 0
 
 
-def _temporary_folders(run: Path) -> set[str]:
+def temporary_folders(run: Path) -> set[str]:
     """Folders that are being written."""
     names: set[str] = set()
     for folder in (run, run / "checkpoints"):

@@ -15,6 +15,8 @@ from clearhead.checkpoint.summary import ModelFolderInfo, model_folder_info
 from clearhead.checkpoint.tensors import save_tensors
 from clearhead.checkpoint.training_checkpoint import (
     TrainingCheckpoint,
+    checkpoint_folder,
+    checkpoint_folders,
     delete_checkpoint,
     newest_checkpoint,
     read_checkpoint,
@@ -30,6 +32,8 @@ __all__ = [
     "TrainingCheckpoint",
     "average_weights",
     "build_with_weights",
+    "checkpoint_folder",
+    "checkpoint_folders",
     "delete_checkpoint",
     "gather_state",
     "gather_weights",

@@ -26,7 +26,7 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
         models = [_open_weights(disk.current_path(path), stack) for path in paths]
         for path, model in zip(paths[1:], models[1:], strict=True):
             if differing := models[0].keys() ^ model.keys():
-                raise UserError(f"{path} and {paths[0]} are of different models: only one has {min(differing)}")
+                raise UserError(f"{path} and {paths[0]} belong to different models: only one has {min(differing)}")
         return {name: _mean(name, models, paths) for name in models[0]}
 
 
@@ -37,7 +37,7 @@ def _mean(name: str, models: Sequence[Readers], paths: Sequence[Path]) -> Tensor
     for path, model in zip(paths, models, strict=True):
         tensor = model[name]()
         if tensor.shape != first.shape:
-            raise UserError(f"{path} and {paths[0]} are of different models: {name} differs in shape")
+            raise UserError(f"{path} and {paths[0]} belong to different models: {name} differs in shape")
         total += tensor
     return (total / len(models)).to(torch.promote_types(first.dtype, torch.float32))
 

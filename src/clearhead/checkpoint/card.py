@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,16 @@ def read_card(text: str) -> Card:
     sections = {title.strip().lower(): body.strip() for title, _, body in (part.partition("\n") for part in rest)}
     summary = re.sub(r"\A# .*", "", head.strip()).strip()
     data = re.findall(r"^- (.*)", sections.get("data", ""), flags=re.M)
-    recipe = re.search(r"^(`{3,})yaml\n(.*?)^\1$", sections.get("recipe", "") + "\n", flags=re.M | re.S)
+    recipe = _read_recipe(sections.get("recipe", ""))
     license = sections.get("license", sections.get("licence", ""))  # cards of format version 1 have "Licence"
-    return Card(summary, tuple(data), _read_scores(sections.get("scores", "")), recipe[2] if recipe else "", license)
+    return Card(summary, tuple(data), _read_scores(sections.get("scores", "")), recipe, license)
+
+
+def _read_recipe(section: str) -> str:
+    """Return the lines of the first block of YAML, between fences of the same length; empty if there is none."""
+    lines = iter(section.split("\n"))
+    fence = next((line.removesuffix("yaml") for line in lines if re.fullmatch(r"`{3,}yaml", line)), "")
+    return "".join(f"{line}\n" for line in takewhile(lambda line: line != fence, lines))
 
 
 def _read_scores(table: str) -> tuple[Score, ...]:
@@ -58,6 +66,14 @@ def model_card(
     parts += ["## Scores", _table(scores) if scores else "Not measured."]
     parts += ["## Recipe", _fenced(recipe, "yaml"), "## License", license.strip() or "Not stated."]
     return "\n\n".join(parts) + "\n"
+
+
+def replace_score(text: str, score: Score) -> str:
+    """Return a card in which the table of scores ends with this one, instead of an older score of the metric."""
+    scores = [each for each in read_card(text).scores if each.metric != score.metric]
+    head, section = re.split(r"^## Scores\n", text, maxsplit=1, flags=re.M)
+    rest = re.split(r"^(?=## )", section, maxsplit=1, flags=re.M)[1]
+    return f"{head}## Scores\n\n{_table([*scores, score])}\n\n{rest}"
 
 
 def _table(scores: Sequence[Score]) -> str:

@@ -1,41 +1,54 @@
 """Atomic folder writes, with a manifest of file sizes and SHA-256 that detects damage.
 
-A folder `NAME` is written as `.NAME.tmp-PID`, synced, and renamed. A previous `NAME` is `.NAME.old` between the two
-renames; readers that come then, or after a crash, use it.
+A folder `NAME` is written as `.NAME.tmp-XXXXXXXX`, synced, and renamed. A previous `NAME` is `.NAME.old` between the
+two renames; readers that come then, or after a crash, use it. Writers take turns by a lock on the parent folder, so the
+last of several to finish wins; a file system without locks on folders allows one writer at a time.
 """
 
 import errno
+import fcntl
 import glob
 import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from clearhead.errors import UserError
-from clearhead.files import read_text
+from clearhead.files import NO_LINK, check_regular, open_regular, parse_json, read_text
+from clearhead.limits import MAX_JSON_BYTES
 
 MANIFEST = "manifest.json"
 NOT_IN_MANIFEST = (MANIFEST, "README.md")  # users may edit the model card
-MAX_JSON_BYTES = 1 << 28
 
 
 @contextmanager
-def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder; when the block succeeds, add its manifest, sync it and rename it to `folder`."""
+def atomic_folder(folder: Path, check: Callable[[Path], None] = lambda folder: None) -> Iterator[Path]:
+    """Yield a temporary folder; when the block succeeds, add its manifest, sync it and rename it to `folder`.
+
+    `check` refuses a folder that may not be replaced, before the block and again before the renames.
+    """
     folder = folder.resolve()  # follow links: the temporary folder must be on the same file system
     temporary = _temporary_path(folder)
+    used = None
     try:
         make_folder(folder.parent)
-        recover(folder.parent, folder.name)
-        temporary.mkdir()
+        with _writers_turn(folder.parent):
+            _clean_up(folder.parent, folder.name)
+            check(folder)
+            temporary.mkdir()
+            used = _lock(temporary, wait=False)
         yield temporary
         _write_manifest(temporary)
-        _replace(folder, temporary)
+        with _writers_turn(folder.parent):
+            _clean_up_old(folder)
+            check(folder)
+            _replace(folder, temporary)
     except OSError as error:
         failed = Path(str(error.filename or temporary))
         path = folder / failed.relative_to(temporary) if failed.is_relative_to(temporary) else failed
@@ -44,7 +57,8 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
             "free disk space or check the permissions, then try again"
         ) from None
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # no longer there after success
+        shutil.rmtree(temporary, ignore_errors=True)  # after success, the previous version
+        _unlock(used)
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -87,8 +101,17 @@ def read_errors(path: Path) -> Iterator[None]:
 
 def current_path(folder: Path) -> Path:
     """Return where a folder is now: `.NAME.old` between the two renames of its replacement."""
-    old = _old_path(folder.resolve())
-    return old if old.is_dir() and not folder.exists() else folder
+    return next((path for path in _places(folder) if path.exists()), folder)
+
+
+def has_file(folder: Path, name: str) -> bool:
+    """Whether a folder has a file, at every moment of its replacement and after a crash in it."""
+    return any((path / name).exists() for path in _places(folder))
+
+
+def _places(folder: Path) -> list[Path]:
+    """Return where to look for a folder: between two looks it may have moved, so both places come more than once."""
+    return [folder, _old_path(Path(os.path.realpath(folder)))] * 3  # Path.resolve raises for a link to itself
 
 
 def verify(folder: Path) -> set[str]:
@@ -96,6 +119,7 @@ def verify(folder: Path) -> set[str]:
     entries = _read_manifest(folder)
     for name, entry in entries.items():  # sizes first: they are free to check
         with read_errors(folder / name):
+            check_regular(folder / name)
             size = (folder / name).stat().st_size
         if size != entry["size"]:
             raise UserError(f"{folder / name} is damaged ({size:,} bytes instead of {entry['size']:,})")
@@ -112,23 +136,11 @@ def discard(folder: Path) -> None:
     _delete(folder, _temporary_path(folder))
 
 
-def recover(parent: Path, name: str | None = None) -> None:
-    """Clean up after processes that were killed while writing the folder `name` in `parent`.
-
-    Without a name, clean up after every writer: the caller must hold the lock of `parent`.
-    """
-    pattern = "*" if name is None else glob.escape(name)
-    for path in filter(Path.is_dir, parent.glob(f".{pattern}.tmp-*")):
-        pid = path.name.rpartition("-")[2]
-        if pid.isdecimal() and (name is None or _has_ended(int(pid))):
-            shutil.rmtree(path, ignore_errors=True)
-    for path in filter(Path.is_dir, parent.glob(f".{pattern}.old")):
-        target = parent / path.name[1 : -len(".old")]
-        if target.exists():  # the replacement was complete
-            _move_user_files(path, target)
-            _delete(path, _temporary_path(target))
-        else:
-            os.replace(path, target)
+def recover(parent: Path) -> None:
+    """Clean up after all processes that were killed while writing folders in `parent`."""
+    if parent.is_dir():
+        with _writers_turn(parent):
+            _clean_up(parent)
 
 
 def make_folder(folder: Path) -> None:
@@ -140,26 +152,84 @@ def make_folder(folder: Path) -> None:
 
 
 def _temporary_path(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
+    return folder.with_name(f".{folder.name}.tmp-{secrets.token_hex(4)}")
 
 
 def _old_path(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.old")
 
 
-def _has_ended(pid: int) -> bool:
-    """Whether the process that wrote a temporary folder has ended; our own pid is from an earlier process."""
+@contextmanager
+def _writers_turn(parent: Path) -> Iterator[None]:
+    """Wait for the lock that every writer takes to create, rename and clean up folders in `parent`."""
+    lock = _lock(parent, wait=True)
     try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return False
-    except (ProcessLookupError, OverflowError):
-        return True
-    return pid == os.getpid()
+        yield
+    finally:
+        _unlock(lock)
+
+
+def _lock(folder: Path, wait: bool) -> int | None:
+    """Lock a folder and return the descriptor; None if another has it, or the file system has no such locks."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | NO_LINK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        os.close(descriptor)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _unlock(descriptor: int | None) -> None:
+    if descriptor is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may hold the descriptor, too
+        os.close(descriptor)
+
+
+def _clean_up(parent: Path, name: str | None = None) -> None:
+    """Clean up after killed writers of the folder `name`, or of all folders; the caller has the writers' turn."""
+    pattern = "*" if name is None else glob.escape(name)
+    for path in parent.glob(f".{pattern}.tmp-*"):
+        if re.fullmatch(r"[0-9a-f]{8}|\d+", path.name.rpartition("-")[2]):  # earlier versions wrote their process id
+            _delete_abandoned(path)
+    for path in filter(Path.is_dir, parent.glob(f".{pattern}.old")):
+        _clean_up_old(parent / path.name[1 : -len(".old")])
+
+
+def _delete_abandoned(temporary: Path) -> None:
+    """Delete a temporary folder unless its writer, which has a lock on it, still runs."""
+    with suppress(OSError):  # not a folder, or gone
+        if (lock := _lock(temporary, wait=False)) is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+            _unlock(lock)
+
+
+def _clean_up_old(folder: Path) -> None:
+    """Complete or undo a replacement of `folder` whose process was killed."""
+    old = _old_path(folder)
+    if not old.is_dir():
+        return
+    if folder.exists():  # the replacement was complete
+        _move_user_files(old, folder)
+        _delete(old, _temporary_path(folder))
+    else:
+        os.replace(old, folder)
+
+
+def _delete(folder: Path, temporary: Path) -> None:
+    os.replace(folder, temporary)
+    _sync(folder.parent)
+    shutil.rmtree(temporary, ignore_errors=True)  # `recover` deletes what is left
 
 
 def _replace(folder: Path, temporary: Path) -> None:
-    """Rename the temporary folder to `folder`; if that fails, restore the previous one."""
+    """Rename the temporary folder to `folder`, and a previous one to the temporary name.
+
+    If that fails, the previous one is restored.
+    """
     old = _old_path(folder)
     if folder.exists():
         os.replace(folder, old)
@@ -172,13 +242,8 @@ def _replace(folder: Path, temporary: Path) -> None:
     _sync(folder.parent)
     if old.exists():
         _move_user_files(old, folder)
-        _delete(old, temporary)
-
-
-def _delete(folder: Path, temporary: Path) -> None:
-    os.replace(folder, temporary)
-    _sync(folder.parent)
-    shutil.rmtree(temporary, ignore_errors=True)  # `recover` deletes what is left
+        os.replace(old, temporary)
+        _sync(folder.parent)
 
 
 def _move_user_files(old: Path, folder: Path) -> None:
@@ -213,14 +278,16 @@ def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     text = read_text(path, MAX_JSON_BYTES)
     entries = _parse_json(path, text)
     valid = all(
-        Path(name).name == name
+        re.fullmatch(r"[^/\0]+", name)
+        and name not in (".", "..")
         and isinstance(entry, dict)
         and entry.keys() == {"size", "sha256"}
         and isinstance(entry["size"], int)
+        and isinstance(entry["sha256"], str)
         for name, entry in entries.items()
     )
     if not valid or _to_json(entries) != text:  # a manifest has no checksum, so its exact formatting is checked
-        raise UserError(f"{path} is damaged (not as it was written)")
+        raise UserError(f"{path} is damaged (changed after it was written)")
     return entries
 
 
@@ -230,18 +297,18 @@ def _to_json(data: Any) -> str:
 
 def _parse_json(path: Path, text: str) -> dict[str, Any]:
     try:
-        data = json.loads(text)
+        data = parse_json(text)
         if re.search(r"\\u[dD]", text):
-            _to_json(data).encode()  # fails for an unpaired surrogate
-    except (ValueError, RecursionError):
-        raise UserError(f"{path} is damaged (not valid JSON)") from None
+            json.dumps(data, ensure_ascii=False).encode()  # fails for an unpaired surrogate
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path} is damaged (not a JSON object)")
     return data
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -3,6 +3,7 @@
 `network` is always the unwrapped module (of DDP: `ddp.module`) whose parameters the optimizer holds.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,12 +14,11 @@ from torch.optim import Optimizer
 from clearhead.checkpoint.tensors import check_fit, named_tensors
 from clearhead.errors import UserError
 
-NamedParameter = tuple[str, nn.Parameter, dict[str, Any]]  # name, parameter, parameter group of the optimizer
 NO_STATE = "untouched"  # key of a parameter that has had no gradient yet, and so no optimizer state
 
 
 def gather_state(network: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return full weights and optimizer state on the CPU; every rank must call it, ranks other than 0 get {}.
+    """Return full weights and optimizer state on the CPU; every rank must call it, and ranks other than 0 get {}.
 
     Tensors on the CPU are not copied: write them before the next step.
     """
@@ -26,7 +26,7 @@ def gather_state(network: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Te
 
 
 def gather_weights(network: nn.Module) -> dict[str, Tensor]:
-    """Return full weights on the CPU; every rank must call it, ranks other than 0 get {}."""
+    """Return full weights on the CPU; every rank must call it, and ranks other than 0 get {}."""
     return _full_tensors(named_tensors(network))
 
 
@@ -50,7 +50,7 @@ def load_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
 def optimizer_state(network: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """Return the optimizer's tensors, named like `exp_avg/decoder.norm.weight`, on rank 0; every rank must call it."""
     tensors: dict[str, Tensor] = {}
-    for name, parameter, _ in _parameters(network, optimizer):
+    for name, parameter in _parameters(network, optimizer):
         state = {key: value for key, value in optimizer.state.get(parameter, {}).items() if value is not None}
         for key, value in state.items():
             if not isinstance(value, Tensor):
@@ -68,43 +68,75 @@ def load_optimizer_state(network: nn.Module, optimizer: Optimizer, state: Mappin
     for path, tensor in state.items():
         key, _, name = path.partition("/")
         by_name.setdefault(name, {})[key] = tensor
-    for problem in _problems(parameters, by_name):
-        raise UserError(f"optimizer state: {problem}; it is of another model or optimizer")
-    for name, parameter, group in parameters:
+    created = _created_state(optimizer)
+    for problem in _problems(parameters, created, by_name):
+        raise UserError(f"optimizer state: {problem}; it belongs to another model or optimizer")
+    for name, parameter in parameters:
         optimizer.state.pop(parameter, None)
         for key, value in by_name[name].items():
             if key != NO_STATE:
-                # torch's optimizers keep `step` on the CPU unless capturable or fused
-                on_cpu = key == "step" and not (group.get("capturable") or group.get("fused"))
-                optimizer.state[parameter][key] = value.clone() if on_cpu else _shard_like(value, parameter).clone()
+                optimizer.state[parameter][key] = _shard_like(value, created[parameter][key]).clone()
 
 
-def _problems(parameters: list[NamedParameter], by_name: Mapping[str, Mapping[str, Tensor]]) -> Iterator[str]:
-    """Yield every mismatch between the parameters and the stored tensors."""
-    for name in sorted(by_name.keys() - {name for name, _, _ in parameters}):
+def _created_state(optimizer: Optimizer) -> dict[Any, dict[str, Tensor]]:
+    """Return the state that the optimizer creates for its parameters: names, shapes, dtypes, devices and shards.
+
+    It creates them in a step with gradients and a learning rate of 0, which changes no weight.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state, grads = optimizer.state, [parameter.grad for parameter in parameters]
+    lrs = [group["lr"] for group in optimizer.param_groups]
+    try:
+        optimizer.state = defaultdict(dict)
+        for group in optimizer.param_groups:
+            group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        return {
+            parameter: {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, Tensor)}
+            for parameter in parameters
+        }
+    finally:
+        optimizer.state = state
+        for group, lr in zip(optimizer.param_groups, lrs, strict=True):
+            group["lr"] = lr
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
+
+
+def _problems(
+    parameters: list[tuple[str, nn.Parameter]],
+    created: Mapping[Any, Mapping[str, Tensor]],
+    by_name: Mapping[str, Mapping[str, Tensor]],
+) -> Iterator[str]:
+    """Yield every mismatch between the state that the optimizer creates and the stored tensors."""
+    for name in sorted(by_name.keys() - {name for name, _ in parameters}):
         yield f"{name} is not a parameter of this model"
-    needed: dict[Any, set[str]] = {}  # keys by group and number of dimensions; all parameters of a kind have the same
-    for name, parameter, group in parameters:
-        needed.setdefault((id(group), parameter.dim()), set()).update(by_name.get(name, {}).keys() - {NO_STATE})
-    for name, parameter, group in parameters:
-        values = by_name.get(name, {})
+    for name, parameter in parameters:
+        values, expected = by_name.get(name, {}), created[parameter]
         if not values:
             yield f"nothing is stored for {name}"
-        if NO_STATE not in values:
-            for key in sorted(needed[id(group), parameter.dim()] - values.keys()):
-                yield f"{key}/{name} is missing"
+        if values.keys() == {NO_STATE}:
+            continue
+        for key in sorted(expected.keys() - values.keys()):
+            yield f"{key}/{name} is missing"
         for key, value in values.items():
-            if not _fits(value, parameter):
-                yield f"{key}/{name} has shape {tuple(value.shape)}, the parameter {tuple(parameter.shape)}"
+            if key not in expected:
+                yield f"{key}/{name} is not a tensor of this optimizer"
+            elif value.shape != expected[key].shape:
+                yield f"{key}/{name} has shape {tuple(value.shape)} instead of {tuple(expected[key].shape)}"
+            elif value.dtype != expected[key].dtype:
+                yield f"{key}/{name} holds {value.dtype} instead of {expected[key].dtype}"
 
 
-def _parameters(network: nn.Module, optimizer: Optimizer) -> list[NamedParameter]:
-    """Return every parameter of the optimizer with its name in the network and its group."""
+def _parameters(network: nn.Module, optimizer: Optimizer) -> list[tuple[str, nn.Parameter]]:
+    """Return every parameter of the optimizer with its name in the network."""
     names = {id(tensor): name for name, tensor in named_tensors(network).items()}
-    parameters = [(parameter, group) for group in optimizer.param_groups for parameter in group["params"]]
-    if any(id(parameter) not in names for parameter, _ in parameters):
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if any(id(parameter) not in names for parameter in parameters):
         raise ValueError("the optimizer holds a parameter that the network does not have; pass both of the same model")
-    return [(names[id(parameter)], parameter, group) for parameter, group in parameters]
+    return [(names[id(parameter)], parameter) for parameter in parameters]
 
 
 def _full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -131,12 +163,3 @@ def _shard_like(value: Tensor, like: Tensor) -> Tensor:
         raise ValueError(f"a tensor of shape {tuple(value.shape)} cannot be sharded like one of {tuple(like.shape)}")
     # src_data_rank=None: every rank has the full tensor.
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
-
-
-def _fits(value: Tensor, parameter: Tensor) -> bool:
-    """Whether a tensor can be state of a parameter: a scalar, its shape, or (Adafactor) its rows or columns."""
-    if value.dim() == 0 or value.numel() == 0:
-        return True
-    if value.dim() != parameter.dim():
-        return False
-    return all(size in (1, full) for size, full in zip(value.shape, parameter.shape, strict=True))

@@ -1,9 +1,12 @@
 """Model folders: config.json, model.safetensors, tokenizer.json, README.md, and a manifest that detects damage."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tokenizers import Tokenizer as Engine
@@ -11,9 +14,17 @@ from torch import Tensor
 
 from clearhead.checkpoint import disk
 from clearhead.checkpoint.int8_storage import SCALE_SUFFIX, from_int8_storage, to_int8_storage
-from clearhead.checkpoint.tensors import check_fit, named_tensors, read_tensors, save_tensors, stored_names
+from clearhead.checkpoint.tensors import (
+    check_fit,
+    named_tensors,
+    read_tensors,
+    save_tensors,
+    stored_names,
+    to_one_dtype,
+)
 from clearhead.checkpoint.version1 import migrate_config, migrate_name
 from clearhead.config import ModelConfig
+from clearhead.config.extra import checked_extra
 from clearhead.errors import UserError
 from clearhead.model import Network, build
 from clearhead.text import Tokenizer
@@ -23,7 +34,8 @@ CONFIG, CARD = "config.json", "README.md"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARED_TOKENIZER, SEPARATE_TOKENIZERS = ("tokenizer.json",), ("tokenizer.source.json", "tokenizer.target.json")
 SHARD_BYTES = 4_000_000_000
-MAX_ATTEMPTS = 5  # at reading a folder that another process keeps replacing
+MAX_ATTEMPTS = 20  # at reading a folder that another process keeps replacing
+A = TypeVar("A")
 
 
 @dataclass(frozen=True)
@@ -59,8 +71,7 @@ def save_model(
     except UserError as error:
         raise ValueError(f"the network does not match its config: {error}") from None
     _check_tokenizers(tokenizers, config, folder)
-    _check_replaceable(folder)
-    with disk.atomic_folder(folder) as temporary:
+    with disk.atomic_folder(folder, _check_replaceable) as temporary:
         settings = {"format": FORMAT, "version": VERSION, "model": config.model_dump(mode="json")}
         disk.write_json(temporary / CONFIG, settings | extra)
         write_tokenizers(temporary, [tokenizer.engine for tokenizer in tokenizers])
@@ -79,10 +90,17 @@ def write_tokenizers(folder: Path, engines: Sequence[Engine]) -> None:
 
 def build_with_weights(config: ModelConfig, weights: Mapping[str, Tensor], where: Path | str = "weights") -> Network:
     """Build the network of a config from these tensors, in evaluation mode."""
-    network = build(config, "meta")
+    network = meta_network(config, weights, where)
     check_fit(named_tensors(network), weights, where)
     network.load_state_dict({name: weights[stored] for name, stored in stored_names(network).items()}, assign=True)
     return network.eval()
+
+
+def meta_network(config: ModelConfig, tensors: Mapping[str, Tensor], where: object) -> Network:
+    """Build a network on the meta device, unless the config has more layers than there are tensors."""
+    if config.encoder_layers + config.decoder_layers > len(tensors):
+        raise UserError(f"{where}: {len(tensors):,} tensors, fewer than the model has layers; is the file complete?")
+    return build(config, "meta")
 
 
 def load_model(
@@ -90,20 +108,27 @@ def load_model(
 ) -> LoadedModel:
     """Read a model folder; `dtype` converts the weights, `verify=False` skips the checksums.
 
-    On a CPU without a dtype, the weights are memory-mapped.
+    On a CPU without a dtype, weight files above `COPIED_BYTES` are memory-mapped: a program that then truncates such a
+    file in place, instead of replacing it as every save does, ends this process with SIGBUS.
     """
-    for _ in range(MAX_ATTEMPTS):
-        path = disk.current_path(folder)
-        before = _identity(path)
+    return read_unchanged(folder, partial(_load, device=device, dtype=dtype, verify=verify))
+
+
+def read_unchanged(folder: Path, read: Callable[[Path], A]) -> A:
+    """Return `read(path)` of a folder, read again if another process replaced the folder meanwhile."""
+    for attempt in range(MAX_ATTEMPTS):
+        before = path, _ = _find(folder)
         try:
-            loaded = _load(path, device, dtype, verify)
+            with disk.read_errors(path):
+                result = read(path)
         except UserError:
-            if _identity(disk.current_path(folder)) == before:
+            if _find(folder) == before:
                 raise
         else:
-            if _identity(disk.current_path(folder)) == before:  # else files of two models may be mixed
-                return loaded
-    raise UserError(f"{folder} is being replaced continuously; try again when no process writes it")
+            if _find(folder) == before:  # else files of two models may be mixed
+                return result
+        time.sleep(0.001 * attempt)
+    raise UserError(f"{folder} is being replaced continuously; try again when no process is writing it")
 
 
 def _load(folder: Path, device: torch.device | str, dtype: torch.dtype | None, verify: bool) -> LoadedModel:
@@ -115,7 +140,7 @@ def _load(folder: Path, device: torch.device | str, dtype: torch.dtype | None, v
         tensors = from_int8_storage(read_tensors(folder / file, device), folder / file)
         for name, tensor in tensors.items():
             weights[migrate_name(name) if migrate else name] = tensor.to(_stored_dtype(tensor, dtype))
-    network = build_with_weights(config, weights, folder / WEIGHTS)
+    network = build_with_weights(config, to_one_dtype(weights, folder / WEIGHTS), folder / WEIGHTS)
     return LoadedModel(network, config, tokenizers, extra)
 
 
@@ -129,7 +154,8 @@ def read_settings(folder: Path, names: set[str]) -> tuple[ModelConfig, tuple[Tok
     files = next((files for files in (SHARED_TOKENIZER, SEPARATE_TOKENIZERS) if set(files) <= names), ())
     tokenizers = tuple(Tokenizer.load(folder / name) for name in files)
     _check_tokenizers(tokenizers, config, folder)
-    return config, tokenizers, {key: value for key, value in data.items() if key not in ("format", "version")}
+    extra = {key: value for key, value in data.items() if key not in ("format", "version")}
+    return config, tokenizers, checked_extra(extra, str(folder / CONFIG))
 
 
 def format_version(folder: Path) -> int:
@@ -140,19 +166,20 @@ def format_version(folder: Path) -> int:
     return version
 
 
-def _identity(folder: Path) -> tuple[int, ...] | None:
-    """Identify the folder that has this name now; a replacement has another identity."""
-    try:
-        status = folder.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino, status.st_mtime_ns
+def _find(folder: Path) -> tuple[Path, tuple[int, ...] | None]:
+    """Return where a folder is now, and what identifies it; a replacement has another identity."""
+    for _ in range(MAX_ATTEMPTS):
+        path = disk.current_path(folder)
+        with suppress(OSError):  # it was moved after we looked, or there is none
+            status = path.stat()
+            return path, (status.st_dev, status.st_ino, status.st_mtime_ns)
+    return folder, None
 
 
 def _file_names(folder: Path, verify: bool) -> set[str]:
     """Return the files of a model folder, checked against the manifest if `verify`."""
     if not folder.is_dir():
-        raise UserError(f"{folder} is {'a file' if folder.exists() else 'not there'}; give a model folder")
+        raise UserError(f"{folder} {'is a file' if folder.exists() else 'does not exist'}; give a model folder")
     if not (folder / CONFIG).exists() and not (folder / disk.MANIFEST).exists():
         raise UserError(f"{folder} is not a model folder ({CONFIG} is missing); check the path")
     if not verify or not (folder / disk.MANIFEST).exists():

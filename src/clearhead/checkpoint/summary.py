@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.checkpoint.card import Card, read_card
-from clearhead.checkpoint.model_folder import CARD, CONFIG, read_settings, weight_files
+from clearhead.checkpoint.model_folder import CARD, CONFIG, read_settings, read_unchanged, weight_files
 from clearhead.checkpoint.tensors import open_tensors
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
@@ -29,6 +29,10 @@ class ModelFolderInfo:
 
 def model_folder_info(folder: Path) -> ModelFolderInfo:
     """Read everything but the weights, whose files are only opened."""
+    return read_unchanged(folder, _read_info)
+
+
+def _read_info(folder: Path) -> ModelFolderInfo:
     if not (folder / CONFIG).exists():
         raise UserError(f"{folder} is not a model folder ({CONFIG} is missing); check the path")
     names = {path.name for path in folder.iterdir()}

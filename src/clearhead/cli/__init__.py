@@ -9,6 +9,7 @@ import typer
 from clearhead import __version__
 from clearhead.cli import (
     chat,
+    data,
     demo,
     encoder_tasks,
     evaluate,
@@ -16,6 +17,7 @@ from clearhead.cli import (
     import_export,
     info,
     interrupt,
+    new,
     presets,
     tokenizer,
     train,
@@ -41,7 +43,13 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "import": import_export.import_,
         "export": import_export.export,
     },
-    "Train": {"recipes": train.recipes, "train": train.train, "evaluate": evaluate.evaluate},
+    "Train": {
+        "recipes": train.recipes,
+        "new": new.new,
+        "data": data.data,
+        "train": train.train,
+        "evaluate": evaluate.evaluate,
+    },
     "Generate": {"translate": translate.translate, "generate": generate.generate, "chat": chat.chat},
     "Encoders": {
         "fill": encoder_tasks.fill,

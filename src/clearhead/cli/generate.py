@@ -33,7 +33,10 @@ def generate(
     top_p: Annotated[
         float | None,
         typer.Option(
-            min=1e-6, max=1, help="Sample from the smallest set of tokens whose cumulative probability reaches p."
+            min=1e-6,
+            max=1,
+            help="Sample from the smallest set of tokens whose cumulative probability reaches p. "
+            "Default: 0.95 when sampling.",
         ),
     ] = None,
     min_p: Annotated[

@@ -148,7 +148,7 @@ def _model_row(name: str, folder: Path, source: str) -> dict[str, Any]:
     except UserError as error:
         empty = {"family": "", "parameters": None, "file_bytes": None, "score": "", "description": ""}
         return row | empty | {"problem": str(error)}
-    score = next((f"{score.metric} {score.value:g}" for score in about.card.scores), "")
+    score = next((f"{score.metric} {score.value:g} on {score.data}" for score in about.card.scores), "")
     data = about.extra.get("data")
     task = str(data.get("task", "")) if isinstance(data, dict) else ""
     return row | {

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Train a tokenizer, encode and decode text, and compare tokenizers.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder with tokenizer.json, or the file itself.")]
-MAX_VOCAB_SIZE, DEFAULT_VOCAB_SIZE = 1 << 24, 8000
+MAX_VOCAB_SIZE = 1 << 24
 
 
 @app.command()
@@ -41,6 +41,7 @@ def train(
 
     Example: clearhead tokenizer train novel.txt.gz --out my-tokenizer --kind byte-bpe --vocab-size 8000
     """
+    from clearhead.config.data import DEFAULT_VOCAB_SIZE
     from clearhead.config.settings import nearest
     from clearhead.text import KINDS, ROLES, train_files
 

@@ -1,31 +1,18 @@
 """`clearhead train` and `clearhead recipes`: train a model from a recipe, list the recipes."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clearhead.cli.display import Display
 from clearhead.cli.options import utf8_path
 from clearhead.cli.output import echo, echo_json
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
     from clearhead.config.recipe import Recipe
-
-METRICS = (
-    "loss",
-    "perplexity",
-    "accuracy",
-    "bleu",
-    "chrf",
-    "f1",
-    "exact",
-    "matthews",
-    "pearson",
-    "spearman",
-    "exposure_bias",
-)
+    from clearhead.train.loop import Summary
 
 
 def recipes(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False) -> None:
@@ -64,11 +51,15 @@ def train(
 
     Example: clearhead train mini-en-de train.steps=500 --out runs/first
 
+    SIGTERM, SIGHUP and SIGUSR1 save and stop too; the exit code of a stopped run is 128 + the number of the signal.
+
     With --seeds or --lrs, train one run per combination and print a table of means and standard deviations.
     """
+    from clearhead.cli.new import refuse_data_as_recipe
     from clearhead.config.dtypes import FLOAT_DTYPES, parse_dtype
     from clearhead.config.recipe import load_recipe
 
+    refuse_data_as_recipe(recipe)
     overrides = list(changes or ())
     overrides += [f"train.device={device}"] if device is not None else []
     overrides += [f"train.precision={parse_dtype(dtype, FLOAT_DTYPES, '--dtype')}"] if dtype is not None else []
@@ -77,7 +68,9 @@ def train(
     if dry_run:
         from clearhead.train.dry_run import dry_run as run_dry
 
-        for line in run_dry(loaded, _print_error):
+        with Display() as display:
+            lines = run_dry(loaded, display.log)
+        for line in lines:
             echo(line)
         return
     folder = out or Path("runs") / Path(recipe).stem
@@ -92,15 +85,19 @@ def _run(recipe: "Recipe", out: Path, resume: bool) -> None:
 
     with Display(recipe.train.steps) as display:
         summary = run_training(recipe, out, resume=resume, log=display.log, on_event=display.on_event)
-    if not summary.is_main:
-        return
+        if summary.is_main:
+            display.end(_end_line(summary, recipe, out))
+    if summary.stopped:
+        raise typer.Exit(128 + summary.signal)
+
+
+def _end_line(summary: "Summary", recipe: "Recipe", out: Path) -> str:
     if summary.stopped:
         when = f"at step {summary.step:,} of {summary.steps:,}" if summary.step else "before the first step"
         then = f"continue with: clearhead train … --out {out} --resume" if out.exists() else "nothing was written"
-        _print_error(f"stopped {when}; {then}")
-    else:
-        best = f"; best {recipe.train.metric} {summary.best:.4g}" if summary.best is not None else ""
-        _print_error(f"done: {summary.step:,} steps{best}; report: {out / 'report.html'}")
+        return f"stopped {when}; {then}"
+    best = f"; best {recipe.train.metric} {summary.best:.4g}" if summary.best is not None else ""
+    return f"done: {summary.step:,} steps{best}; report: {out / 'report.html'}"
 
 
 def _parse_lrs(text: str | None) -> list[float]:
@@ -119,69 +116,17 @@ def _parse_lrs(text: str | None) -> list[float]:
 
 
 def _sweep(recipe: "Recipe", out: Path, resume: bool, seeds: int, lrs: list[float]) -> None:
+    from clearhead.train.signals import Stopped
     from clearhead.train.sweep import lines, sweep
 
     with Display(recipe.train.steps) as display:
-        table = sweep(recipe, out, lrs, seeds, resume, display.log, display.on_event)
-    if table is None:
-        _print_error(f"stopped; continue with: clearhead train … --out {out} --resume")
-        return
-    for line in lines(table, recipe.train.metric):
-        echo(line)
-    _print_error(f"done: {out / 'table.md'}; best model: {out / 'best'}")
-
-
-def _print_error(line: str) -> None:
-    echo(line, err=True)
-
-
-class Display:
-    """A progress bar on a terminal, plain lines in a pipe."""
-
-    def __init__(self, steps: int):
-        from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-        from clearhead.cli.console import Console
-
-        self.console = Console(err=True)
-        self.steps = steps
-        self.bar: Progress | None = None
-        self.task = TaskID(0)
-        if self.console.is_terminal:
-            count, text = TextColumn("{task.completed:,.0f}/{task.total:,.0f}"), TextColumn("{task.description}")
-            self.bar = Progress(count, BarColumn(None), text, TimeRemainingColumn(), console=self.console)
-            self.task = self.bar.add_task("", total=steps)
-
-    def __enter__(self) -> "Display":
-        if self.bar:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar:
-            self.bar.stop()
-
-    def log(self, line: str) -> None:
-        """Print a line."""
-        self.console.print(line, soft_wrap=True)
-
-    def on_event(self, event: dict[str, Any]) -> None:
-        """Show an event of the run log."""
-        handlers: dict[str, Callable[[dict[str, Any]], None]] = {"step": self._step, "validation": self._validation}
-        if event["kind"] in handlers:
-            handlers[event["kind"]](event)
-
-    def _step(self, event: dict[str, Any]) -> None:
-        peak = f" · {event['mfu']:.0%} of peak" if "mfu" in event else ""
-        text = f"loss {event['loss']:.3f} · {event['tokens_per_second']:,.0f} tokens/s{peak}"
-        if self.bar:
-            self.bar.update(self.task, completed=event["step"], description=text)
-        else:
-            self.log(f"step {event['step']:,}/{self.steps:,} · {text}")
-
-    def _validation(self, event: dict[str, Any]) -> None:
-        metrics = " · ".join(f"{name.replace('_', ' ')} {event[name]:.4g}" for name in METRICS if name in event)
-        self.log(f"step {event['step']:,} validation · {metrics}")
-        for sample in event["samples"][:1]:
-            for name, text in sample.items():
-                self.log(f"    {name:9} {' '.join(text.split())[:100]}")
+        try:
+            table = sweep(recipe, out, lrs, seeds, resume, display.log, display.on_event)
+        except Stopped as stop:
+            display.end(f"stopped; continue with: clearhead train … --out {out} --resume")
+            raise typer.Exit(128 + stop.signal) from None
+        if table is not None:
+            display.end(f"done: {out / 'table.md'}; best model: {out / 'best'}")
+    if table is not None:
+        for line in lines(table, recipe.train.metric):
+            echo(line)

@@ -1,6 +1,6 @@
 """`clearhead translate`: translate texts, files and pipes."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,7 +21,7 @@ def translate(
     length_penalty: Annotated[
         float, typer.Option(min=-10, max=10, help="Length penalty exponent; higher values favor longer translations.")
     ] = 1.0,
-    align: Annotated[bool, typer.Option(help="Print source-target token alignments as i-j.")] = False,
+    align: Annotated[bool, typer.Option(help="Print word alignments: i-j, then the words.")] = False,
     prefix: Annotated[str | None, typer.Option(help="Force every translation to start with this text.")] = None,
     logprobs: Annotated[
         bool, typer.Option(help="Print the length-normalized log-probability of each translation.")
@@ -55,7 +55,7 @@ def translate(
 
     for source, best in map_texts(texts, None, process):
         if as_json:
-            rows = [{"text": r.text, "score": r.score, "alignment": r.alignment} for r in best.candidates]
+            rows = [{"text": r.text, "score": r.score, "alignment": _links(r)} for r in best.candidates]
             echo_json({"source": source, "translations": rows})
             continue
         for result in best.candidates:
@@ -63,12 +63,20 @@ def translate(
 
 
 def _columns(result: "Translation", logprobs: bool, align: bool) -> list[str]:
-    """The columns of an output line: text, score, alignment."""
-    from clearhead.inference import format_alignment
-
+    """The columns of an output line: text, score, links by number, links by word."""
     columns = [" ".join(result.text.splitlines())]
     if logprobs:
         columns.append("" if result.score is None else f"{result.score:.4f}")
     if align:
-        columns.append(format_alignment(result.alignment or []))
+        alignment = result.alignment
+        columns.append("" if alignment is None else str(alignment))
+        columns.append("" if alignment is None else " ".join(f"{i}→{j}" for i, j in alignment.pairs))
     return columns
+
+
+def _links(result: "Translation") -> dict[str, Any] | None:
+    """The words and links of an alignment for JSON."""
+    alignment = result.alignment
+    if alignment is None:
+        return None
+    return {"source": alignment.source, "target": alignment.target, "links": alignment.links}

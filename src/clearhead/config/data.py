@@ -1,6 +1,8 @@
 """Data and tokenizer settings: files and formats, task, cleaning, batching."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -21,7 +23,54 @@ Task = Literal[
 Language = Literal["en", "de", "zh"]
 Kind = Literal["byte-bpe", "bpe", "wordpiece", "unigram", "word", "char"]
 Count = Annotated[int, Field(ge=1, le=1 << 40)]
+DEFAULT_VOCAB_SIZE = 8000
 MAX_SKIP_RANGES = 1000  # per corpus
+MIN_LENGTH = 5  # smallest data.max_length: special tokens, and room for a token of each text
+# Format of a file by the end of its name, before `.gz`; other files are plain text
+FORMAT_OF_SUFFIX: dict[str, Format] = {
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "squad",
+    ".conll": "conll",
+    ".bio": "conll",
+    ".iob": "conll",
+}
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".log")
+LANGUAGE_SUFFIX = re.compile(r"\.[a-z]{2,3}")  # of parallel files: train.en, train.de
+
+
+def data_suffix(name: str) -> str:
+    """Return the last suffix of a file name in lowercase, without `.gz`: data.TSV.gz → .tsv."""
+    return PurePath(name.lower().removesuffix(".gz")).suffix
+
+
+def is_data_file(name: str) -> bool:
+    """Return whether a file of this name is data, not settings; JSON can be both."""
+    suffix = data_suffix(name)
+    return name.lower().endswith(".gz") or (suffix in (*FORMAT_OF_SUFFIX, *TEXT_SUFFIXES) and suffix != ".json")
+
+
+def infer_format(files: Sequence[str]) -> Format:
+    """Return the format of files by their names; raise if the names are of different formats."""
+    suffixes = list(dict.fromkeys(data_suffix(name) for name in files))
+    formats = {FORMAT_OF_SUFFIX.get(suffix, "text") for suffix in suffixes}
+    if len(formats) > 1:
+        names = " and ".join(suffix or "names without an extension" for suffix in suffixes)
+        raise ValueError(f"files: {names} are mixed; set format, or make each a corpus of its own")
+    sides = [data_suffix(name) for name in files]
+    pairs = list(zip(sides[::2], sides[1::2], strict=False))
+    if formats == {"text"} and len(files) % 2 == 0 and all(_is_language_pair(*pair) for pair in pairs):
+        return "parallel"
+    return formats.pop()
+
+
+def _is_language_pair(source: str, target: str) -> bool:
+    suffixes = (source, target)
+    is_language = all(LANGUAGE_SUFFIX.fullmatch(each) and each not in TEXT_SUFFIXES for each in suffixes)
+    return is_language and source != target
 
 
 def _corpora(value: Any) -> Any:
@@ -58,8 +107,9 @@ StringMap = Annotated[dict[str, str], BeforeValidator(_string_map)]
 class Corpus(Settings):
     """One set of files, or synthetic data (`embedded`: the built-in grammar; `symbols`: copy or reverse a sequence)."""
 
-    format: Format = "text"
-    files: NameList = ()  # files (plain or gzip) or folders; parallel: source, target, source, target …
+    format: Format = "text"  # default: by the files' names, like .csv or .tsv.gz
+    # Files (plain or gzip), folders, or patterns like novels/*.txt; parallel: source, target, source, target …
+    files: NameList = ()
     # Column of each field: {source: 1, target: 2} (-1: the last), or names in the header
     columns: dict[str, int | str] = Field(default_factory=dict)
     header: bool = False  # tsv, csv: the first line has column names; implied by a column given by name
@@ -77,6 +127,18 @@ class Corpus(Settings):
     symbols: int = Field(default=26, ge=2, le=10_000)  # symbols: size of the alphabet
     min_length: int = Field(default=3, ge=1, le=10_000)  # symbols: length of a sequence
     max_length: int = Field(default=16, ge=1, le=10_000)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _infer_format(cls, data: Any) -> Any:
+        """Set the format by the names of the files."""
+        if not isinstance(data, Mapping) or "format" in data:
+            return data
+        files = data.get("files")
+        names = [files] if isinstance(files, str) else files
+        if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+            return data
+        return {"format": infer_format(names), **data}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -111,7 +173,9 @@ class DataConfig(Settings):
     train: Corpora = ()
     valid: Corpora = ()
     test: Corpora = ()
-    held_out: float = Field(default=0.0, ge=0, le=0.5)  # fraction of `train` used for validation, split by first text
+    # Fraction of `train` split off for validation, by first text; translation: of these pairs, validation uses those
+    # without a near-duplicate in training
+    held_out: float = Field(default=0.0, ge=0, le=0.5)
     source_url: str = ""  # where to download the files; shown if one is missing
 
     # Cleaning
@@ -119,11 +183,13 @@ class DataConfig(Settings):
     lowercase: bool = False
     deduplicate: bool = False
     min_length: int = Field(default=1, ge=0, le=1 << 24)  # tokens; shorter samples are dropped
-    # Tokens with special tokens; longer translation pairs are dropped, documents are split, other texts are truncated
-    max_length: int = Field(default=512, ge=5, le=1 << 24)
+    # Tokens with special tokens; longer translation pairs are dropped, documents are split, other texts are truncated.
+    # In a recipe, the default is no more than the model's positions.
+    max_length: int = Field(default=512, ge=MIN_LENGTH, le=1 << 24)
     max_length_ratio: float | None = Field(default=None, ge=1, le=1000)  # translation: longer side to shorter side
 
     # Task
+    target_language: str = ""  # translation: a code like zh, for the tokenizer of BLEU; empty: guessed from the script
     documents: Literal["line", "paragraph", "heading", "file"] = "file"  # how plain text is split into documents
     isolate_documents: bool = False  # language model: no attention across documents
     labels: NameList = ()  # in the order of their ids; empty: sorted labels of the training data
@@ -146,6 +212,8 @@ class DataConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if not re.fullmatch("([a-z]{2,3})?", self.target_language):
+            raise ValueError(f"target_language: {self.target_language!r:.40} is not a language code; write it like zh")
         if self.held_out and self.valid:
             raise ValueError("held_out: valid is set too; remove one of them")
         if self.task == "answering" and (self.lowercase or self.normalize != "none"):
@@ -168,7 +236,7 @@ class TokenizerConfig(Settings):
 
     path: str = ""  # folder with tokenizer.json, or GPT-2's or BERT's files; empty: train a new one
     kind: Kind = "byte-bpe"
-    vocab_size: int = Field(default=8000, ge=1, le=1 << 24)
+    vocab_size: int | None = Field(default=None, ge=1, le=1 << 24)  # default: 8000, or fewer if the text has fewer
     lowercase: bool = False
     joint: bool = True  # translation: one tokenizer for both languages
     target_vocab_size: int | None = Field(default=None, ge=1, le=1 << 24)  # joint: false; default: vocab_size

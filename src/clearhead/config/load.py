@@ -12,6 +12,7 @@ from clearhead.config.model import ModelConfig
 from clearhead.config.settings import nearest
 from clearhead.errors import ConfigError
 from clearhead.files import read_text
+from clearhead.limits import MAX_YAML_CHARS
 
 PRESETS = resources.files("clearhead.config") / "presets"
 
@@ -78,6 +79,8 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
 
 
 def _parse(text: str, where: str) -> Any:
+    if len(text) > MAX_YAML_CHARS:
+        raise ConfigError(f"{where}: more than {MAX_YAML_CHARS:,} characters, too many for settings; check the path")
     try:
         return yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
     except yaml.YAMLError as error:

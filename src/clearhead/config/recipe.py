@@ -8,7 +8,7 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, model_validator
 
-from clearhead.config.data import DataConfig, TokenizerConfig
+from clearhead.config.data import MIN_LENGTH, DataConfig, TokenizerConfig, is_data_file
 from clearhead.config.load import apply_overrides, preset_data, read_yaml
 from clearhead.config.model import ModelConfig
 from clearhead.config.settings import Settings, nearest
@@ -60,16 +60,19 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        fitted = self
         if "init_from" in self.model:
             if set(self.model) - {"init_from", *OVERRIDABLE}:
                 keys = ", ".join(OVERRIDABLE)
-                raise ValueError(f"model: init_from fixes the architecture; next to it, set only {keys}")
+                raise ValueError(f"model: init_from fixes the architecture; besides it, set only {keys}")
             changes = {key: value for key, value in self.model.items() if key in OVERRIDABLE}
             ModelConfig.build(MINIMAL_MODEL | changes, where="model")
         else:
             for key in DERIVED_KEYS & self.model.keys():
-                raise ValueError(f"model.{key}: comes from the tokenizer, the task and the data; remove it")
-            self.architecture((8,) if self.tokenizer.joint else (8, 8))
+                raise ValueError(f"model.{key}: is derived from the tokenizer, the task and the data; remove it")
+            config = self._build_model((8,) if self.tokenizer.joint else (8, 8), 1)
+            fitted = self.fit(config)
+            fitted.check_model(config)
         task, train = self.data.task, self.train
         if task != "translation" and train.scheduled_sampling is not None:
             raise ValueError(
@@ -83,14 +86,29 @@ class Recipe(Settings):
         if task == "similarity" and self.data.contrastive:
             metrics = ["loss", "accuracy"]
         if train.metric not in metrics:
-            raise ValueError(f"train.metric: {train.metric} is not measured here; use {' or '.join(metrics)}")
+            raise ValueError(f"train.metric: {train.metric} is not available here; use {' or '.join(metrics)}")
         if (train.metric != "loss" or train.patience) and not (self.data.valid or self.data.held_out):
             key = "patience" if train.patience else "metric"
             raise ValueError(f"train.{key}: there is no validation data; add data.valid or data.held_out")
-        return self
+        return fitted
+
+    def fit(self, config: ModelConfig) -> Self:
+        """Return the recipe with data settings that were not given lowered to what the model has positions for."""
+        data, given, changes = self.data, self.data.model_fields_set, dict[str, int]()
+        if "max_length" not in given and data.max_length > config.max_positions >= MIN_LENGTH:
+            changes["max_length"] = config.max_positions
+        max_length = changes.get("max_length", data.max_length)
+        if data.task == "answering" and "stride" not in given and data.stride > max_length // 2:
+            changes["stride"] = max_length // 4
+        return self.model_copy(update={"data": data.model_copy(update=changes)}) if changes else self
 
     def architecture(self, sizes: tuple[int, ...], labels: int = 1) -> ModelConfig:
         """Return the model config for one shared or two vocabulary sizes and a number of labels."""
+        config = self._build_model(sizes, labels)
+        self.check_model(config)
+        return config
+
+    def _build_model(self, sizes: tuple[int, ...], labels: int) -> ModelConfig:
         settings = {key: value for key, value in self._model_data().items() if key not in VOCAB_KEYS}
         if len(sizes) == 1:
             settings["vocab_size"] = sizes[0]
@@ -99,9 +117,7 @@ class Recipe(Settings):
             if settings.get("tie") == "all":
                 settings["tie"] = "output"  # separate vocabularies cannot share a matrix
         settings |= task_outputs(self.data, labels, settings)
-        config = ModelConfig.build(settings, where="model")
-        self.check_model(config)
-        return config
+        return ModelConfig.build(settings, where="model")
 
     def check_model(self, config: ModelConfig) -> None:
         """Raise if the model does not fit the task or `data.max_length`."""
@@ -147,6 +163,8 @@ def recipe_text(name: str) -> str:
     """Return the YAML text of a recipe by name or path."""
     if name in recipe_names():
         return (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
+    if is_data_file(name):
+        raise ConfigError(f"{name} is data, not a recipe; write a recipe for it with: clearhead new {name}")
     if name.endswith((".yaml", ".yml")) or "/" in name or Path(name).is_file():
         return read_text(Path(name))
     raise ConfigError(f"recipe: no recipe {name!r}{nearest(name, recipe_names())}")

@@ -14,6 +14,8 @@ from pydantic_core import ErrorDetails
 from clearhead.errors import ConfigError
 
 MAX_NAME_CHARS, MAX_NAMES = 40, 40  # limits of the list of known names in an error
+MAX_COMPARED, MAX_COMPARED_CHARS = 1000, 100  # names to compare: difflib takes their number × their lengths
+MAX_LINES = 20  # of one error
 
 
 class Settings(BaseModel):
@@ -31,9 +33,11 @@ class Settings(BaseModel):
             return cls.model_validate(dict(data))
         except ValidationError as error:
             # Skip defaults that could not be computed because another key was wrong.
-            errors = [e for e in error.errors() if e["type"] != "default_factory_not_called"]
+            errors = [e for e in error.errors(include_url=False) if e["type"] != "default_factory_not_called"]
             errors.sort(key=lambda e: e["type"] != "extra_forbidden")  # a misspelled key explains a missing one
-            lines = [prefix + line for e in errors for line in _error_line(cls, e).splitlines()]
+            lines = [prefix + line for e in errors[:MAX_LINES] for line in _error_line(cls, e).splitlines()]
+            if len(errors) > MAX_LINES:
+                lines.append(f"{prefix}and {len(errors) - MAX_LINES:,} more errors")
             raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
@@ -53,7 +57,8 @@ def as_tuple(value: Any) -> Any:
 
 def nearest(name: str, known: list[str]) -> str:
     """Return `; did you mean heads?`, or `; known: …` if nothing is close."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    comparable = [key for key in known[:MAX_COMPARED] if max(len(key), len(name)) <= MAX_COMPARED_CHARS]
+    close = difflib.get_close_matches(name, comparable, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]}?"
     shown = [key if len(key) <= MAX_NAME_CHARS else key[: MAX_NAME_CHARS - 1] + "…" for key in sorted(known)]

@@ -6,18 +6,22 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from clearhead.config.data import Corpus, DataConfig, TokenizerConfig
+from clearhead.config.data import DEFAULT_VOCAB_SIZE, Corpus, DataConfig, TokenizerConfig
 from clearhead.data import synthetic
 from clearhead.data.cleaning import Cleaner, Split, chunks
+from clearhead.data.corpus_files import corpus_files, files_of_corpus, find_file
 from clearhead.data.dataset import Dataset
-from clearhead.data.formats import TEXT_COLUMNS, Location, Record, corpus_files, find_file, read_corpus
+from clearhead.data.formats import TEXT_COLUMNS, Location, Record, read_corpus
+from clearhead.data.held_out import held_out_pairs
 from clearhead.data.labeled_tasks import Answering, Classification, Regression, Similarity, Tagging
 from clearhead.data.masked_lm import MaskedLanguageModel
-from clearhead.data.tasks import LanguageModel, Task, Translation, split_documents
+from clearhead.data.tasks import LanguageModel, Task, Translation, split_documents, split_long_texts
 from clearhead.data.token_store import (
+    Dropped,
     StoreWriter,
     TokenStore,
     build_store,
@@ -26,9 +30,11 @@ from clearhead.data.token_store import (
     cache_key,
     cache_write_errors,
     file_digest,
+    read_cached,
+    write_cached,
 )
 from clearhead.errors import UserError
-from clearhead.files import file_lock, read_text, write_text
+from clearhead.files import file_lock
 from clearhead.text import Tokenizer, load_folder, train
 
 TASKS: dict[str, type[Task]] = {
@@ -45,6 +51,7 @@ TASKS: dict[str, type[Task]] = {
 NOT_IN_CACHE_KEY = {
     *("train", "valid", "test", "held_out", "swap_pairs", "source_url", "isolate_documents", "mask_prob"),
     *("whole_word_masking", "batch_tokens", "packed", "bucket_size", "workers", "cache_dir", "pooling"),
+    "target_language",
 }
 
 MAX_LABELS = 10_000  # more mean that the label column is a text
@@ -69,13 +76,14 @@ def prepare(
     labels: Sequence[str] = (),
     log: Log = lambda line: None,
 ) -> Data:
-    """Build the datasets of a run; reports slow steps, one line each.
+    """Build the datasets of a run; slow steps are logged, one line each.
 
     `tokenizer` is a config, or the tokenizers of an existing model, whose labels are then given as `labels`.
     """
     if not config.train:
         raise UserError("data.train: missing; name the training files")
     builder = _Builder(config, log)
+    builder.check_files((*config.train, *config.valid))
     tokenizers = builder.tokenizers(tokenizer) if isinstance(tokenizer, TokenizerConfig) else tuple(tokenizer)
     names = tuple(labels or config.labels or builder.labels())
     split: Split = "kept" if config.held_out and not config.valid else "all"
@@ -95,7 +103,9 @@ def open_dataset(
     log: Log = lambda line: None,
 ) -> Dataset:
     """Build a dataset of other corpora, such as a test set, for a model with tokenizers."""
-    return _Builder(config, log).dataset(corpora, tokenizers, tuple(labels or config.labels), "all")
+    builder = _Builder(config, log)
+    builder.check_files(corpora)
+    return builder.dataset(corpora, tokenizers, tuple(labels or config.labels), "all")
 
 
 def from_records(
@@ -111,7 +121,7 @@ def from_records(
     task = TASKS[config.task](config, tokenizers, labels or config.labels)
     located = _as_records(records, task.record_columns(config))
     cleaner = Cleaner(config, task.record_columns(config))
-    return Dataset(task, [build_temporary_store(task.dtypes, lambda writer: _fill(writer, task, located, cleaner))])
+    return Dataset(task, [build_temporary_store(task.fields, lambda writer: _fill(writer, task, located, cleaner))])
 
 
 def _as_records(records: Iterable[Sequence[Any] | Mapping[str, Any]], columns: tuple[str, ...]) -> Iterator[Record]:
@@ -152,12 +162,31 @@ class _Builder:
         self.config, self.log = config, log
         self.folder = cache_folder(config.cache_dir)
 
+    def check_files(self, corpora: Iterable[Corpus]) -> None:
+        """Raise before any work if a file is missing; log how many files in folders are left out."""
+        for corpus in corpora:
+            files, left_out = files_of_corpus(corpus, self.config.source_url)
+            if left_out:
+                names = ", ".join(path.name for path in left_out[:3]) + (", …" if len(left_out) > 3 else "")
+                self.log(
+                    f"{', '.join(corpus.files)}: {len(files):,} {corpus.format} files; left out: {len(left_out):,} "
+                    f"others ({names})"
+                )
+
     def records(self, corpus: Corpus) -> Iterator[Record]:
-        """Yield the records of a corpus; plain text is split into documents."""
+        """Yield the records of a corpus; plain text is split into documents, and long ones into several records."""
         task = TASKS[self.config.task]
         records = raw_records(corpus, task.record_columns(self.config), self.config.source_url)
-        is_plain_text = task.is_stream and corpus.format == "text"
-        return split_documents(records, self.config.documents) if is_plain_text else records
+        if not task.is_stream:
+            return records
+        is_plain_text = corpus.format == "text"
+        return split_documents(records, self.config.documents) if is_plain_text else split_long_texts(records)
+
+    @cached_property
+    def held_out_pairs(self) -> list[list[Record]]:
+        """Return the held-out pairs of each training corpus of a translation task."""
+        self.log("comparing the held-out pairs with the training data …")
+        return held_out_pairs(self.config, self.records, self.log)
 
     def identity(self, corpus: Corpus) -> list[Any]:
         """Return what determines the records of a corpus: its settings and the digests of its files."""
@@ -183,7 +212,7 @@ class _Builder:
         if not dataset.num_samples(0):
             dropped = Counter[str]()
             for store in stores:
-                dropped.update(store.stats["dropped"])
+                dropped.update(store.dropped)
             counts = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
             counts = counts or ("all, by skip" if any(corpus.skip for corpus in corpora) else "no records")
             why = "held_out is too small for it" if split == "held out" else f"left out: {counts}"
@@ -197,17 +226,22 @@ class _Builder:
 
     def store(self, corpus: Corpus, task: Task, split: Split, swap_pairs: bool) -> TokenStore:
         settings = self.config.model_dump(mode="json", exclude=NOT_IN_CACHE_KEY)
-        split_key = [split, self.config.held_out if split != "all" else 0, swap_pairs]
+        split_key: list[Any] = [split, self.config.held_out if split != "all" else 0, swap_pairs]
+        compared = split == "held out" and isinstance(task, Translation)
+        if compared:
+            split_key.append([self.identity(each) for each in self.config.train])
         name = cache_key(
             settings, task.labels, split_key, self.identity(corpus), [each.engine.to_str() for each in task.tokenizers]
         )
         folder = self.folder / "tokens" / name
         if (folder / "store.json").exists():
-            return TokenStore(folder)
+            return TokenStore(folder, task.fields)
         self.log(f"tokenizing {', '.join(corpus.files) or corpus.format} …")
         cleaner = Cleaner(self.config, task.record_columns(self.config), split, swap_pairs)
-        store = build_store(folder, task.dtypes, lambda writer: _fill(writer, task, self.records(corpus), cleaner))
-        dropped = ", ".join(f"{count:,} {reason}" for reason, count in store.stats["dropped"].items())
+        pairs = iter(self.held_out_pairs[self.config.train.index(corpus)]) if compared else None
+        records = pairs or self.records(corpus)
+        store = build_store(folder, task.fields, lambda writer: _fill(writer, task, records, cleaner))
+        dropped = ", ".join(f"{count:,} {reason}" for reason, count in store.dropped.items())
         self.log(f"{len(store):,} rows" + (f"; left out: {dropped}" if dropped else ""))
         return store
 
@@ -220,21 +254,27 @@ class _Builder:
         separate = self.config.task == "translation" and not settings.joint
         tokenizers = []
         for side in (0, 1) if separate else (None,):
-            size = settings.target_vocab_size or settings.vocab_size if side == 1 else settings.vocab_size
+            given = settings.target_vocab_size or settings.vocab_size if side == 1 else settings.vocab_size
+            size = given or DEFAULT_VOCAB_SIZE
             cleaning = [self.config.normalize, self.config.lowercase, self.config.deduplicate, self.config.held_out]
             identities = [self.identity(corpus) for corpus in self.config.train]
             columns_key = [columns, self.config.documents if task.is_stream else ""]
             options = settings.model_dump(mode="json", exclude={"path"})
             name = cache_key("tokenizer", options, side, size, task.roles, cleaning, columns_key, identities)
             file = self.folder / "tokenizers" / f"{name}.json"
-            if not file.exists():
+            seal = file.with_suffix(".sha256")  # written last, so that it is there only if the file is complete
+            if not seal.exists():
                 with cache_write_errors(file), file_lock(file.with_suffix(".lock")):
-                    if not file.exists():
+                    if not seal.exists():
                         self.log(f"training a {settings.kind} tokenizer of {size:,} …")
                         texts = self._texts(side)
                         files = ", ".join(file for corpus in self.config.train for file in corpus.files)
                         lowercase, where = settings.lowercase, f"{files or 'data.train'}: "
-                        train(texts, settings.kind, size, task.roles, lowercase, exact=True, where=where).save(file)
+                        exact = given is not None
+                        train(texts, settings.kind, size, task.roles, lowercase, exact=exact, where=where).save(file)
+                        write_cached(seal, file_digest(file, self.folder))
+            if file_digest(file, self.folder) != read_cached(seal):
+                raise UserError(f"{file} changed since it was written; delete it and {seal.name}")
             tokenizers.append(Tokenizer.load(file))
         return tuple(tokenizers)
 
@@ -258,7 +298,7 @@ class _Builder:
         key = [self.config.task, self.config.text_pairs, [self.identity(corpus) for corpus in self.config.train]]
         file = self.folder / "labels" / f"{cache_key('labels', key)}.json"
         if file.exists():
-            return tuple(json.loads(read_text(file)))
+            return tuple(json.loads(read_cached(file)))
         labels: set[str] = set()
         for record in chain.from_iterable(self.records(corpus) for corpus in self.config.train):
             value = record.values[-1]
@@ -271,12 +311,12 @@ class _Builder:
             raise UserError(f"data.train: {labels.pop()!r:.40} is the only label; classification needs two or more")
         names = sorted(labels, key=lambda name: (name != "O", name))
         with cache_write_errors(file):
-            write_text(file, json.dumps(names))
+            write_cached(file, json.dumps(names))
         return tuple(names)
 
 
-def _fill(writer: StoreWriter, task: Task, records: Iterator[Record], cleaner: Cleaner) -> Mapping[str, Any]:
-    """Clean, tokenize and write all records; return statistics for `store.json`."""
+def _fill(writer: StoreWriter, task: Task, records: Iterator[Record], cleaner: Cleaner) -> Dropped:
+    """Clean, tokenize and write all records; return how many were left out, by reason."""
     for chunk in chunks(records):
         writer.add(task.encode_records(cleaner.clean_chunk(chunk), cleaner.dropped))
-    return {"dropped": dict(cleaner.dropped)}
+    return cleaner.dropped

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from clearhead.config.data import DataConfig
 from clearhead.data.formats import TEXT_COLUMNS, Record
 from clearhead.errors import UserError
+from clearhead.limits import MAX_TEXT_CHARS
 
 Split = Literal["all", "kept", "held out"]
 
@@ -59,6 +60,11 @@ class Cleaner:
     def _clean_text(self, record: Record, value: Any) -> str:
         check_text(record, value)
         value = normalize_text(value, self.config)
+        if len(value) > MAX_TEXT_CHARS:
+            raise UserError(
+                f"{record.location}: a text of {len(value):,} characters; at most {MAX_TEXT_CHARS:,} are tokenized at "
+                "once, so split it into several records"
+            )
         try:
             value.encode()
         except UnicodeEncodeError as error:
@@ -117,15 +123,22 @@ class DuplicateFilter:
         return is_new
 
 
-def chunks(records: Iterator[Record], max_records: int = 4096, max_chars: int = 1 << 20) -> Iterator[list[Record]]:
+def chunks(records: Iterator[Record], max_records: int = 4096, max_chars: int = 1 << 18) -> Iterator[list[Record]]:
     """Yield lists of records of bounded size, for batched tokenization in constant memory."""
     chunk: list[Record] = []
     size = 0
     for record in records:
-        chunk.append(record)
-        size += sum(len(value) for value in record.values if isinstance(value, str | list))
-        if len(chunk) >= max_records or size >= max_chars:
+        record_size = sum(map(_size, record.values))
+        if chunk and (len(chunk) >= max_records or size + record_size > max_chars):
             yield chunk
             chunk, size = [], 0
+        chunk.append(record)
+        size += record_size
     if chunk:
         yield chunk
+
+
+def _size(value: Any) -> int:
+    """Return the number of characters of a text, or of a list of words."""
+    words = value if isinstance(value, list) else [value]
+    return sum(len(word) for word in words if isinstance(word, str))

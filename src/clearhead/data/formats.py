@@ -4,8 +4,6 @@ A record has one value per column of the task, and its location for error messag
 """
 
 import csv
-import json
-import os
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -13,8 +11,17 @@ from typing import Any, NamedTuple
 
 from clearhead.config.data import Corpus
 from clearhead.config.settings import nearest
+from clearhead.data.corpus_files import corpus_files
 from clearhead.errors import UserError
-from clearhead.files import read_lines
+from clearhead.files import parse_json, read_document, read_lines
+from clearhead.limits import (
+    CONTEXT_ALLOWANCE,
+    CONTEXT_GROWTH,
+    MAX_JSON_BYTES,
+    MAX_LINE_BYTES,
+    MAX_RECORD_BYTES,
+    MAX_TEXT_CHARS,
+)
 
 
 class Location(NamedTuple):
@@ -57,35 +64,6 @@ DEFAULT_COLUMNS = {
 }  # label: the last column read
 
 
-def find_file(name: str, source_url: str = "") -> Path:
-    """Locate a file: as given, below CLEARHEAD_DATA, or below ./data."""
-    if name == "-":
-        raise UserError("files: standard input can be read only once; save it to a file first")
-    root = os.environ.get("CLEARHEAD_DATA", "../shared/data")
-    for path in (Path(name), Path(root) / name, Path("data") / name):
-        if os.path.exists(path):  # Path.exists raises if a folder is not searchable
-            return path
-    fix = f"put it under data/{name}, or set CLEARHEAD_DATA to the folder that has {name}"
-    if Path(name).is_absolute():
-        fix = "check the path"
-    raise UserError(f"{name} does not exist; {fix}" + (f"; it is published at {source_url}" if source_url else ""))
-
-
-def corpus_files(corpus: Corpus, source_url: str = "") -> list[Path]:
-    """List the files of a corpus; a folder means all files in it, sorted by name."""
-    files: list[Path] = []
-    for name in corpus.files:
-        path = find_file(name, source_url)
-        if path.is_dir():
-            inside = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
-            if not inside:
-                raise UserError(f"{path} is an empty folder; give a file, or a folder with files")
-            files += inside
-        else:
-            files.append(path)
-    return files
-
-
 def read_corpus(corpus: Corpus, columns: tuple[str, ...], source_url: str = "") -> Iterator[Record]:
     """Yield the records of a corpus of files."""
     files = corpus_files(corpus, source_url)
@@ -96,10 +74,6 @@ def read_corpus(corpus: Corpus, columns: tuple[str, ...], source_url: str = "") 
     if corpus.format == "parallel":
         if len(columns) != 2:
             raise UserError(f"format: parallel files hold a source and a target; this task reads {', '.join(columns)}")
-        if len(files) % 2:
-            raise UserError(
-                f"files: the folders hold {len(files)} files; parallel needs pairs of a source and a target"
-            )
         groups: list[Iterable[Record]] = [_parallel(*pair) for pair in zip(files[::2], files[1::2], strict=True)]
     else:
         groups = [READERS[corpus.format](path, corpus, columns) for path in files]
@@ -123,9 +97,9 @@ def _rename_labels(record: Record, columns: tuple[str, ...], names: dict[str, st
     return record._replace(values=tuple(values))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(path: Path, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, str]]:
     """Number the lines of a file from 1."""
-    return enumerate(read_lines(path), start=1)
+    return enumerate(read_lines(path, max_bytes), start=1)
 
 
 def _parallel(source: Path, target: Path) -> Iterator[Record]:
@@ -155,10 +129,11 @@ def _table(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
             f"format: {corpus.format} has no lists in its columns; this task reads {', '.join(columns[:4])}; use jsonl"
         )
     if corpus.format == "csv":
-        reader = csv.reader((line + "\n" for _, line in _lines(path)), strict=True)
-        rows = ((reader.line_num, row) for row in reader)
+        lines = _CsvLines(path)
+        reader = csv.reader(lines, strict=True)
+        rows = ((reader.line_num, row) for row in lines.rows(reader))
     else:
-        rows = ((number, line.split("\t")) for number, line in _lines(path))
+        rows = ((number, line.split("\t")) for number, line in _lines(path, MAX_RECORD_BYTES))
     try:
         numbers_or_names = {name: corpus.columns.get(name, DEFAULT_COLUMNS.get(name, len(columns))) for name in columns}
         indices = None
@@ -186,6 +161,29 @@ def _table(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
         raise UserError(f"{path}, line {reader.line_num}: {error}; check the quotation marks") from None
 
 
+class _CsvLines:
+    """The lines of a CSV file, which limits a row that has many of them."""
+
+    def __init__(self, path: Path):
+        self.path, self.row_chars = path, 0
+
+    def __iter__(self) -> Iterator[str]:
+        for number, line in _lines(self.path, MAX_RECORD_BYTES):
+            self.row_chars += len(line)
+            if self.row_chars > MAX_RECORD_BYTES:
+                raise UserError(
+                    f"{self.path}, line {number}: a row of more than {MAX_RECORD_BYTES:,} characters; "
+                    "check the quotation marks"
+                )
+            yield line + "\n"
+
+    def rows(self, reader: Iterable[list[str]]) -> Iterator[list[str]]:
+        """Yield the rows, starting to count again after each."""
+        for row in reader:
+            self.row_chars = 0
+            yield row
+
+
 def _column_index(path: Path, header: list[str], name: int | str) -> int:
     if isinstance(name, int):
         return name - 1 if name > 0 else len(header) + name
@@ -198,7 +196,7 @@ def _column_index(path: Path, header: list[str], name: int | str) -> int:
 
 def _json_lines(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     names = [str(corpus.columns.get(name, name)) for name in columns if name != "references"]
-    for number, line in _lines(path):
+    for number, line in _lines(path, MAX_RECORD_BYTES):
         if not line.strip():
             continue
         location = Location(str(path), number)
@@ -221,14 +219,20 @@ def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
         raise UserError("columns: conll has no header; give the columns of tokens and tags by number, like 1 and -1")
     tokens: list[str] = []
     tags: list[str] = []
-    first = 1
+    first, chars = 1, 0
     for number, line in _lines(path):
         parts = line.rstrip("\t ").split("\t") if "\t" in line else line.split()
         if not line.strip() or parts[0] == "-DOCSTART-":
             if tokens:
                 yield Record(Location(str(path), first, line_per_item=True), (tokens, tags))
-            tokens, tags, first = [], [], number + 1
+            tokens, tags, first, chars = [], [], number + 1, 0
             continue
+        chars += len(line) + 1
+        if chars > MAX_TEXT_CHARS:
+            raise UserError(
+                f"{path}, line {number}: a sentence of more than {MAX_TEXT_CHARS:,} characters; "
+                "put a blank line between sentences"
+            )
         if len(parts) < 2 or not all(part.strip(" ") for part in parts):  # some corpora have other whitespace as tokens
             raise UserError(f"{path}, line {number}: {line[:40]!r} has no tag after its token; write `token tag`")
         if max(abs(token), abs(tag)) > len(parts):
@@ -244,11 +248,15 @@ def _conll(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
 def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Record]:
     """Read SQuAD 1.1 or 2.0: the first answer of each question, or none; held out by article."""
     if columns not in (ANSWERS, ANSWERS_WITH_REFERENCES):
-        raise UserError(f"format: squad holds questions and answers; this task reads {', '.join(columns)}")
-    text = "\n".join(line for _, line in _lines(path))
+        reads = ", ".join(columns)
+        raise UserError(
+            f"format: squad holds questions and answers; this task reads {reads}; for one object per line, use jsonl"
+        )
+    text = read_document(path, MAX_JSON_BYTES)
     if not text.strip():
         return
-    document, number = _parse_json(text, path, "give a SQuAD file"), 0
+    document, number, chars = _parse_json(text, path, "give a SQuAD file"), 0, 0
+    max_chars, text = CONTEXT_ALLOWANCE + CONTEXT_GROWTH * len(text), ""
     try:
         for article in document["data"]:
             for paragraph in article["paragraphs"]:
@@ -259,10 +267,17 @@ def _squad(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
                     references = [[each["text"] for each in answers]] if columns == ANSWERS_WITH_REFERENCES else []
                     location = Location(str(path), str(question.get("id", number)), "question")
                     values = (paragraph["context"], question["question"], *answer, *references)
+                    chars += len(values[0])
+                    if chars > max_chars:
+                        raise UserError(
+                            f"{location}: contexts repeated for each question have {CONTEXT_GROWTH} times the size "
+                            "of the file; ask fewer questions about a long context, or shorten it"
+                        )
                     yield Record(location, values, str(article.get("title", "")))
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise UserError(
-            f"{path}, question {number}: not in SQuAD format ({error!r}); expected data > paragraphs > qas > answers"
+            f"{path}, question {number}: not in SQuAD format ({error!r}); expected data > paragraphs > qas > answers; "
+            "for one object per line, use jsonl"
         ) from None
 
 
@@ -294,6 +309,6 @@ READERS = {
 
 def _parse_json(text: str, where: object, fix: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError includes numbers of thousands of digits
-        raise UserError(f"{where}: not valid JSON ({error}); {fix}") from None
+        return parse_json(text)
+    except ValueError as error:
+        raise UserError(f"{where}: {error}; {fix}") from None

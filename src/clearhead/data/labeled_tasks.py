@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from clearhead.config.data import DataConfig
 from clearhead.config.settings import nearest
 from clearhead.data.batch import Batch, collate
 from clearhead.data.formats import ANSWERS, PAIR, TAGS, TEXT, Record
-from clearhead.data.tasks import SampleIds, Task, token_dtype
-from clearhead.data.token_store import Row, TokenStore
+from clearhead.data.tasks import SampleIds, Task, token_field
+from clearhead.data.token_store import MAX_POSITION, Field, Row, TokenStore
 from clearhead.errors import UserError
 from clearhead.ops.cross_entropy import IGNORED
 from clearhead.text import Role, Tokenizer
@@ -46,7 +46,7 @@ def add_special_tokens(
     return (ids, len(ids)) if second is None else ([*ids, *second[:m], *suffix], len(ids))
 
 
-def label_id(record: Record, label: Any, labels: tuple[str, ...]) -> int:
+def label_id(record: Record, label: Any, labels: Mapping[str, int]) -> int:
     """Return the id of a label; raise if it is not in the label set."""
     if not isinstance(label, str | int) or isinstance(label, bool):
         raise UserError(f"{record.location}: {label!r:.40} is not a label; use a string or an integer")
@@ -55,7 +55,7 @@ def label_id(record: Record, label: Any, labels: tuple[str, ...]) -> int:
     if str(label) not in labels:
         hint = nearest(str(label), list(labels)) if labels else ", which is empty; name the labels"
         raise UserError(f"{record.location}: label {str(label)!r:.40} is not in the label set{hint}")
-    return labels.index(str(label))
+    return labels[str(label)]
 
 
 def is_empty(text: str, tokens: Sequence[object]) -> bool:
@@ -67,6 +67,11 @@ class _SequenceTask(Task):
     """Rows of one text or two with special tokens: `[CLS] text [SEP]` or `[CLS] text [SEP] second [SEP]`."""
 
     roles = ROLES
+
+    @property
+    def sequence_fields(self) -> dict[str, Field]:
+        """Return the fields of the ids, and of the start of the second text."""
+        return {"ids": token_field(self.tokenizer), "boundary": Field("int32", MAX_POSITION, row=1)}
 
     def add_special_tokens(self, first: list[int], second: list[int] | None = None) -> tuple[list[int], int]:
         return add_special_tokens(self.tokenizer, self.config.max_length, first, second)
@@ -85,15 +90,18 @@ class _SequenceTask(Task):
 class Classification(_SequenceTask):
     """One label for a text or a pair of texts."""
 
-    label_dtype = "int64"
+    @property
+    def label_field(self) -> Field:
+        """Return the field of the label."""
+        return Field("int64", len(self.labels), row=1)
 
     @classmethod
     def record_columns(cls, config: DataConfig) -> tuple[str, ...]:
         return (*(PAIR if config.text_pairs else TEXT), "label")
 
     @property
-    def dtypes(self) -> dict[str, str]:
-        return {"ids": token_dtype(self.tokenizer), "boundary": "int32", "label": self.label_dtype}
+    def fields(self) -> dict[str, Field]:
+        return self.sequence_fields | {"label": self.label_field}
 
     def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         sides = [
@@ -112,7 +120,7 @@ class Classification(_SequenceTask):
 
     def label(self, record: Record) -> float:
         """Return the label of a record as a number."""
-        return label_id(record, record.values[-1], self.labels)
+        return label_id(record, record.values[-1], self.label_ids)
 
     def batch(self, store: TokenStore, samples: SampleIds, epoch: int, seed: int) -> Batch:
         labels = store.gather("label", samples)[0]
@@ -122,7 +130,7 @@ class Classification(_SequenceTask):
 class Regression(Classification):
     """One number for a text or a pair of texts."""
 
-    label_dtype = "float32"
+    label_field = Field("float32", row=1)
 
     def label(self, record: Record) -> float:
         return score_value(record)
@@ -131,16 +139,16 @@ class Regression(Classification):
 class Similarity(Classification):
     """Two separately encoded texts and their similarity in [-1, 1]; contrastive pairs all have 1."""
 
-    label_dtype = "float32"
+    label_field = Field("float32", row=1)
 
     @classmethod
     def record_columns(cls, config: DataConfig) -> tuple[str, ...]:
         return PAIR if config.contrastive else (*PAIR, "label")
 
     @property
-    def dtypes(self) -> dict[str, str]:
-        dtype = token_dtype(self.tokenizer)
-        return {"first": dtype, "second": dtype, "label": self.label_dtype}
+    def fields(self) -> dict[str, Field]:
+        tokens = token_field(self.tokenizer)
+        return {"first": tokens, "second": tokens, "label": self.label_field}
 
     def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         sides = [self.tokenizer.encode_batch([r.values[side] for r in records]) for side in (0, 1)]
@@ -184,8 +192,8 @@ class Tagging(_SequenceTask):
     columns = TAGS
 
     @property
-    def dtypes(self) -> dict[str, str]:
-        return {"ids": token_dtype(self.tokenizer), "boundary": "int32", "labels": "int64"}
+    def fields(self) -> dict[str, Field]:
+        return self.sequence_fields | {"labels": Field("int64", len(self.labels), IGNORED, row="ids")}
 
     def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         for record in records:
@@ -195,7 +203,7 @@ class Tagging(_SequenceTask):
         for record, tokens in zip(records, self.tokenizer.offsets_batch(texts), strict=True):
             tags = enumerate(record.values[1])
             tag_ids = [
-                label_id(Record(record.location.for_item(n), record.values), tag, self.labels) for n, tag in tags
+                label_id(Record(record.location.for_item(n), record.values), tag, self.label_ids) for n, tag in tags
             ]
             if not tokens:
                 dropped["empty"] += 1
@@ -249,44 +257,62 @@ class Answering(_SequenceTask):
 
     columns = ANSWERS
 
+    def __init__(self, config: DataConfig, tokenizers: Sequence[Tokenizer], labels: Sequence[str] = ()):
+        super().__init__(config, tokenizers, labels)
+        self.contexts: dict[str, _Context] = {}  # of the latest records
+
     @property
-    def dtypes(self) -> dict[str, str]:
-        return {"ids": token_dtype(self.tokenizer), "boundary": "int32", "span": "int32"}
+    def fields(self) -> dict[str, Field]:
+        return self.sequence_fields | {"span": Field("int32", MAX_POSITION, row=2, within="ids")}
 
     def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         for record in records:
             check_answer(record)
-        contexts = self.tokenizer.offsets_batch([record.values[0] for record in records])
+        texts = dict.fromkeys(record.values[0] for record in records)  # once for all their questions
+        self.contexts = {text: self.contexts[text] for text in texts if text in self.contexts}
+        new = [text for text in texts if text not in self.contexts]
+        self.contexts |= zip(new, map(_Context, self.tokenizer.offsets_batch(new)), strict=True)
         questions = self.tokenizer.encode_batch([record.values[1] for record in records])
         prefix, suffix = special_prefix_suffix(self.tokenizer)
         rows: list[Row] = []
-        for record, context, question in zip(records, contexts, questions, strict=True):
-            first, last = self._answer_span(record, context)
-            if is_empty(record.values[0], context) or is_empty(record.values[1], question):
+        for record, question in zip(records, questions, strict=True):
+            context = self.contexts[record.values[0]]
+            if is_empty(record.values[0], context.ids) or is_empty(record.values[1], question):
                 dropped["empty"] += 1
                 continue
+            first, last = context.answer_span(*record.values[2:])
             question = question[: self.config.max_length // 2]
             offset = len(prefix) + len(question) + len(suffix)
             size = self.config.max_length - offset - len(suffix)
-            for start in window_starts(len(context), size, self.config.stride):
-                window = [token for token, _, _ in context[start : start + size]]
+            for start in window_starts(len(context.ids), size, self.config.stride):
+                window = context.ids[start : start + size]
                 inside = first is not None and start <= first and last < start + size
                 span = [offset + (first or 0) - start, offset + last - start] if inside else [0, 0]
                 ids = [*prefix, *question, *suffix, *window, *suffix]
                 rows.append({"ids": ids, "boundary": [offset], "span": span})
         return rows
 
-    def _answer_span(self, record: Record, context: list[tuple[int, int, int]]) -> tuple[int | None, int]:
-        """Return the first and last token that overlap the answer; None if there is no answer."""
-        _, _, answer, start = record.values
-        inside = [n for n, (_, a, b) in enumerate(context) if a < start + len(answer) and b > start and b > a]
-        return (inside[0], inside[-1]) if answer and inside else (None, 0)
-
     def batch(self, store: TokenStore, samples: SampleIds, epoch: int, seed: int) -> Batch:
         spans = np.array(store.gather("span", samples)[0], np.int64).reshape(-1, 2)
         return self.collate_sequences(
             store, samples, {"first_token": spans[:, 0].copy(), "last_token": spans[:, 1].copy()}
         )
+
+
+class _Context:
+    """The tokens of a context, which several questions share."""
+
+    def __init__(self, tokens: list[tuple[int, int, int]]):
+        self.ids = [token for token, _, _ in tokens]
+        self.offsets = np.array([offsets for _, *offsets in tokens], np.int64).reshape(-1, 2)
+
+    def answer_span(self, answer: str, start: int) -> tuple[int | None, int]:
+        """Return the first and last token that overlap the answer; None if there is no answer."""
+        if not answer:
+            return None, 0
+        begins, ends = self.offsets.T
+        inside = np.flatnonzero((begins < start + len(answer)) & (ends > start) & (ends > begins))
+        return (int(inside[0]), int(inside[-1])) if len(inside) else (None, 0)
 
 
 def window_starts(length: int, window: int, stride: int) -> list[int]:
@@ -305,7 +331,7 @@ def check_answer(record: Record) -> None:
     if not isinstance(answer, str):
         raise UserError(f"{record.location}: the answer is {answer!r:.40}, not a text; put it in quotes")
     if not isinstance(start, int) or isinstance(start, bool) or start < 0:
-        raise UserError(f"{record.location}: the answer's start is {start!r:.40}; give an integer from 0 on")
+        raise UserError(f"{record.location}: the answer's start is {start!r:.40}; give an integer, 0 or more")
     actual = context[start : start + len(answer)]
     if actual != answer:
         raise UserError(

@@ -15,8 +15,8 @@ from clearhead.config.data import DataConfig
 from clearhead.data.batch import Batch, collate
 from clearhead.data.formats import TEXT, Record
 from clearhead.data.random import randint, uniform
-from clearhead.data.tasks import SampleIds, Task, token_dtype
-from clearhead.data.token_store import Row, TokenStore, concat_ranges
+from clearhead.data.tasks import SampleIds, Task, token_field
+from clearhead.data.token_store import MAX_POSITION, Field, Row, TokenStore, concat_ranges
 from clearhead.ops.cross_entropy import IGNORED
 from clearhead.text import Tokenizer
 
@@ -47,8 +47,9 @@ class MaskedLanguageModel(Task):
         self.document, self.remainder = 0, list[int]()
 
     @property
-    def dtypes(self) -> dict[str, str]:
-        return {"ids": token_dtype(self.tokenizer), "cut": "int32", "document": "int64"}
+    def fields(self) -> dict[str, Field]:
+        position = Field("int32", MAX_POSITION, row=1, within="ids", inclusive=True)
+        return {"ids": token_field(self.tokenizer), "cut": position, "document": Field("int64", MAX_POSITION, row=1)}
 
     def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         rows: list[Row] = []

@@ -16,7 +16,8 @@ from clearhead.config.data import DataConfig
 from clearhead.data.batch import Batch, collate
 from clearhead.data.formats import TEXT, TRANSLATION, Location, Record
 from clearhead.data.random import hash_ints
-from clearhead.data.token_store import Row, TokenStore, concat_ranges
+from clearhead.data.token_store import Field, Row, TokenStore, concat_ranges
+from clearhead.limits import MAX_TEXT_CHARS
 from clearhead.model import Documents
 from clearhead.ops.cross_entropy import IGNORED
 from clearhead.text import Tokenizer
@@ -36,6 +37,7 @@ class Task(ABC):
 
     def __init__(self, config: DataConfig, tokenizers: Sequence[Tokenizer], labels: Sequence[str] = ()):
         self.config, self.tokenizers, self.labels = config, tokenizers, tuple(labels)
+        self.label_ids = {label: number for number, label in enumerate(self.labels)}
         self.tokenizer = tokenizers[0]
         pads = [each.roles.get("pad", 0) for each in tokenizers]
         self.pad_values = {"source": pads[0], "target": pads[-1], "ids": pads[0], "first": pads[0], "second": pads[0]}
@@ -47,9 +49,9 @@ class Task(ABC):
         return cls.columns
 
     @property
-    def dtypes(self) -> dict[str, str]:
-        """Return the dtype of each field of a row."""
-        return {"ids": token_dtype(self.tokenizer)}
+    def fields(self) -> dict[str, Field]:
+        """Return the fields of a row, and what their values may be."""
+        return {"ids": token_field(self.tokenizer)}
 
     @abstractmethod
     def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
@@ -75,8 +77,8 @@ class Translation(Task):
     roles = ("pad", "begin", "end", "unknown")
 
     @property
-    def dtypes(self) -> dict[str, str]:
-        return {"source": token_dtype(self.tokenizers[0]), "target": token_dtype(self.tokenizers[-1])}
+    def fields(self) -> dict[str, Field]:
+        return {"source": token_field(self.tokenizers[0]), "target": token_field(self.tokenizers[-1], shortest=2)}
 
     def encode_records(self, records: list[Record], dropped: Counter[str]) -> list[Row]:
         source, target = self.tokenizers[0], self.tokenizers[-1]
@@ -139,8 +141,8 @@ class LanguageModel(Task):
         return rows
 
     @property
-    def dtypes(self) -> dict[str, str]:
-        return {"ids": token_dtype(self.tokenizer), "opens": "uint8"}
+    def fields(self) -> dict[str, Field]:
+        return {"ids": token_field(self.tokenizer, shortest=0), "opens": Field("uint8", 2, row=1)}
 
     def _range(self, store: TokenStore, epoch: int) -> tuple[int, int]:
         """Return the start of the first window and the end of the last."""
@@ -199,7 +201,7 @@ def split_documents(records: Iterator[Record], unit: str, max_chars: int = 1 << 
 
     Documents longer than `max_chars` are split into several records (text, opens, closes): the flags mark the first and
     the last record of a document. Splits are before a newline without adjacent whitespace, where no tokenizer merges,
-    so that the tokens do not change.
+    so that the tokens do not change; only if there is none in MAX_TEXT_CHARS characters, they are before any newline.
     """
     if unit == "line":
         yield from (
@@ -216,12 +218,31 @@ def split_documents(records: Iterator[Record], unit: str, max_chars: int = 1 << 
             lines, location, opens, size = [], record.location, True, 0
             if unit == "paragraph" and not line.strip():
                 continue
-        elif size >= max_chars and lines[-1] and not lines[-1][-1].isspace() and line and not line[0].isspace():
+        elif _may_split(lines, line, size, max_chars):
             yield from _join_lines(location, lines, opens, False)
             lines, location, opens, size = [""], record.location, False, 0  # the newline goes to the next piece
         lines.append(line)
-        size += len(line)
+        size += len(line) + 1
     yield from _join_lines(location, lines, opens, True)
+
+
+def split_long_texts(records: Iterator[Record], max_chars: int = 1 << 16) -> Iterator[Record]:
+    """Split texts of more than `max_chars` characters as `split_documents` does."""
+    for record in records:
+        text = record.values[0]
+        if isinstance(text, str) and len(text) > max_chars:
+            lines = (record._replace(values=(line,)) for line in text.split("\n"))
+            yield from split_documents(lines, "file", max_chars)
+        else:
+            yield record
+
+
+def _may_split(lines: list[str], line: str, size: int, max_chars: int) -> bool:
+    """Whether a document of these lines is split before `line`."""
+    if not lines or size + len(line) > MAX_TEXT_CHARS:
+        return bool(lines)
+    before, after = lines[-1][-1:], line[:1]
+    return size >= max_chars and bool(before and after) and not before.isspace() and not after.isspace()
 
 
 def _join_lines(location: Location, lines: list[str], opens: bool, closes: bool) -> Iterator[Record]:
@@ -229,6 +250,6 @@ def _join_lines(location: Location, lines: list[str], opens: bool, closes: bool)
         yield Record(location, ("\n".join(lines), opens, closes))
 
 
-def token_dtype(tokenizer: Tokenizer) -> str:
-    """Return the smallest dtype for all token ids."""
-    return "uint16" if len(tokenizer) <= 1 << 16 else "int32"
+def token_field(tokenizer: Tokenizer, shortest: int = 1) -> Field:
+    """Return a field of token ids, in the smallest dtype for all of them."""
+    return Field("uint16" if len(tokenizer) <= 1 << 16 else "int32", len(tokenizer), shortest=shortest)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clearhead.config.data import Corpus, DataConfig
+from clearhead.config.data import FORMAT_OF_SUFFIX, Corpus, DataConfig, data_suffix
 from clearhead.errors import UserError
+from clearhead.evaluate.alignment import evaluate_alignment
 from clearhead.evaluate.model import evaluate as score
 from clearhead.predict import Model, load
 
@@ -52,15 +53,23 @@ def evaluate(
     lowercase: bool = False,
     tokenized_bleu: str = "",
     unseen: bool = False,
+    alignment: str = "",
     log: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
     """Score a model (or its name) on the test set of its recipe, or on `data`: files, a Corpus or its settings.
 
+    Files that only a model's config.json names are not read: give them as `data`, or evaluate the run folder, whose
+    recipe.yaml names them, too.
     `format` (tsv, csv, conll, …), `columns` ({"text": 1, "label": 2}) and `labels` ({"1": "World"}) describe the files;
     by default they are as in the recipe. `tokenized_bleu` also computes BLEU after Moses tokenization for that
-    language; `unseen` also scores only the texts that do not occur in the training data.
+    language; `unseen` also scores only the texts that do not occur in the training data. `alignment` (like "en-de")
+    scores only word alignments, on the embedded grammar.
     """
     loaded = model if isinstance(model, Model) else load(model)
+    if alignment:
+        if data is not None:
+            raise UserError("alignment: is measured on the embedded grammar; leave data out")
+        return Evaluation(evaluate_alignment(loaded, alignment))
     if data is None and (format or columns or labels):
         raise UserError("data: missing; format, columns and labels describe its files")
     corpora = [] if data is None else [corpus_of(loaded.data, data, format, columns, labels)]
@@ -84,7 +93,8 @@ def corpus_of(
         return Corpus.build(data, where=where)
     files = [str(data)] if isinstance(data, str | Path) else [str(path) for path in data]
     like = next(iter((*known.test, *known.valid, *known.train)), None) if known is not None else None
-    settings: dict[str, Any] = {"format": "parallel" if len(files) == 2 else "text"}
+    is_pair = len(files) == 2 and not any(data_suffix(name) in FORMAT_OF_SUFFIX for name in files)
+    settings: dict[str, Any] = {"format": "parallel"} if is_pair else {}
     if like is not None and like.files and format in ("", like.format):
         settings = {"format": like.format, "columns": dict(like.columns), "header": like.header}
     settings |= {"format": format} if format else {}

@@ -3,8 +3,22 @@
 There is one reference for each output.
 """
 
+import re
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
+
+# Scripts without spaces between words, and Korean, whose words between spaces are long
+SCRIPTS = {
+    "zh": "\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff",  # also in Japanese, beside kana
+    "ja": "\u3041-\u30ff",
+    "ko": "\uac00-\ud7af",
+    "th": "\u0e01-\u0e7f",
+    "lo": "\u0e80-\u0eff",
+    "my": "\u1000-\u109f",
+    "km": "\u1780-\u17ff",
+}
+CHARACTERS = SCRIPTS.keys() - {"zh", "ja", "ko"}  # no tokenizer of words in sacreBLEU
+MIN_KANA = 0.1  # fraction of Han characters and kana that are kana in Japanese
 
 
 class CorpusScore(NamedTuple):
@@ -15,13 +29,31 @@ class CorpusScore(NamedTuple):
     signature: str
 
 
-def bleu(
-    outputs: Sequence[str], references: Sequence[str], lowercase: bool = False, tokenize: Literal["13a", "zh"] = "13a"
-) -> CorpusScore:
-    """Return BLEU of plain text, tokenized by sacreBLEU; use tokenize="zh" for Chinese."""
+def bleu(outputs: Sequence[str], references: Sequence[str], lowercase: bool = False, language: str = "") -> CorpusScore:
+    """Return BLEU of plain text, tokenized by sacreBLEU for the language, by default guessed from the references.
+
+    The signature names the tokenizer: 13a, or zh, ja-mecab or ko-mecab; char where MeCab is missing, and for other
+    scripts without spaces.
+    """
     from sacrebleu.metrics.bleu import BLEU  # imported late, here and below: slow, and --help does not need it
 
-    return _corpus_score(BLEU(lowercase=lowercase, tokenize=tokenize), outputs, references)
+    language = language or guess_language(references)
+    try:
+        metric = BLEU(lowercase=lowercase, trg_lang=language, tokenize="char" if language in CHARACTERS else None)
+    except RuntimeError:  # MeCab is not installed
+        metric = BLEU(lowercase=lowercase, tokenize="char")
+    return _corpus_score(metric, outputs, references)
+
+
+def guess_language(texts: Sequence[str]) -> str:
+    """Return the language whose script most words and characters of the texts have, if it is one of SCRIPTS."""
+    text = "\n".join(texts)
+    counts = {language: len(re.findall(f"[{script}]", text)) for language, script in SCRIPTS.items()}
+    words = len(re.findall(rf"[^\W\d_{''.join(SCRIPTS.values())}]+", text))  # of other scripts
+    han, kana = counts["zh"], counts["ja"]
+    counts |= {"zh": 0, "ja": han + kana} if kana > MIN_KANA * (han + kana) else {"zh": han + kana, "ja": 0}
+    language = max(counts, key=lambda each: counts[each])
+    return language if counts[language] > (sum(counts.values()) + words) / 2 else ""
 
 
 def chrf(outputs: Sequence[str], references: Sequence[str], lowercase: bool = False) -> CorpusScore:

@@ -66,7 +66,7 @@ def eval_records(model: Model, data: DataConfig, corpora: Sequence[Corpus]) -> l
 def score_labeled(model: Model, data: DataConfig, examples: Sequence[Record]) -> LabeledScores:
     """Score the model's predictions for the records of a labeled task."""
     if not examples:
-        raise UserError("data: there are no texts to score on; name some with --data")
+        raise UserError("data: there are no texts to score; name a file with --data")
     try:
         return LABELED_TASKS[data.task](model, data, examples)
     except InvalidText as error:
@@ -88,7 +88,8 @@ def _join_pairs(firsts: Sequence[str], seconds: Sequence[str] | None) -> Sequenc
 
 def _score_classification(model: Model, data: DataConfig, examples: Sequence[Record]) -> LabeledScores:
     names = label_names(model, model.config.labels)
-    references = [names[label_id(record, record.values[-1], tuple(names))] for record in examples]
+    ids = {name: number for number, name in enumerate(names)}
+    references = [names[label_id(record, record.values[-1], ids)] for record in examples]
     texts, seconds = _texts(data, examples)
     predictions = [result.label for result in model.classify(texts, seconds, truncate=True)]
     binary = len(names) == 2
@@ -134,13 +135,14 @@ def _correlations(predictions: Sequence[float], references: Sequence[float]) -> 
 
 def _score_tagging(model: Model, data: DataConfig, examples: Sequence[Record]) -> LabeledScores:
     """Entity F1 as in seqeval, or macro F1 if the tags are not B-/I-/O; tags after a truncation are O."""
-    names = tuple(label_names(model, model.config.labels))
+    names = label_names(model, model.config.labels)
+    ids = {name: number for number, name in enumerate(names)}
     references = []
     for record in examples:
         check_tags(record)
         tags = enumerate(record.values[1])
         references.append(
-            [names[label_id(record._replace(location=record.location.for_item(n)), tag, names)] for n, tag in tags]
+            [names[label_id(record._replace(location=record.location.for_item(n)), tag, ids)] for n, tag in tags]
         )
     tagged = model.tag([record.values[0] for record in examples], truncate=True)
     predictions = [[word.tag for word in text.words] for text in tagged]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,11 +14,12 @@ from torch.nn import functional as F
 from clearhead.config.data import Corpus, DataConfig
 from clearhead.data import IGNORED, Loader, open_dataset, prepare
 from clearhead.data.build_datasets import raw_records
-from clearhead.data.cleaning import hash_fraction, normalize_text
 from clearhead.data.formats import TEXT, TRANSLATION, Record
+from clearhead.data.held_out import held_out_pairs
 from clearhead.errors import UserError
 from clearhead.evaluate.bleu import bleu, chrf
 from clearhead.evaluate.bleu import tokenized_bleu as bleu_of_tokens
+from clearhead.evaluate.data_files import check_files
 from clearhead.evaluate.labeled import eval_records, records, score_labeled
 from clearhead.model import Decoder, Encoder
 from clearhead.predict import Model
@@ -39,10 +42,14 @@ def evaluate(
     """Return the metrics of a model on corpora, by default on the test (else validation, else held-out) set.
 
     `lowercase` and `tokenized_bleu` (the language of Moses tokenization) are for comparison with published scores;
-    `unseen` adds the metrics of texts that do not occur in the training data.
+    `unseen` adds the metrics of texts that do not occur in the training data. Files that only the model's config.json
+    names are not read, see `data_files`.
     """
     data = model.data or _guess_task(model)
+    data = data.model_copy(update={"cache_dir": "", "max_length": max_length(model)})
     recipe_data, has_corpora = data, bool(corpora)
+    own = () if corpora else data.test or data.valid or data.train
+    check_files(model, [*own, *(data.train if unseen else ())], log)
     if corpora:  # the URL of the recipe's own data does not apply to them
         data = data.model_copy(update={"source_url": ""})
     corpora = corpora or data.test or data.valid
@@ -127,13 +134,11 @@ def _evaluate_translation(
     model: Model, data: DataConfig, corpora: Sequence[Corpus], beam: int, lowercase: bool, language: str, log: Log
 ) -> dict[str, Any]:
     tokenize = _moses_tokenizer(language) if language else None
-    sources, references = pairs(data, corpora)
+    sources, references = pairs(data, corpora, log)
     log(f"translating {len(sources):,} texts with beam {beam} …")
     outputs = [output.text for output in model.translate(sources, beam=beam)]
-    corpora = corpora or data.train
-    chinese = any(corpus.format == "embedded" and corpus.languages[-1] == "zh" for corpus in corpora)
     scores = [
-        bleu(outputs, references, lowercase=lowercase, tokenize="zh" if chinese else "13a"),
+        bleu(outputs, references, lowercase, data.target_language),
         chrf(outputs, references, lowercase=lowercase),
     ]
     result: dict[str, Any] = {"texts": len(sources), "beam": beam}
@@ -148,16 +153,15 @@ def _evaluate_translation(
     return result
 
 
-def pairs(data: DataConfig, corpora: Sequence[Corpus] = ()) -> tuple[list[str], list[str]]:
-    """Return sources and references of corpora, by default of the held-out training data."""
-    values = [
-        record.values
-        for corpus in corpora or data.train
-        for record in raw_records(corpus, TRANSLATION, data.source_url)
-        if corpora or hash_fraction(normalize_text(record.values[0], data)) < data.held_out
-    ]
+def pairs(
+    data: DataConfig, corpora: Sequence[Corpus] = (), log: Log = lambda line: None
+) -> tuple[list[str], list[str]]:
+    """Return sources and references of corpora, by default of the pairs held out from training."""
+    read = partial(raw_records, columns=TRANSLATION, source_url=data.source_url)
+    records = map(read, corpora) if corpora else held_out_pairs(data, read, log)
+    values = [record.values for record in chain.from_iterable(records)]
     if not values:
-        raise UserError("data: there are no texts to score on; name some with --data")
+        raise UserError("data: there are no texts to score; name a file with --data")
     return [source for source, _ in values], [reference for _, reference in values]
 
 

@@ -131,7 +131,7 @@ class Engine:
         """
         if config.beam > 1 or config.samples > 1 or config.align:
             raise UserError(
-                "a request is one sequence of greedy search or sampling; use beam=1, samples=1, align=false"
+                "a request decodes one sequence, greedily or by sampling; use beam=1, samples=1, align=false"
             )
         if stop and self.tokenizer is None:
             raise ValueError("stop strings need an engine with a tokenizer")
@@ -141,8 +141,8 @@ class Engine:
         request = EngineRequest(prompt, source, config, seed, limit)
         if not self._fits([request]):
             raise UserError(
-                f"the request may take {request.max_cache_tokens + len(source or ())} tokens, but the engine holds "
-                f"{self.config.cache_tokens}; shorten it, or ask for less with max_new_tokens"
+                f"the request may need {request.max_cache_tokens + len(source or ())} tokens of the KV cache, but "
+                f"cache_tokens is {self.config.cache_tokens}; shorten it, or lower max_new_tokens"
             )
         if len(self.waiting) >= self.config.max_queue:
             raise QueueFull(f"{len(self.waiting)} requests are waiting already")

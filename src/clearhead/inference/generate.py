@@ -9,12 +9,13 @@ from torch import Tensor
 
 from clearhead.config import GenerationConfig, ModelConfig
 from clearhead.errors import UserError
-from clearhead.inference.alignment import add_alignments
+from clearhead.inference.alignment import Heads, add_alignments
 from clearhead.inference.batches import run_in_batches
 from clearhead.inference.beam_search import BeamSearch
 from clearhead.inference.cuda_graph_replay import cuda_graphs_of
 from clearhead.inference.generation_batch import GenerationBatch
 from clearhead.inference.model_runner import GenerativeNetwork, ModelRunner, TokenIds
+from clearhead.inference.optimize import has_hooks
 from clearhead.inference.output import GenerationOutput
 from clearhead.inference.sampling import sample_seeds
 from clearhead.inference.speculative import Draft, SpeculativeBatch
@@ -59,13 +60,17 @@ def translate(
     seeds: Sequence[int] | None = None,
     stop_strings: StopStrings | None = None,
     draft: Draft | None = None,
+    alignment_heads: Heads | None = None,
 ) -> list[list[GenerationOutput]]:
-    """Translate sources. With `prefixes`, each target continues its prefix, which is not returned."""
+    """Translate sources. With `prefixes`, each target continues its prefix, which is not returned.
+
+    `config.align` adds the attention weights of some heads, (decoder layer, head) each.
+    """
     prompts = [[bos_id, *prefix] for prefix in (prefixes if prefixes is not None else [()] * len(sources))]
     if len(prompts) != len(sources):
         raise ValueError(f"{len(sources)} sources, but {len(prompts)} prefixes; give one for each, or none")
     outputs = _generate(network, prompts, sources, config, eos_ids, seeds, stop_strings, draft)
-    return add_alignments(network, sources, prompts, outputs) if config.align else outputs
+    return add_alignments(network, sources, prompts, outputs, alignment_heads) if config.align else outputs
 
 
 def _generate(
@@ -83,7 +88,7 @@ def _generate(
     if len(seeds) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts, but {len(seeds)} seeds; give one for each")
     if config.beam > 1 and (stop_strings is not None or draft is not None):
-        raise UserError("beam search takes no stop strings and no draft; use beam=1")
+        raise UserError("beam search supports neither stop strings nor a draft; use beam=1")
     validate(network, prompts, sources, config, eos)
 
     def run(batch: list[int]) -> list[list[GenerationOutput]]:
@@ -106,6 +111,8 @@ def _generate(
     memory = CPU_CACHE_BYTES if on_cpu else GPU_CACHE_BYTES
     rows = config.batch_size or max_batch_size(network.config, config, max(lengths, default=1), memory)
     workers = config.workers if on_cpu else max(1, config.workers)
+    if has_hooks(network):  # they see one batch after another
+        workers = 1
     return run_in_batches(lengths, max(1, config.batch_tokens // branches), rows, run, workers)
 
 
@@ -184,7 +191,7 @@ def validate(
             if len(row) > max_positions:
                 raise UserError(
                     f"{name} {number} has {len(row)} tokens, but the model has {max_positions} positions; "
-                    "shorten it, or cut it into pieces"
+                    "shorten it, or split it"
                 )
             if not 0 <= min(row) <= max(row) < size:
                 wrong = next(token for token in row if not 0 <= token < size)
@@ -197,4 +204,4 @@ def validate(
 def check_seeds(seeds: Sequence[int]) -> None:
     """Raise an error for seeds that do not fit into 64 bits."""
     if any(not -SEED_LIMIT <= seed < SEED_LIMIT for seed in seeds):
-        raise UserError(f"a seed is a whole number of 64 bits, at most {SEED_LIMIT - 1}")
+        raise UserError(f"a seed is a 64-bit integer, at most {SEED_LIMIT - 1}")

@@ -78,7 +78,7 @@ class IncrementalDetokenizer:
         """Add a token; return whether a stop string is complete."""
         if self.stopped is None:
             self.ids.append(token)
-            self._add_text(self.stream.step(self.stop_strings.tokenizer.engine, token) or "")
+            self._add_text(self.stop_strings.tokenizer.decode_next(self.stream, token))
         return self.stopped is not None
 
     def finish(self) -> None:

@@ -30,7 +30,7 @@ def stream(
     For a translator, `source` is the source and `prompt` is BOS and the prefix of the target, if any.
     """
     if config.beam > 1 or config.samples > 1:
-        raise UserError("a stream is one sequence of greedy search or sampling; use beam=1 and samples=1")
+        raise UserError("streaming decodes one sequence, greedily or by sampling; use beam=1 and samples=1")
     eos = eos_tuple(eos_ids)
     sources = None if source is None else [source]
     validate(network, [prompt], sources, config, eos)

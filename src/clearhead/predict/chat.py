@@ -105,8 +105,8 @@ class Chat:
             del turns[0]
         if len(prompt) > room:
             raise UserError(
-                f"{len(prompt)} tokens with the system text and {self.max_new_tokens} for the answer are more than the "
-                f"model's {self.model.config.max_positions} positions; shorten it, or lower max_new_tokens"
+                f"{len(prompt)} tokens with the system prompt and {self.max_new_tokens} for the answer are more than "
+                f"the model's {self.model.config.max_positions} positions; shorten it, or lower max_new_tokens"
             )
         dropped = len(self.turns) + 1 - len(turns)
         self.turns, self.count = turns, self.count + 1

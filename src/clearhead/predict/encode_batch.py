@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from clearhead.data.cleaning import normalize_text
 from clearhead.data.labeled_tasks import add_special_tokens, is_empty, special_prefix_suffix
 from clearhead.errors import UserError
+from clearhead.limits import MAX_TEXT_CHARS
 from clearhead.model import Decoder, Documents, Encoder, EncoderDecoder
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def check_text(number: int, text: str, what: str = "") -> None:
     """Refuse other types, and strings with half of a surrogate pair."""
     if not isinstance(text, str):
         raise InvalidText(number, f"{what}{type(text).__name__}, not a string; give some text")
+    if len(text) > MAX_TEXT_CHARS:
+        raise InvalidText(number, f"{what}{len(text):,} characters; at most {MAX_TEXT_CHARS:,} are tokenized at once")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -143,7 +146,7 @@ def get_head(model: Model, name: str, command: str, task: str) -> nn.Module:
     if getattr(model.network.heads, name) is None:
         trained = model.extra.get("task") or ("sentence vectors" if "pooling" in model.extra else "something else")
         raise UserError(
-            f"{command}: {model.label} was made for {trained}, not for {task}; fine-tune it with a recipe of "
+            f"{command}: {model.label} was trained for {trained}, not for {task}; fine-tune it with a recipe of "
             f"data.task={task} and model.init_from={model.name or 'its folder'}"
         )
     return cast(nn.Module, getattr(model.inference_network.heads, name))

@@ -1,9 +1,11 @@
 """Find the folder of a model: by path, run folder or name."""
 
 import errno
+import logging
 from importlib import resources
 from pathlib import Path
 
+from clearhead.checkpoint import disk
 from clearhead.checkpoint.formats.pull import PACKAGES, pulled_models
 from clearhead.config.recipe import recipe_names
 from clearhead.config.settings import nearest
@@ -12,6 +14,8 @@ from clearhead.errors import UserError
 EMBEDDED = resources.files("clearhead") / "models"
 RUNS = Path("runs")
 PARTS = ("best", "last")  # model folders of a run
+CONFIG = "config.json"
+log = logging.getLogger("clearhead")
 
 
 def packaged_models() -> dict[str, Path]:
@@ -19,39 +23,44 @@ def packaged_models() -> dict[str, Path]:
     if not EMBEDDED.is_dir():
         return {}
     with resources.as_file(EMBEDDED) as folder:
-        return {path.name: path for path in sorted(folder.iterdir()) if (path / "config.json").exists()}
+        return {path.name: path for path in sorted(folder.iterdir()) if (path / CONFIG).exists()}
 
 
 def local_models() -> dict[str, Path]:
     """The best (else the last) model of each run in ./runs, by the run's path."""
     models = {}
     for run in sorted(RUNS.iterdir()) if RUNS.is_dir() else ():
-        folder = next((run / part for part in PARTS if (run / part / "config.json").exists()), None)
+        folder = next((run / part for part in PARTS if disk.has_file(run / part, CONFIG)), None)
         if folder is not None:
             models[run.as_posix()] = folder
     return models
 
 
 def find_model(name: str | Path) -> Path:
-    """Return the model folder of a name, a model folder, or a run folder (its best, else its last)."""
+    """Return the model folder of a name, a model folder, or a run folder (its best, else its last).
+
+    A folder comes before a model of the package or a pulled one with the same name, with a warning.
+    """
     path, known = Path(name), packaged_models() | pulled_models()
     try:
-        for folder in (path, *(path / part for part in PARTS)):
-            if (folder / "config.json").exists():
+        for folder in (path, *(path / part for part in PARTS)) if "\0" not in str(name) else ():
+            if disk.has_file(folder, CONFIG):
+                if str(name) in known:
+                    log.warning("%s is taken from the folder %s, not from `clearhead models`", name, folder.absolute())
                 return folder
         if str(name) in known:
             return known[str(name)]
         if path.is_dir():
-            raise UserError(f"{path} holds no model (config.json, or best/ and last/ of a run, are missing)")
+            raise UserError(f"{path} contains no model (config.json, or best/ and last/ of a run, are missing)")
         if path.is_file():
             raise UserError(f"{path} is a file; give a model folder, a run folder, or a name from `clearhead models`")
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:  # a text given as a name is an unknown model
             raise UserError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from None
     if str(name) in PACKAGES or str(name).startswith("hf:"):
-        raise UserError(f"{name} is not here yet; fetch it with: clearhead pull {name}")
+        raise UserError(f"{name} is not downloaded yet; run: clearhead pull {name}")
     if path.parent == RUNS and path.name in recipe_names():
-        raise UserError(f"{path.as_posix()} is not here yet; make it with: clearhead train {path.name}")
+        raise UserError(f"{path.as_posix()} does not exist yet; run: clearhead train {path.name}")
     names = [*known, *local_models()]
     near = nearest(str(name), names) if names else "; train one with `clearhead train`"
     raise UserError(f"no model {str(name)!r:.80}: neither a folder nor a name from `clearhead models`{near}")

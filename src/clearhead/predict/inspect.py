@@ -44,7 +44,7 @@ def inspect_text(model: Model, text: str, target: str | None = None, top: int = 
         ids = model.prompt_ids(text)
         if not 0 < len(ids) <= model.config.max_positions:
             problem = f"{len(ids):,} tokens, but the model reads 1 to {model.config.max_positions:,}"
-            raise UserError(f"inspect: {problem}; give a shorter text, or some text")
+            raise UserError(f"inspect: {problem}; give a text of that length")
         return inspect_network(network, None, _tokens(tokenizer, ids), show, top=top)
     row = _row(model, text, target)
     segments = None

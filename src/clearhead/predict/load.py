@@ -32,11 +32,11 @@ def load(name: str | Path, device: str = "auto", dtype: str | None = None, compi
     network = loaded.network
     if quantized and isinstance(network, Decoder) and target.type == "cpu":
         network = optimize_for_inference(network, kind)  # keep only the quantized weights
-    return Model(network, loaded.tokenizers, loaded.extra, str(name), kind)
+    return Model(network, loaded.tokenizers, loaded.extra, str(name), kind, folder)
 
 
 def _check_finite(network: Network, folder: Path) -> None:
     """Refuse weights that hold NaN or infinity."""
     for name, tensor in network.state_dict().items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise UserError(f"{folder}: {name} holds NaN or infinity; take an earlier checkpoint, or train again")
+            raise UserError(f"{folder}: {name} contains NaN or infinity; use an earlier checkpoint, or train again")

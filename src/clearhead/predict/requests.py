@@ -140,5 +140,5 @@ def generation_config(model: Model, options: Mapping[str, Any]) -> GenerationCon
     if never := model.special_tokens.banned_ids:
         config = GenerationConfig.build({**options, "banned_ids": tuple(dict.fromkeys([*never, *config.banned_ids]))})
     if config.beam > model.config.target_vocab:
-        raise UserError(f"beam: {config.beam} is more than the {model.config.target_vocab} tokens there are; lower it")
+        raise UserError(f"beam: {config.beam} is more than the vocabulary size {model.config.target_vocab}; lower it")
     return config

@@ -19,8 +19,9 @@ from clearhead.text import Tokenizer
 
 RENDER_SECONDS = 2.0  # time limit of one rendering
 MAX_TEMPLATE_CHARS = 1 << 18
+# Printable and without case, so that templates that quote, trim or lower messages leave them unchanged: Tangut.
+STAND_INS = [chr(code) for code in range(0x17000, 0x187F8)]
 PYTHON_NEEDS = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # environment variables, to start at all
-NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # never part of a text
 
 
 class Turn(NamedTuple):
@@ -31,18 +32,24 @@ class Turn(NamedTuple):
 
 
 class Template:
-    """A chat template; special tokens count where the template writes them, never inside a message."""
+    """A chat template; special tokens count where the template writes them, never inside a message.
+
+    Every prompt is rendered twice: as it is, and with stand-ins for all letters of messages that special tokens have,
+    in any case. The second has the template's special tokens only, whatever the template does with messages. If the
+    first has the same, it is the prompt, with the ids that transformers gives; else the second is, and its stand-ins
+    are replaced by what they stand for once its special tokens are found.
+    """
 
     stops: tuple[str, ...] = ()  # the model ends its answers itself
 
     def __init__(self, source: str, tokenizer: Tokenizer, begin: Sequence[int] = (), eos_ids: Sequence[int] = ()):
         if len(source) > MAX_TEMPLATE_CHARS:
-            raise UserError(f"chat template: {len(source)} characters, but {MAX_TEMPLATE_CHARS} are read; shorten it")
+            raise UserError(f"chat template: {len(source)} characters; at most {MAX_TEMPLATE_CHARS} are allowed")
         self.tokenizer, self.begin, self.source = tokenizer, list(begin), source
         self.renderer = Renderer()
-        special = [token.content for token in tokenizer.engine.get_added_tokens_decoder().values() if token.special]
-        longest_first = sorted(filter(None, special), key=len, reverse=True)
+        longest_first = sorted(filter(None, tokenizer.special_tokens), key=len, reverse=True)
         self.specials = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self.letters = {form for letter in "".join(longest_first) if not letter.isspace() for form in _cases(letter)}
         first = [*begin, *([tokenizer.roles["begin"]] if "begin" in tokenizer.roles else [])]
         self.names = {
             "bos_token": tokenizer.id_to_token(first[0]) if first else "",
@@ -58,26 +65,45 @@ class Template:
 
     def ids(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """The ids of (role, text) messages, up to the beginning of the assistant's."""
-        separator = _unused([text for _, text in messages])
-        # Split what looks like a special token inside a message by a separator, which is removed after rendering.
-        texts = [self.specials.sub(lambda match: match[0][:1] + separator + match[0][1:], text) for _, text in messages]
-        escaped = [{"role": role, "content": text} for (role, _), text in zip(messages, texts, strict=True)]
-        rendered = self.renderer.render(self.source, {"messages": escaped, "add_generation_prompt": True, **self.names})
-        specials = self.specials.findall(rendered)
-        between = [text.replace(separator, "") for text in self.specials.split(rendered)]
-        pieces = self.tokenizer.encode_batch(between)
-        ids = list(pieces[0])
-        for special, piece in zip(specials, pieces[1:], strict=True):
-            ids += [self.tokenizer.vocabulary[special], *piece]
+        texts = [text for _, text in messages]
+        restore = self._stand_ins(texts)
+        replace = str.maketrans({letter: stand_in for stand_in, letter in restore.items()})
+        masked = self._render([(role, text.translate(replace)) for role, text in messages])
+        specials = [self.tokenizer.special_tokens[name] for name in self.specials.findall(masked)]
+        ids = self._natural_ids(messages, specials)
+        if ids is None:
+            original = {ord(stand_in): letter for stand_in, letter in restore.items()}
+            pieces = self.tokenizer.encode_batch([text.translate(original) for text in self.specials.split(masked)])
+            ids = list(pieces[0])
+            for special, piece in zip(specials, pieces[1:], strict=True):
+                ids += [special, *piece]
         return ids if ids[: len(self.begin)] == self.begin else [*self.begin, *ids]
 
+    def _natural_ids(self, messages: Sequence[tuple[str, str]], specials: Sequence[int]) -> list[int] | None:
+        """The ids of the messages as they are; None if they have other special tokens than `specials`."""
+        if any(self.specials.search(text) for _, text in messages):
+            return None
+        ids = self.tokenizer.encode(self._render(messages), special_tokens=True)
+        known = {*self.tokenizer.marker_ids, *specials}
+        return ids if [each for each in ids if each in known] == list(specials) else None
 
-def _unused(texts: Sequence[str]) -> str:
-    """A noncharacter that is in none of the texts."""
-    separator = next((each for each in NONCHARACTERS if not any(each in text for text in texts)), None)
-    if separator is None:
-        raise UserError("the text has every character of U+FDD0 to U+FDEF, which are not characters; leave one out")
-    return separator
+    def _render(self, messages: Sequence[tuple[str, str]]) -> str:
+        listed = [{"role": role, "content": text} for role, text in messages]
+        return self.renderer.render(self.source, {"messages": listed, "add_generation_prompt": True, **self.names})
+
+    def _stand_ins(self, texts: Sequence[str]) -> dict[str, str]:
+        """Stand-ins, and what they stand for: every letter of the texts that is part of a special token in any case."""
+        letters = sorted(letter for letter in {*"".join(texts)} if not self.letters.isdisjoint(_cases(letter)))
+        taken = {*"".join(texts), *self.source, *"".join(self.names.values())}
+        free = [letter for letter in STAND_INS if letter not in taken]
+        if len(free) < len(letters):
+            raise UserError("the text uses nearly all Tangut characters, which are needed as placeholders; remove some")
+        return dict(zip(free, letters, strict=False))
+
+
+def _cases(letter: str) -> set[str]:
+    """A letter and what lower, upper and title make of it."""
+    return {letter, *letter.lower(), *letter.upper(), *letter.title(), *letter.casefold()}
 
 
 class Renderer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,9 +14,10 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import UserError
-from clearhead.files import write_text
 from clearhead.text.corpus import lowercase_words
-from clearhead.text.tensors import load_json, load_tensors, save_tensors
+from clearhead.text.tensors import is_list_of_strings, load_with_json, save_tensors
+
+FILE, EARLIER_FILE = "classifier.safetensors", "classifier.json"  # which had words and labels in earlier versions
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,27 +131,25 @@ class LinearClassifier:
         return [self.labels[number] for number in self.probabilities(texts).argmax(1).tolist()]
 
     def save(self, folder: Path) -> None:
-        """Write classifier.safetensors and classifier.json to a folder."""
+        """Write classifier.safetensors to a folder, with words and labels."""
         tensors = {"weight": self.weight, "bias": self.bias, "weights": self.bag.idf}
-        save_tensors(folder / "classifier.safetensors", tensors)
         data = {"labels": list(self.labels), "ngrams": self.bag.ngrams, "words": list(self.bag.vocab)}
-        write_text(folder / "classifier.json", json.dumps(data, ensure_ascii=False))
+        save_tensors(folder / FILE, tensors, data)
+        (folder / EARLIER_FILE).unlink(missing_ok=True)
 
     @classmethod
     def load(cls, folder: Path) -> LinearClassifier:
         """Load a folder written by `save`."""
-        tensors = load_tensors(folder / "classifier.safetensors", {"weight": 2, "bias": 1, "weights": 1})
-        data = load_json(folder / "classifier.json", ("labels", "ngrams", "words"))
+        ranks, keys = {"weight": 2, "bias": 1, "weights": 1}, ("labels", "ngrams", "words")
+        tensors, data = load_with_json(folder / FILE, ranks, folder / EARLIER_FILE, keys)
         vocab, labels, shape = data["words"], data["labels"], tuple(tensors["weight"].shape)
         consistent = (
             data["ngrams"] in (1, 2)
-            and all(isinstance(names, list) and all(isinstance(n, str) for n in names) for names in (vocab, labels))
+            and all(is_list_of_strings(names) and names and len(names) == len({*names}) for names in (vocab, labels))
             and shape == (len(vocab), len(labels)) == (len(tensors["weights"]), len(tensors["bias"]))
         )
         if not consistent:
-            raise UserError(
-                f"{folder}: classifier.json and classifier.safetensors do not belong together; save both again"
-            )
+            raise UserError(f"{folder}: words, labels and weights do not belong together; save the classifier again")
         bag = BagOfWords(vocab, tensors["weights"], data["ngrams"])
         return cls(bag, labels, tensors["weight"], tensors["bias"])
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from clearhead.errors import UserError
 from clearhead.files import read_lines
+from clearhead.limits import CHARS_PER_WORD, MAX_WORDS
 
 WORD = r"\w+(?:['’]\w+)*"
 SENTENCE_ENDS = ".!?。！？"
@@ -50,9 +51,14 @@ def encode(documents: Iterable[Iterable[str]], min_count: int = 5, where: str = 
     word_ids: defaultdict[str, int] = defaultdict()
     word_ids.default_factory = word_ids.__len__  # a new word gets the next id
     end_ids = [word_ids[mark] for mark in SENTENCE_ENDS]
-    stream = array("i")
+    stream, chars = array("i"), 0
     for lines in documents:
         for line in lines:
+            chars += len(line)
+            if len(word_ids) > MAX_WORDS + chars // CHARS_PER_WORD:
+                raise UserError(
+                    f"{where}: {len(word_ids):,} different words in {chars:,} characters; give natural text"
+                )
             stream.extend(map(word_ids.__getitem__, _words_and_ends.findall(line.lower())))
         stream.append(0)
     tokens = np.frombuffer(stream, dtype=np.int32)

@@ -8,7 +8,6 @@ wordpiece  WordPiece, as BERT: longest match first
 unigram    unigram language model, spaces as ▁
 """
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -18,7 +17,9 @@ from tokenizers import Tokenizer as Engine
 
 from clearhead.config.data import Kind
 from clearhead.errors import UserError
-from clearhead.files import read_lines, read_text
+from clearhead.files import parse_json, read_lines, read_regular_lines, read_text
+from clearhead.limits import MAX_JSON_BYTES, MAX_TOKENS
+from clearhead.text.engine_errors import engine_errors
 from clearhead.text.roles import ROLES, Role, default_spelling
 from clearhead.text.tokenizer import Tokenizer
 
@@ -60,15 +61,9 @@ def train(
     added_later = [token for token in special if token != unknown] if kind == "unigram" else []
     trained_with = [token for token in special if token not in added_later]
     checked = _CheckedTexts(texts, vocab_size - len(special) if kind == "unigram" else None)
-    try:
+    with engine_errors(f"vocab_size: {vocab_size:,} does not work for this text", "choose another size"):
         trainer = _trainer(kind, vocab_size - len(added_later), trained_with, unknown, progress)
         engine.train_from_iterator(iter(checked), trainer)
-    except UserError:
-        raise
-    except Exception as error:  # the library raises plain Exception
-        raise UserError(
-            f"vocab_size: {vocab_size:,} does not work for this text ({error}); choose another size"
-        ) from None
     if not checked.characters:
         raise UserError(f"{where}there is no text to train a tokenizer on; give files that are not empty")
     engine.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in added_later])
@@ -101,13 +96,15 @@ def load_folder(folder: Path) -> tuple[Tokenizer, ...]:
 def from_gpt2(folder: Path) -> Tokenizer:
     """Load GPT-2's tokenizer from `encoder.json` and `vocab.bpe`."""
     file = folder / "encoder.json"
+    text = read_text(file, MAX_JSON_BYTES)
     try:
-        vocabulary = json.loads(read_text(file, 1 << 26))
-    except (json.JSONDecodeError, RecursionError):
-        raise UserError(f"{file}: not valid JSON; download it again") from None
-    if not isinstance(vocabulary, dict) or not all(isinstance(token_id, int) for token_id in vocabulary.values()):
-        raise UserError(f"{file}: not a vocabulary; expected an object of tokens and ids")
-    lines = read_text(folder / "vocab.bpe", 1 << 26).split("\n")
+        vocabulary = parse_json(text)
+    except ValueError as error:
+        raise UserError(f"{file}: {error}; download it again") from None
+    ids = vocabulary.values() if isinstance(vocabulary, dict) else [None]
+    if not all(type(token_id) is int for token_id in ids) or sorted(ids) != list(range(len(ids))):
+        raise UserError(f"{file}: not a vocabulary; expected an object of tokens and the ids from 0 on")
+    lines = read_text(folder / "vocab.bpe", MAX_JSON_BYTES).split("\n")
     merges = []
     for number, line in enumerate(lines, start=1):
         if not line or (number == 1 and line.startswith("#version")):
@@ -116,17 +113,18 @@ def from_gpt2(folder: Path) -> Tokenizer:
         if len(pair) != 2 or any(part not in vocabulary for part in (*pair, "".join(pair))):
             raise UserError(f"{folder / 'vocab.bpe'}, line {number}: expected two known tokens; download it again")
         merges.append((pair[0], pair[1]))
-    engine = Engine(models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False))
+    with engine_errors(f"{file}: not a vocabulary", "download it again"):
+        engine = Engine(models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False))
     _byte_level(engine)
     if "<|endoftext|>" in vocabulary:
         engine.add_special_tokens([AddedToken("<|endoftext|>", normalized=False, special=True)])
-    return Tokenizer(engine)
+    return Tokenizer(engine, str(file))
 
 
 def from_bert(folder: Path, lowercase: bool = True) -> Tokenizer:
     """Load BERT's tokenizer from `vocab.txt`."""
     file = folder / "vocab.txt"
-    pieces = list(read_lines(file))
+    pieces = list(read_regular_lines(file, MAX_TOKENS))
     while pieces and not pieces[-1]:
         pieces.pop()
     if "[UNK]" not in pieces:
@@ -136,7 +134,7 @@ def from_bert(folder: Path, lowercase: bool = True) -> Tokenizer:
     _bert_like(engine, lowercase)
     special = [token for token in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if token in vocabulary]
     engine.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
-    return Tokenizer(engine)
+    return Tokenizer(engine, str(file))
 
 
 def _untrained(kind: Kind, unknown: str) -> Engine:

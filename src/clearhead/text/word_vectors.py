@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import json
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,9 @@ from torch import Tensor
 
 from clearhead.errors import UserError
 from clearhead.files import read_lines, write_text
-from clearhead.text.tensors import load_json, load_tensors, save_tensors
+from clearhead.text.tensors import is_list_of_strings, load_with_json, save_tensors
+
+FILE, EARLIER_FILE = "vectors.safetensors", "vocabulary.json"  # which had the words in earlier versions
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,11 +93,11 @@ class WordVectors:
         return [(self.words[row], cosine) for cosine, row in zip(cosines[0].tolist(), rows[0].tolist(), strict=True)]
 
     def save(self, folder: Path) -> None:
-        """Write vectors.safetensors and vocabulary.json to a folder."""
+        """Write vectors.safetensors to a folder, with the words."""
         if not bool(self.vectors.isfinite().all()):
             raise UserError("training diverged: a vector is not finite; lower --lr")
-        save_tensors(folder / "vectors.safetensors", {"vectors": self.vectors})
-        write_text(folder / "vocabulary.json", json.dumps({"words": list(self.words)}, ensure_ascii=False))
+        save_tensors(folder / FILE, {"vectors": self.vectors}, {"words": list(self.words)})
+        (folder / EARLIER_FILE).unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: Path) -> WordVectors:
@@ -106,11 +108,10 @@ class WordVectors:
             raise UserError(
                 f"{path} does not exist; give a folder written by `clearhead word2vec train`, or a text file"
             )
-        vectors = load_tensors(path / "vectors.safetensors", {"vectors": 2})["vectors"].float()
-        words = load_json(path / "vocabulary.json", ("words",))["words"]
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise UserError(f"{path / 'vocabulary.json'}: words is not a list of strings; train or download it again")
-        return cls._validated(words, vectors, str(path))
+        tensors, data = load_with_json(path / FILE, {"vectors": 2}, path / EARLIER_FILE, ("words",))
+        if not is_list_of_strings(data["words"]):
+            raise UserError(f"{path}: words is not a list of strings; train or download it again")
+        return cls._validated(data["words"], tensors["vectors"], str(path))
 
     def save_text(self, path: Path) -> None:
         """Write the word2vec text format: a line `words dim`, then one word with its values per line."""
@@ -132,22 +133,25 @@ class WordVectors:
             raise UserError(f"{path}, line 1: expected the number of words and the dim; write it like `28634 100`")
         count, dim = map(int, header)
         words: list[str] = []
-        rows: list[np.ndarray] = []
+        values = array("f")  # four bytes each: an array per row would take 100 more
         for number, line in enumerate(lines, start=2):
             if not line.strip() and len(words) == count:
                 continue
+            if len(words) == count:
+                raise UserError(f"{path}, line {number}: the header declares {count:,} words, but there are more")
             word, *parts = line.rstrip().split(" ")
             try:
-                row = np.array(parts, dtype=np.float32)
+                with np.errstate(over="ignore"):  # infinite, which is refused
+                    row = np.array(parts, dtype=np.float32)
             except ValueError:
                 row = np.empty(0, dtype=np.float32)
             if len(row) != dim or not word:
                 raise UserError(f"{path}, line {number}: expected a word and {dim} numbers; download it again")
             words.append(word)
-            rows.append(row)
+            values.frombytes(row.tobytes())
         if len(words) != count or not count or not dim:
             raise UserError(f"{path}: the header declares {count:,} words, found {len(words):,}; download it again")
-        return cls._validated(words, torch.from_numpy(np.stack(rows)), str(path))
+        return cls._validated(words, torch.frombuffer(values, dtype=torch.float32).reshape(count, dim), str(path))
 
     @classmethod
     def _validated(cls, words: list[str], vectors: Tensor, where: str) -> WordVectors:

@@ -59,7 +59,7 @@ def train(
         data: Any = read_yaml(recipe_text(str(recipe)), str(recipe))
         out = out or Path("runs") / Path(recipe).stem
     else:
-        data = recipe.model_dump(mode="json") if isinstance(recipe, Recipe) else recipe
+        data = recipe.model_dump(mode="json", exclude_unset=True) if isinstance(recipe, Recipe) else recipe
     if out is None:
         raise UserError("out: missing; name the run folder")
     built = Recipe.build(override(data, changes), where=where)

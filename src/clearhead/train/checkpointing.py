@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
-
 from clearhead.checkpoint import (
     average_weights,
     build_with_weights,
+    checkpoint_folder,
+    checkpoint_folders,
     delete_checkpoint,
     gather_state,
     gather_weights,
@@ -18,16 +16,17 @@ from clearhead.checkpoint import (
     save_model,
     write_checkpoint,
 )
-from clearhead.data import Position
 from clearhead.errors import UserError
 from clearhead.train.events import write_event
 from clearhead.train.finite import check_finite
+from clearhead.train.progress import Progress, progress_of, restore_progress
 from clearhead.train.resume_check import comparable, differences, vocabulary
 from clearhead.train.run_folder import lock_folder, open_folder
 from clearhead.train.run_info import model_card_of_run
-from clearhead.train.run_log import number, read_log
+from clearhead.train.run_log import read_log
 from clearhead.train.state import RunState
 
+MAX_SHOWN = 10  # changed settings in an error
 FINISHED = "finished"  # the end reason of a run that did all its steps
 
 
@@ -35,25 +34,15 @@ def save_checkpoint(run: RunState) -> None:
     """Save everything that the rest of the run depends on."""
     check_finite(run)
     weights, optimizer_state = gather_state(run.network, run.updater.optimizer)
-    scaler, metrics = run.updater.scaler, run.metrics.totals(run.dist)
+    metrics = run.metrics.totals(run.dist)
     if run.dist.is_main:
-        numbers = {
-            "position": list(run.position),
-            "metrics": {name: list(map(number, sums)) for name, sums in metrics.items()},
-            "best": run.best,
-            "validations_since_best": run.validations_since_best,
-            "validation_pending": run.validation_pending,
-            "grad_accum_factor": run.grad_accum // run.settings.grad_accum,
-            "scaler": [scaler.scale, scaler.steps] if scaler else None,
-            "recipe": comparable(run.recipe),
-            "vocabulary": vocabulary(run.data),
-            "extra_checkpoint": run.extra_checkpoint,
-        }
-        extra = run.out / "checkpoints" / (run.extra_checkpoint or "none")
+        progress = progress_of(run, metrics).model_dump(mode="json")
+        extra = None if run.extra_checkpoint is None else checkpoint_folder(run.out, run.extra_checkpoint)
+        has_extra = extra is not None and extra.exists()
         # Keep as many regular checkpoints as a run that was never stopped.
-        keep = run.settings.keep_checkpoints + extra.exists() + (not run.due(run.settings.save_every))
-        write_checkpoint(run.out, run.step, weights, optimizer_state, numbers, keep)
-        if extra.exists():
+        keep = run.settings.keep_checkpoints + has_extra + (not run.due(run.settings.save_every))
+        write_checkpoint(run.out, run.step, weights, optimizer_state, progress, keep)
+        if extra is not None and extra.exists():
             delete_checkpoint(extra)
     run.dist.barrier()
     run.saved_step = run.step
@@ -86,29 +75,20 @@ def resume_run(run: RunState) -> None:
         if damaged:
             raise UserError(f"{run.out}: no checkpoint is intact; start again in another folder")
         return
-    saved, total = state.metadata, run.settings.steps
-    if changed := differences(saved["recipe"], comparable(run.recipe)):
+    where, total = f"{state.folder / 'state.json'}: progress", run.settings.steps
+    saved = Progress.build(state.progress, where=where)
+    if changed := differences(saved.recipe, comparable(run.recipe)):
+        shown = [*changed[:MAX_SHOWN], *([f"{len(changed) - MAX_SHOWN} more"] if len(changed) > MAX_SHOWN else [])]
         raise UserError(
-            f"{run.out}: this run was started with other settings ({'; '.join(changed)}); use the same, or start "
+            f"{run.out}: this run was started with other settings ({'; '.join(shown)}); use the same, or start "
             "another run"
         )
-    if saved["vocabulary"] != vocabulary(run.data):
+    if saved.vocabulary != vocabulary(run.data):
         raise UserError(f"{run.out}: the vocabulary is not the one this run started with; restore the data")
     if state.step > total or (state.step == total and _finished(run)):
         raise UserError(f"train.steps: {total} is the total, and {run.out} is at {state.step}; raise it")
+    restore_progress(run, saved, state.step, where)
     load_state(run.network, run.updater.optimizer, state.weights(), state.optimizer())
-    run.step = run.saved_step = state.step
-    run.position = Position(*saved["position"])
-    run.best, run.validations_since_best = saved["best"], saved["validations_since_best"]
-    run.validation_pending = saved["validation_pending"]
-    run.extra_checkpoint = saved["extra_checkpoint"] if run.due(run.settings.save_every) else state.folder.name
-    run.grad_accum = run.settings.grad_accum * saved["grad_accum_factor"]
-    if run.dist.is_main:
-        for name, sums in saved["metrics"].items():
-            values = [math.nan if value is None else value for value in sums]
-            run.metrics.sums[name] = torch.tensor(values, dtype=torch.float64, device=run.dist.device)
-    if run.updater.scaler is not None and saved["scaler"]:
-        run.updater.scaler.scale, run.updater.scaler.steps = saved["scaler"]
     run.log(f"resuming from step {state.step} of {total}")
     open_folder(run, after=run.step)
 
@@ -122,9 +102,9 @@ def _finished(run: RunState) -> bool:
 
 def average_checkpoints(run: RunState) -> None:
     """Load the mean of the newest checkpoints into the network."""
-    folders = sorted((run.out / "checkpoints").glob("step-*"))
     # A later checkpoint was damaged when the run resumed from an earlier one.
-    paths = [path for path in folders if path.name <= f"step-{run.step:08}"][-run.settings.average_checkpoints :]
+    folders = [path for step, path in checkpoint_folders(run.out) if step <= run.step]
+    paths = folders[: run.settings.average_checkpoints][::-1]
     load_weights(run.network, average_weights(paths))
     text = f"the last model is the mean of {len(paths)} checkpoints"
     write_event(run, {"kind": "note", "step": run.step, "text": text, "average": len(paths)})

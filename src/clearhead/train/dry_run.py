@@ -30,7 +30,7 @@ def dry_run(recipe: Recipe, log: Log) -> list[str]:
             seconds.append(time.perf_counter() - start)
             tokens += sum(micro.num_tokens for micro in batch.batches)
         parameters = count_parameters(run.network)
-        lines = [dump_recipe(recipe)]
+        lines = [dump_recipe(run.recipe)]
         lines.append(f"# parameters    {parameters:,}")
         lines.append(f"# memory        {_memory(dist.device, parameters)}")
         lines.append(
@@ -38,7 +38,7 @@ def dry_run(recipe: Recipe, log: Log) -> list[str]:
         )
         if run.data.valid is not None:
             start = time.perf_counter()
-            losses = evaluate_losses(run.objective, run.data.valid, recipe.data, dist, run.updater.dtype)
+            losses = evaluate_losses(run.objective, run.data.valid, run.recipe.data, dist, run.updater.dtype)
             lines.append(f"# validation    loss {losses['loss']:.3f} in {time.perf_counter() - start:.1f} s")
         total = _duration(seconds[-1] * recipe.train.steps)
         lines.append(f"# time          about {total} for {recipe.train.steps:,} steps, without validation")

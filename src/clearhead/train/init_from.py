@@ -24,6 +24,15 @@ def load_initial_model(recipe: Recipe) -> LoadedModel | None:
     return load_model(find_model(str(recipe.model["init_from"]))) if "init_from" in recipe.model else None
 
 
+def fit_to_initial_model(recipe: Recipe, initial: LoadedModel | None) -> Recipe:
+    """Lower defaults to what the initial model has positions for; raise if it does not fit the task or the data."""
+    if initial is None:
+        return recipe
+    recipe = recipe.fit(initial.config)
+    recipe.check_model(initial.config)
+    return recipe
+
+
 def tokenizers_for(recipe: Recipe, initial: LoadedModel | None) -> TokenizerConfig | tuple[Tokenizer, ...]:
     """Return the tokenizers of the initial model, or the settings to train new ones."""
     if initial is None:
@@ -45,7 +54,6 @@ def init_network(recipe: Recipe, data: Data, initial: LoadedModel | None) -> Net
     labels = max(1, len(data.labels))
     if initial is None:
         return build(recipe.architecture(tuple(len(tokenizer) for tokenizer in data.tokenizers), labels))
-    recipe.check_model(initial.config)
     overrides = {key: recipe.model[key] for key in OVERRIDABLE if key in recipe.model}
     settings = initial.config.model_dump() | overrides
     network = build(ModelConfig.build(settings | task_outputs(recipe.data, labels, settings), where="model"))

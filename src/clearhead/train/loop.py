@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import torch
 
 from clearhead.config.recipe import Recipe
 from clearhead.data import GlobalBatch
+from clearhead.errors import UserError
+from clearhead.train.alignment import store_alignment
 from clearhead.train.checkpointing import (
     FINISHED,
     average_checkpoints,
@@ -34,8 +37,13 @@ class Summary:
     step: int
     steps: int
     best: float | None
-    stopped: bool  # by a signal
+    signal: int  # that stopped the run; 0: all steps are done, or patience has run out
     is_main: bool = True  # whether this is the main process
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal stopped the run."""
+        return self.signal != 0
 
 
 def train(
@@ -53,11 +61,12 @@ def train(
     """
     check_folder(out, resume, (".lock", "recipe.yaml", "checkpoints"))
     settings = recipe.train
-    with StopSignal() as stop, dist_context(settings.device) as dist:
+    # Signals are handled in Python, so they would wait while a process that has not come is waited for.
+    with dist_context(settings.device) as dist, StopSignal() as stop:
         try:
             run = setup(recipe, out, dist, log, on_event)
         except KeyboardInterrupt:
-            return Summary(0, settings.steps, None, True, dist.is_main)
+            return Summary(0, settings.steps, None, stop.signal or signal.SIGINT, dist.is_main)
         stop.finish_step = True
         try:
             if resume:
@@ -79,7 +88,8 @@ def train(
             finish(run, stopped)
         finally:
             close(run)
-    return Summary(run.step, settings.steps, run.best, stopped, dist.is_main)
+    number = (stop.signal or signal.SIGTERM) if stopped else 0  # another process may have received it
+    return Summary(run.step, settings.steps, run.best, number, dist.is_main)
 
 
 def train_step(run: RunState, batch: GlobalBatch) -> bool:
@@ -114,6 +124,11 @@ def finish(run: RunState, stopped: bool) -> None:
         reason = FINISHED
     else:
         reason = f"{run.settings.metric} has not improved for {run.validations_since_best} validations"
+    if not stopped:
+        store_alignment(run)
     write_event(run, {"kind": "end", "step": run.step, "best": run.best, "reason": reason})
     if run.dist.is_main:
-        write_report(run.out)
+        try:
+            write_report(run.out)
+        except UserError as error:  # everything else is saved
+            run.log(str(error))

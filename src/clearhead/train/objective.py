@@ -41,11 +41,17 @@ class Objective(nn.Module):
             None  # a fast `cross_entropy_chunk`, set by `apply_compile`
         )
 
+    @property
+    def loss_names(self) -> tuple[str, ...]:
+        """The names of the losses, that of the task first."""
+        heads = self.network.heads
+        name: str = self.data.task if heads.lm_head is None else "lm"
+        return (name,) if heads.next_sentence is None else (name, "next_sentence")
+
     def counts(self, batch: Batch) -> dict[str, int]:
         """Return the labeled items of each loss in a batch, known before the forward pass to normalize its losses."""
         labels = batch["labels" if "labels" in batch.tensors else "first_token"]
-        name: str = self.data.task if self.network.heads.lm_head is None else "lm"
-        counts = {name: int((labels != IGNORED).sum())}
+        counts = {self.loss_names[0]: int((labels != IGNORED).sum())}
         if "next_sentence" in batch.tensors:
             counts["next_sentence"] = int((batch["next_sentence"] != IGNORED).sum())
         return counts

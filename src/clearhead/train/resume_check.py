@@ -7,11 +7,13 @@ from typing import Any
 from clearhead.config.recipe import Recipe
 from clearhead.data import Data
 
+MAX_CHARS = 200  # of a key or value in an error
+
 # Settings that may differ on resume: they do not change what is learned.
 MAY_CHANGE = {
     "train": {"steps", "validate_every", "save_every", "log_every", "keep_checkpoints", "patience", "eval_samples"}
     | {"average_checkpoints", "device", "compile", "activation_checkpointing", "parallel", "grad_accum"},
-    "data": {"workers", "cache_dir", "test", "source_url"},
+    "data": {"workers", "cache_dir", "test", "source_url", "target_language"},
 }
 
 
@@ -27,10 +29,25 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     """Return the settings that differ, as `train.lr: 0.1 is now 0.2`."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = dict.fromkeys([*old, *new])
-        return [line for key in keys for line in differences(old.get(key), new.get(key), f"{path}.{key}".lstrip("."))]
+        return [
+            line
+            for key in keys
+            for line in differences(old.get(key), new.get(key), f"{path}.{_short(key)}".lstrip("."))
+        ]
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new) and isinstance((*old, 0)[0], dict):
         return [line for n, pair in enumerate(zip(old, new, strict=True)) for line in differences(*pair, f"{path}.{n}")]
-    return [] if old == new else [f"{path}: {json.dumps(old)} is now {json.dumps(new)}"]
+    return [] if old == new else [f"{path}: {_json(old)} is now {_json(new)}"]
+
+
+def _json(value: Any) -> str:
+    try:
+        return _short(json.dumps(value))
+    except RecursionError:
+        return "a deeply nested value"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_CHARS else text[: MAX_CHARS - 1] + "…"
 
 
 def vocabulary(data: Data) -> str:

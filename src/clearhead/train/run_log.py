@@ -12,9 +12,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -23,11 +25,14 @@ from typing import IO, Any, Literal
 from clearhead.errors import UserError
 from clearhead.files import write_text
 
+log = logging.getLogger("clearhead")
+
 Kind = Literal["start", "step", "validation", "note", "end"]
 Line = dict[str, Any]
 Points = list[tuple[float, float | None]]  # (step, value), None for a value that is not finite
 Series = dict[str, Points]
 NUMBERS = (int, float)
+MAX_DEPTH = 20  # of nested lists and objects in a line
 
 
 class RunLog:
@@ -37,7 +42,7 @@ class RunLog:
         self.run = run
         self.path = run / "log.jsonl"
         self._file: IO[str] | None = None
-        self._events: Any = None  # a SummaryWriter, or False where TensorBoard is not installed
+        self._events: Any = None  # a SummaryWriter, or False where TensorBoard is not installed or has failed
         self._purge_step: int | None = None  # TensorBoard drops older events from this step on
 
     def write(self, kind: Kind, step: int | None = None, **values: Any) -> None:
@@ -75,7 +80,8 @@ class RunLog:
         if self._file is not None:
             self._file.close()
         if self._events:
-            self._events.close()
+            with self._best_effort():
+                self._events.close()
         self._file = self._events = None
 
     def __enter__(self) -> RunLog:
@@ -93,20 +99,29 @@ class RunLog:
         return self.path.open("a", encoding="utf-8", newline="")
 
     def _mirror(self, group: str, step: int, values: Line) -> None:
-        if self._events is None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                self._events = False
-            else:
-                self._events = SummaryWriter(str(self.run / "events"), purge_step=self._purge_step)
-        if not self._events:
+        if self._events is False:
             return
-        for name, value in values.items():
-            if number(value) is not None:
-                self._events.add_scalar(f"{group}/{name}", value, step)
-        if group == "validation":
-            self._events.flush()
+        with self._best_effort():
+            if self._events is None:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._events = SummaryWriter(str(self.run / "events"), purge_step=self._purge_step)
+            for name, value in values.items():
+                if number(value) is not None:
+                    self._events.add_scalar(f"{group}/{name}", value, step)
+            if group == "validation":
+                self._events.flush()
+
+    @contextmanager
+    def _best_effort(self) -> Iterator[None]:
+        """Write no events after an error: TensorBoard is a copy, and nothing in it may stop a run."""
+        try:
+            yield
+        except ImportError:
+            self._events = False
+        except Exception as error:
+            self._events = False
+            log.warning("%s: TensorBoard's events are no longer written (%s)", self.run / "events", error)
 
 
 def read_log(path: Path) -> list[Line]:
@@ -118,7 +133,7 @@ def read_log(path: Path) -> list[Line]:
     lines: list[Line] = []
     for line_number, row in enumerate(rows, start=1):
         try:
-            line = json.loads(row.decode())
+            line = _plain(json.loads(row.decode()))
             if not isinstance(line["kind"], str) or not isinstance(line.get("step", 0), int):
                 raise ValueError
         except (ValueError, LookupError, TypeError, RecursionError):
@@ -159,9 +174,11 @@ def _text(line: Line) -> str:
     return text.encode("utf-8", "backslashreplace").decode() + "\n"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, depth: int = 0) -> Any:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"nested more than {MAX_DEPTH} deep")
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, depth + 1) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

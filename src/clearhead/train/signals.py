@@ -1,4 +1,4 @@
-"""Graceful stop: SIGTERM and Ctrl-C finish the step, save and exit; a second signal exits at once."""
+"""Graceful stop: Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 finish the step, save and exit; a second signal exits at once."""
 
 import signal
 import threading
@@ -6,7 +6,16 @@ import time
 from types import FrameType
 from typing import Any, Self
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # schedulers warn of the end with SIGUSR1
 DEBOUNCE = 1.0  # seconds in which repeated signals count as one: `timeout` signals a process and its group
+
+
+class Stopped(Exception):
+    """A sweep ended by a signal, after its run was saved."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.signal = number
 
 
 class StopSignal:
@@ -22,8 +31,10 @@ class StopSignal:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # Python allows handlers in the main thread only
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous_handlers[number] = signal.signal(number, self._handle)
+            for number in SIGNALS:
+                # nohup ignores SIGHUP; None: not of Python, as faulthandler's
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._previous_handlers[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -18,7 +18,13 @@ from clearhead.data import Batch, Data, GlobalBatch, Loader, Position, prepare
 from clearhead.model import Network
 from clearhead.train.cuda_graph import capture_steps
 from clearhead.train.distributed import DistContext, apply_compile, compute_dtype, wrap_parallel
-from clearhead.train.init_from import class_weights, init_network, load_initial_model, tokenizers_for
+from clearhead.train.init_from import (
+    class_weights,
+    fit_to_initial_model,
+    init_network,
+    load_initial_model,
+    tokenizers_for,
+)
 from clearhead.train.objective import Objective
 from clearhead.train.optimizer import build_optimizer, freeze
 from clearhead.train.run_log import RunLog
@@ -53,7 +59,7 @@ class RunState:
     best: float | None = None
     validations_since_best: int = 0
     validation_pending: bool = False  # due, but interrupted by a stop
-    extra_checkpoint: str | None = None  # saved by a stop between two regular ones; deleted after the next save
+    extra_checkpoint: int | None = None  # step of one that a stop saved between two regular ones, to be deleted
 
     # The last step, validation and checkpoint
     batch: GlobalBatch | None = None
@@ -91,6 +97,7 @@ def setup(recipe: Recipe, out: Path, dist: DistContext, log: Log, on_event: OnEv
     settings = recipe.train
     log = log if dist.is_main else lambda line: None
     initial = load_initial_model(recipe)
+    recipe = fit_to_initial_model(recipe, initial)
     data = prepare(recipe.data, tokenizers_for(recipe, initial), log=log)
     network = init_network(recipe, data, initial)
     if settings.freeze:

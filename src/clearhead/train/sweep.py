@@ -16,6 +16,7 @@ from clearhead.files import read_text, write_text
 from clearhead.train.loop import train
 from clearhead.train.run_folder import check_folder
 from clearhead.train.run_log import number, read_log
+from clearhead.train.signals import Stopped
 from clearhead.train.state import Log, OnEvent
 from clearhead.train.validate import better
 
@@ -28,7 +29,7 @@ def sweep(
     """Train every learning rate with `seeds` seeds, from the recipe's on, each run in its own folder below `out`.
 
     Writes `table.md` and `table.json`, and copies the best model of the learning rate with the best mean to `out`/best.
-    With `resume`, finished runs are kept. Returns None if stopped, and on all processes but the first.
+    With `resume`, finished runs are kept. Raises `Stopped` after a signal; all processes but the first return None.
     """
     if not (recipe.data.valid or recipe.data.held_out):
         raise UserError("--seeds, --lrs: there is no validation data to compare by; add data.valid or data.held_out")
@@ -41,8 +42,9 @@ def sweep(
                 log(f"lr {lr:g}, seed {seed}:")
                 settings = recipe.train.model_copy(update={"lr": lr, "seed": seed})
                 changed = recipe.model_copy(update={"train": settings})
-                if train(changed, folder, resume=resume and folder.exists(), log=log, on_event=on_event).stopped:
-                    return None
+                summary = train(changed, folder, resume=resume and folder.exists(), log=log, on_event=on_event)
+                if summary.stopped:
+                    raise Stopped(summary.signal)
             results.setdefault(lr, []).append(_best_validation(folder, metric))
     if int(os.environ.get("RANK", 0)):  # the first process writes for all
         return None

@@ -20,6 +20,8 @@ from clearhead.train.lr_schedule import lr_at_step
 from clearhead.train.objective import NO_ACCURACY, Objective, StepContext
 from clearhead.train.optimizer import clip_grad_norm, set_lr
 
+MAX_LOSS_SCALE = 2.0**24
+
 
 @dataclass
 class LossScaler:
@@ -36,7 +38,7 @@ class LossScaler:
             return
         self.steps += 1
         if self.steps >= self.growth_interval:
-            self.scale, self.steps = min(2.0**24, self.scale * 2), 0
+            self.scale, self.steps = min(MAX_LOSS_SCALE, self.scale * 2), 0
 
 
 def loss_sums(losses: dict[str, Loss]) -> dict[str, Tensor]:

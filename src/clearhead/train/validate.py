@@ -177,7 +177,8 @@ def _evaluate_translations(network: EncoderDecoder, data: Data, count: int) -> t
     outputs = target.decode_batch([best[0].ids for best in hypotheses])
     references = target.decode_batch([reference for _, reference in pairs])
     sources = source.decode_batch([ids for ids, _ in pairs])
-    scores = {"bleu": bleu(outputs, references), "chrf": chrf(outputs, references)}
+    language = data.task.config.target_language
+    scores = {"bleu": bleu(outputs, references, language=language), "chrf": chrf(outputs, references)}
     results: dict[str, Any] = {name: score.value for name, score in scores.items()}
     results["exact"] = sum(a == b for a, b in zip(outputs, references, strict=True)) / len(outputs)
     results["signature"] = {name: score.signature for name, score in scores.items()}

@@ -6,6 +6,7 @@ CLEARHEAD_MUTATIONS=20000 sets the number of damaged files instead of 2,000.
 import json
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -33,6 +34,12 @@ ROOT = Path(__file__).parents[3]
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small undamaged model of every format."""
     folder = tmp_path_factory.mktemp("models")
+    write_models(folder)
+    return folder
+
+
+def write_models(folder: Path) -> None:
+    """Write a small model of every format."""
     for name in ("gpt2", "bert-classes", "llama3.2", "marian"):
         saved(name, folder / f"hf-{name}")
     tokens = tokenizer(97 + 200)
@@ -48,7 +55,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     test_llama2c.write_llama2c(test_llama2c.peer(True), folder / "llama2c").rename(folder / "llama2c" / "llama2c.bin")
     (folder / "ct2-names").mkdir()
     write_ctranslate2(folder / "ct2-names")
-    return folder
 
 
 def write_ctranslate2(folder: Path) -> None:
@@ -157,6 +163,32 @@ def test_a_variable_that_is_empty_or_does_not_match_its_shape_is_refused(
     (tmp_path / "model.bin").write_bytes(data.replace(before, after))
     with pytest.raises(UserError, match=r"projection/bias is duplicated, empty, or does not match its shape"):
         read_foreign(tmp_path)
+
+
+def test_a_pipe_in_place_of_any_file_never_hangs(models: Path, tmp_path: Path) -> None:
+    """It is refused at once, or as if the file were missing."""
+
+    def hang(*_: object) -> None:
+        raise TimeoutError("a reader waits for the pipe")
+
+    refused = set()
+    signal.signal(signal.SIGALRM, hang)
+    for model in sorted(path for path in models.iterdir() if path.name != "damaged"):
+        for file in sorted(path.relative_to(model) for path in model.rglob("*") if path.is_file()):
+            folder = tmp_path / "copy"
+            shutil.copytree(model, folder)
+            (folder / file).unlink()
+            os.mkfifo(folder / file)
+            source = next(iter([*folder.glob("*.gguf"), *folder.glob("llama2c.bin")]), folder)
+            signal.alarm(10)
+            try:
+                read_foreign(source)
+            except UserError:
+                refused.add(file.name)
+            finally:
+                signal.alarm(0)
+            shutil.rmtree(folder)
+    assert {"config.json", "model.safetensors", "model.bin", "model.gguf", "source_vocabulary.txt"} <= refused
 
 
 def test_an_unpaired_surrogate_is_refused(models: Path, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """GGUF import: files of the gguf library give the logits of transformers for every quantization."""
 
 import json
+import struct
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,24 @@ def test_q4_0_and_q8_0_by_hand(tmp_path: Path) -> None:
         path.write_bytes(data.replace(stored[0, : len(raw)].tobytes(), raw.tobytes()))
         row = read_foreign(path).weights["decoder.layers.0.feed_forward.down.weight"][0, :32]
         np.testing.assert_array_equal(row.numpy(), expected.astype(np.float32))
+
+
+def test_reading_needs_no_optional_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(peer(), tmp_path / "model.gguf", "Q4_1")
+    for name in ("gguf", "gguf.quants", "transformers", "sentencepiece"):
+        monkeypatch.setitem(sys.modules, name, None)  # importing it raises
+    assert read_foreign(path).weights
+
+
+def test_a_type_of_weights_that_is_not_supported_is_named(tmp_path: Path) -> None:
+    path = write_gguf(peer(), tmp_path / "model.gguf", "Q8_0")
+    data = path.read_bytes()
+    name = b"blk.0.ffn_down.weight"
+    kind = data.index(name) + len(name) + 4 + 2 * 8  # after the number of dimensions and the shape
+    assert data[kind : kind + 4] == struct.pack("<I", 8)
+    path.write_bytes(data[:kind] + struct.pack("<I", 20) + data[kind + 4 :])
+    with pytest.raises(UserError, match=r"blk\.0\.ffn_down\.weight: weights of type 20 are not supported; use"):
+        read_foreign(path)
 
 
 def test_tokenizer_chat_template_and_special_tokens_are_imported(tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ def test_mixed_dtypes_become_the_widest_and_unknown_dtypes_are_refused(tmp_path:
     with pytest.raises(UserError, match=r"weights of dtype torch\.float8_e4m3fn are not supported"):
         read_foreign(tmp_path)
     save_file(tensors | {"model.norm.weight": torch.ones(64, dtype=torch.int8)}, file)
-    with pytest.raises(UserError, match=r"norm\.weight holds torch\.int8"):
+    with pytest.raises(UserError, match=r"norm\.weight is torch\.int8"):
         import_model(tmp_path, tmp_path / "ours")
 
 

@@ -1,6 +1,7 @@
 """Hugging Face folders with features that would silently give wrong outputs: refused, or read as transformers does."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_a_bert_with_any_head_or_none_is_exported(outputs: list[str], tmp_path: 
     [
         ({"tie": "none"}, "an untied output matrix"),
         ({"segments": 0}, "segments is 0 in this model, but at least 1"),
-        ({"outputs": ["lm", "span"]}, "no class of Hugging Face has outputs: lm, span"),
+        ({"outputs": ["lm", "span"]}, "no Hugging Face class has outputs: lm, span"),
         ({"pooling": "mean"}, "pooling is mean in this model, but cls"),
     ],
 )
@@ -155,7 +156,7 @@ def test_a_file_without_read_permission_is_named(tmp_path: Path, monkeypatch: py
 
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF")
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(UserError, match=r"model\.gguf cannot be read \(Permission denied\)"):
         read_foreign(path)
 

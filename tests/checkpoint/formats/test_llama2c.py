@@ -1,6 +1,7 @@
 """llama2.c files: the published model generates its story, and random Llamas give the logits of transformers."""
 
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import transformers
 
 from clearhead.checkpoint.formats import import_model, read_foreign
+from clearhead.checkpoint.formats.bpe import sentencepiece_bpe
 from clearhead.checkpoint.model_folder import build_with_weights
 from clearhead.errors import UserError
 from clearhead.predict import load
@@ -114,3 +116,11 @@ def test_damaged_and_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / f"tok{len(TOKENS)}.bin").unlink()
     with pytest.raises(UserError, match=r"tok265\.bin is missing, and so is tokenizer\.bin"):
         read_foreign(path)
+
+
+def test_a_vocabulary_of_which_every_split_is_a_merge_is_refused() -> None:
+    tokens = ["<unk>", *(letter * length for letter in "abcdef" for length in range(1, 512))]
+    start = time.process_time()
+    with pytest.raises(UserError, match=r"tok: over 1,048,576 merges, or 33,554,432 characters in them; use a"):
+        sentencepiece_bpe(tokens, [0.0] * len(tokens), 0, [0], [], True, "tok")
+    assert time.process_time() - start < 2

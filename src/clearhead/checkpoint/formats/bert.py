@@ -71,7 +71,10 @@ def from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
     if any(each.startswith("classifier.") for each in names):
         head = next((CLASS_OUTPUTS[name] for name in fields.strings("architectures") if name in CLASS_OUTPUTS), ())
         if head not in (("classes",), ("tags",)):
-            raise UserError(f"{fields.where}: architectures: the class of the classifier is unknown; name it")
+            raise UserError(
+                f"{fields.where}: architectures: the weights hold a classifier; name BertForSequenceClassification or "
+                "BertForTokenClassification"
+            )
         outputs.append(head[0])
         names_of_labels = fields.data.get("id2label")
         labels = len(names_of_labels) if isinstance(names_of_labels, dict) else fields.integer("num_labels", 2)
@@ -80,7 +83,7 @@ def from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
     fields.ignore("tie_word_embeddings")
     pooler = any(re.match(r"(bert\.)?pooler\.", each) for each in names)
     if "classes" in outputs and not pooler:
-        raise UserError(f"{fields.where}: classes without a pooler are not supported")
+        raise UserError(f"{fields.where}: a sequence classifier without a pooler is not supported")
     settings: dict[str, Any] = {
         "family": "encoder",
         "encoder_layers": fields.integer("num_hidden_layers"),
@@ -114,7 +117,7 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
     """Return config.json of Hugging Face."""
     names = [name for name, outputs in CLASS_OUTPUTS.items() if outputs == config.outputs]
     if not names:
-        raise UserError(f"no class of Hugging Face has outputs: {', '.join(config.outputs)}")
+        raise UserError(f"no Hugging Face class has outputs: {', '.join(config.outputs)}")
     if not config.segments:
         raise UserError("segments is 0 in this model, but at least 1 in Hugging Face")
     if config.pooling != "cls" and config.pooler:

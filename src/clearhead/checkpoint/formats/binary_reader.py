@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from clearhead.errors import UserError
-from clearhead.files import file_errors
+from clearhead.files import file_errors, open_regular
 
 MAX_ITEMS = 1 << 20  # in a list of the header; the largest vocabularies have a quarter of it
 
@@ -47,7 +47,7 @@ class BinaryReader:
     def check_count(self, count: int, min_bytes: int, what: str) -> None:
         """Refuse a count that does not fit into the rest of the file at `min_bytes` per item."""
         if count > MAX_ITEMS or count * min_bytes > self.size - self.position:
-            raise self.error(f"it claims {count:,} {what}, more than fit into the file")
+            raise self.error(f"it declares {count:,} {what}, more than fit into the file")
 
     def error(self, reason: str) -> UserError:
         """Return an error that names the file."""
@@ -64,7 +64,7 @@ class BinaryReader:
 @contextmanager
 def open_binary(path: Path) -> Iterator[BinaryReader]:
     """Open a file memory-mapped."""
-    with file_errors(str(path)), path.open("rb") as file:
+    with file_errors(str(path)), open_regular(path) as file:
         if not path.stat().st_size:
             raise UserError(f"{path} is empty")
         yield BinaryReader(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), path)

@@ -8,6 +8,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Engine
 
 from clearhead.errors import UserError
+from clearhead.limits import MAX_MERGE_CHARS, MAX_MERGES
 from clearhead.text import Tokenizer
 
 LLAMA3_PATTERN = (  # as in its published tokenizer
@@ -64,7 +65,7 @@ def byte_level_bpe(
     )
     engine.pre_tokenizer = split
     engine.decoder = decoders.ByteLevel()
-    return _with_added(engine, tokens, control, added)
+    return _with_added(engine, tokens, control, added, where)
 
 
 def sentencepiece_bpe(
@@ -77,15 +78,21 @@ def sentencepiece_bpe(
         raise UserError(
             f"{where}: a token of {len(long):,} characters ({long:.20}…); at most {MAX_TOKEN_LENGTH} are supported"
         )
-    candidates, special = [], set(control)  # text never becomes a control token
+    candidates, chars, special = [], 0, set(control)  # text never becomes a control token
     for token, number in vocabulary.items():
         if number in special:
             continue
         for split in range(1, len(token)):
             left, right = token[:split], token[split:]
             if left in vocabulary and right in vocabulary:
-                candidates.append((-scores[number], vocabulary[left], vocabulary[right], left, right))
-    merges = [(left, right) for *_, left, right in sorted(candidates)]
+                candidates.append((-scores[number], vocabulary[left], vocabulary[right]))
+                chars += len(token)
+        if len(candidates) > MAX_MERGES or chars > MAX_MERGE_CHARS:
+            raise UserError(
+                f"{where}: over {MAX_MERGES:,} merges, or {MAX_MERGE_CHARS:,} characters in them; "
+                "use a smaller vocabulary"
+            )
+    merges = [(tokens[left], tokens[right]) for _, left, right in sorted(candidates)]
     engine = Engine(
         models.BPE(vocab=vocabulary, merges=merges, unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True)
     )
@@ -93,7 +100,7 @@ def sentencepiece_bpe(
     engine.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces] if space_prefix else [spaces])
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     engine.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if space_prefix else parts)
-    return _with_added(engine, tokens, control, added)
+    return _with_added(engine, tokens, control, added, where)
 
 
 def _vocabulary(tokens: Sequence[str], where: object) -> dict[str, int]:
@@ -103,7 +110,9 @@ def _vocabulary(tokens: Sequence[str], where: object) -> dict[str, int]:
     return vocabulary
 
 
-def _with_added(engine: Engine, tokens: Sequence[str], control: Sequence[int], added: Sequence[int]) -> Tokenizer:
+def _with_added(
+    engine: Engine, tokens: Sequence[str], control: Sequence[int], added: Sequence[int], where: object
+) -> Tokenizer:
     engine.add_special_tokens([AddedToken(tokens[each], normalized=False, special=True) for each in control])
     engine.add_tokens([AddedToken(tokens[each], normalized=False, special=False) for each in added])
-    return Tokenizer(engine)
+    return Tokenizer(engine, str(where))

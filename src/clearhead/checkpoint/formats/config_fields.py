@@ -54,7 +54,7 @@ class Fields:
         """Refuse a feature that we do not support: if the key is there, its value must be one of `allowed`."""
         self.read.add(key)
         value = self.data.get(key)
-        if value is not None and not any(value == each and type(value) is type(each) for each in allowed):
+        if value is not None and not any(type(value) is type(each) and value == each for each in allowed):
             raise UserError(f"{self.where}: {key}: {value!r:.60}: {feature} is not supported")
 
     def ignore(self, *keys: str) -> None:

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from clearhead.checkpoint.formats.binary_reader import BinaryReader, open_binary
 from clearhead.checkpoint.formats.imported_model import ImportedModel
-from clearhead.checkpoint.formats.name_table import SAME, Entry, NameTable, from_foreign, meta_network, with_prefix
-from clearhead.checkpoint.model_folder import WEIGHTS
+from clearhead.checkpoint.formats.name_table import SAME, Entry, NameTable, from_foreign, with_prefix
+from clearhead.checkpoint.model_folder import WEIGHTS, meta_network
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
-from clearhead.files import read_lines
+from clearhead.files import read_regular_lines
+from clearhead.limits import MAX_TOKENS
 from clearhead.text import Tokenizer
 
 FILE, VERSION = "model.bin", 2
@@ -68,7 +69,7 @@ def read(folder: Path) -> ImportedModel:
 
 def _read_tokens(path: Path) -> list[str]:
     """Read one token per line; the library appends the unknown token if it is missing."""
-    tokens = list(read_lines(path))
+    tokens = list(read_regular_lines(path, MAX_TOKENS))
     return tokens if UNKNOWN in tokens else [*tokens, UNKNOWN]
 
 

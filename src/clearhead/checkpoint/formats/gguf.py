@@ -1,6 +1,6 @@
 """GGUF import: Llama-architecture models of llama.cpp, quantized or not.
 
-The header is read here, with bounds checks; quantized blocks are dequantized by the `gguf` library.
+The header is read here, with bounds checks; quantized blocks are dequantized in `gguf_quants.py`.
 """
 
 import logging
@@ -17,6 +17,7 @@ from torch import Tensor
 from clearhead.checkpoint.formats.binary_reader import BinaryReader, open_binary
 from clearhead.checkpoint.formats.bpe import LLAMA3_PRETOKENIZER, byte_level_bpe, sentencepiece_bpe
 from clearhead.checkpoint.formats.config_fields import Fields
+from clearhead.checkpoint.formats.gguf_quants import BLOCK_TYPES, dequantize
 from clearhead.checkpoint.formats.imported_model import ImportedModel
 from clearhead.checkpoint.formats.llama import LLAMA_SETTINGS
 from clearhead.checkpoint.formats.name_table import (
@@ -24,12 +25,12 @@ from clearhead.checkpoint.formats.name_table import (
     NameTable,
     from_foreign,
     interleaved,
-    meta_network,
     with_prefix,
 )
-from clearhead.checkpoint.formats.optional_import import import_optional
+from clearhead.checkpoint.model_folder import meta_network
 from clearhead.config import ModelConfig, RopeScaling
 from clearhead.errors import UserError
+from clearhead.files import open_regular
 from clearhead.model.positions import rope_frequencies, scale_rope_frequencies
 from clearhead.text import Tokenizer
 
@@ -87,7 +88,7 @@ class TensorInfo:
 
 def is_gguf(path: Path) -> bool:
     """Whether a file begins with GGUF's magic number."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file.read(4) == MAGIC
 
 
@@ -98,7 +99,7 @@ def read(path: Path) -> ImportedModel:
         fields = Fields(settings, path)
         if (architecture := fields.string("general.architecture")) != "llama":
             raise UserError(f"{path}: general.architecture: {architecture!r:.40} is not supported; only llama is")
-        tensors = {name: _dequantize(reader, name, info) for name, info in infos.items()}
+        tensors = {name: _dequantize(reader, info) for name, info in infos.items()}
     factors = tensors.pop("rope_freqs.weight", None)
     config = _config(fields, tensors, factors)
     if unknown := [key for key in fields.unknown() if key.startswith("llama.")]:
@@ -111,7 +112,6 @@ def read(path: Path) -> ImportedModel:
 
 def read_header(reader: BinaryReader) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     """Return settings and tensor infos, their offsets and sizes checked against the file."""
-    sizes = import_optional("gguf").GGML_QUANT_SIZES
     if reader.size < 4 or reader.data[:4] != MAGIC:
         raise UserError(f"{reader.path} is not a GGUF file")
     reader.position = 4
@@ -127,7 +127,7 @@ def read_header(reader: BinaryReader) -> tuple[dict[str, Any], dict[str, TensorI
         key = reader.text(reader.number("Q"))
         settings[key] = _read_value(reader, reader.number("I"), key)
     reader.check_count(count, 24, "tensors")
-    infos = [_read_info(reader, sizes) for _ in range(count)]
+    infos = [_read_info(reader) for _ in range(count)]
     alignment = settings.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise reader.error(f"general.alignment: {alignment!r:.20}")
@@ -155,7 +155,7 @@ def _read_value(reader: BinaryReader, kind: int, key: str) -> Any:
     inner, count = reader.numbers("IQ")
     if inner in SCALARS:
         reader.check_count(count, 1, f"values of {key:.60}")
-        return reader.array(f"<{SCALARS[inner]}" if inner != 7 else "?", count).tolist()
+        return reader.array(f"<{SCALARS[inner]}" if inner != 7 else "?", count)  # as a list, 40 times as large
     if inner != STRING:
         raise reader.error(f"{key:.60}: an array of unknown type {inner}")
     reader.check_count(count, 8, f"values of {key:.60}")
@@ -167,34 +167,29 @@ def _shortest_decimal(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def _read_info(reader: BinaryReader, sizes: Mapping[Any, tuple[int, int]]) -> tuple[str, TensorInfo]:
+def _read_info(reader: BinaryReader) -> tuple[str, TensorInfo]:
     name = reader.text(reader.number("Q"))
     dimensions = reader.number("I")
     if dimensions > 4:
         raise reader.error(f"{name:.60} has {dimensions} dimensions")
     shape = tuple(reversed(reader.numbers(f"{dimensions}Q")))  # the innermost is first in the file
     kind, offset = reader.numbers("IQ")
-    known = {int(each): size for each, size in sizes.items()}
-    if kind not in known:
-        raise UserError(f"{reader.path}: {name:.60}: tensor type {kind} is unknown to the gguf library")
-    block, stride = known[kind]
-    if not shape or not all(shape) or shape[-1] % block:
+    if kind not in BLOCK_TYPES:
+        supported = ", ".join(each.name for each in BLOCK_TYPES.values())
+        raise UserError(
+            f"{reader.path}: {name:.60}: weights of type {kind} are not supported; use a file of {supported}"
+        )
+    block = BLOCK_TYPES[kind]
+    if not shape or not all(shape) or shape[-1] % block.numbers:
         raise reader.error(f"{name:.60} of shape {shape} is empty, or not a multiple of the block size")
-    return name, TensorInfo(kind, shape, offset, math.prod(shape) // block * stride)
+    return name, TensorInfo(kind, shape, offset, math.prod(shape) // block.numbers * block.bytes)
 
 
-def _dequantize(reader: BinaryReader, name: str, info: TensorInfo) -> Tensor:
+def _dequantize(reader: BinaryReader, info: TensorInfo) -> Tensor:
     """Read a tensor as fp32."""
-    quants = import_optional("gguf.quants")
-    kind = import_optional("gguf").GGMLQuantizationType(info.kind)
     raw = np.frombuffer(reader.data, np.uint8, info.size, info.offset)
-    if kind.name not in ("F32", "F16", "BF16") and not kind.name.startswith("Q"):
-        raise UserError(f"{reader.path}: {name:.60}: weights of type {kind.name} are not supported")
-    try:
-        array = quants.dequantize(raw.reshape(*info.shape[:-1], -1), kind)
-    except NotImplementedError:
-        raise UserError(f"{reader.path}: {name:.60}: the gguf library cannot dequantize {kind.name}") from None
-    return torch.from_numpy(np.array(array, np.float32)).reshape(info.shape)
+    numbers = dequantize(raw.reshape(-1, BLOCK_TYPES[info.kind].bytes), info.kind)
+    return torch.from_numpy(numbers.reshape(info.shape))
 
 
 def _config(fields: Fields, tensors: Mapping[str, Tensor], factors: Tensor | None) -> ModelConfig:
@@ -273,6 +268,7 @@ def _tokenizer(fields: Fields, size: int) -> Tokenizer:
 
 def _list(fields: Fields, key: str, kind: type) -> list[Any]:
     values = fields.data.get(f"tokenizer.ggml.{key}", [])
+    values = values.tolist() if isinstance(values, np.ndarray) else values
     if not isinstance(values, list) or not all(type(each) is kind for each in values):
         raise UserError(f"{fields.where}: tokenizer.ggml.{key} is not a list of {kind.__name__}")
     return values

@@ -1,13 +1,11 @@
 """Hugging Face import and export: config.json, safetensors in one file or sharded, tokenizer.json."""
 
-import functools
 import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from clearhead.checkpoint import disk
@@ -19,10 +17,19 @@ from clearhead.checkpoint.formats.hf_tokenizer import read_hf_tokenizer, special
 from clearhead.checkpoint.formats.imported_model import ImportedModel
 from clearhead.checkpoint.formats.llama import LLAMA
 from clearhead.checkpoint.formats.marian import MARIAN, check_positions
-from clearhead.checkpoint.formats.name_table import find_entry, from_foreign, meta_network, to_foreign
+from clearhead.checkpoint.formats.name_table import find_entry, from_foreign, to_foreign
 from clearhead.checkpoint.formats.sentence_transformers import read_pooling, write_pooling
-from clearhead.checkpoint.model_folder import CONFIG, FORMAT, INDEX, WEIGHTS, LoadedModel, save_weights, weight_files
-from clearhead.checkpoint.tensors import named_tensors, read_tensors
+from clearhead.checkpoint.model_folder import (
+    CONFIG,
+    FORMAT,
+    INDEX,
+    WEIGHTS,
+    LoadedModel,
+    meta_network,
+    save_weights,
+    weight_files,
+)
+from clearhead.checkpoint.tensors import named_tensors, read_tensors, to_one_dtype
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.model import build
@@ -39,7 +46,6 @@ IGNORED_KEYS = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id", "sep_token_id"),
     *("_attn_implementation_autoset", "output_past", "task_specific_params", "gradient_checkpointing"),
 )
-DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 TRAINING_ONLY = {"init", "dropout", "attention_dropout"}
 # Marian always has an output bias, which may be zero, and may have one vocabulary size as two.
 MARIAN_IGNORED = {"output_bias", "vocab_size", "source_vocab_size", "target_vocab_size"}
@@ -111,19 +117,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
         if duplicates := tensors.keys() & shard.keys():
             raise UserError(f"{folder / file}: {min(duplicates)} is in two files")
         tensors |= shard
-    return _to_one_dtype(tensors, folder)
-
-
-def _to_one_dtype(tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """Convert weights of mixed dtypes to the widest."""
-    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    if unknown := dtypes - DTYPES:
-        raise UserError(f"{folder}: weights of dtype {unknown.pop()} are not supported")
-    if len(dtypes) < 2:
-        return tensors
-    widest = functools.reduce(torch.promote_types, dtypes)
-    log.warning("%s: weights of several dtypes, converted to %s", folder, str(widest).removeprefix("torch."))
-    return {name: tensor.to(widest) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    return to_one_dtype(tensors, folder)
 
 
 def _extra(folder: Path, fields: Fields, config: ModelConfig, tokenizers: tuple[Any, ...]) -> dict[str, Any]:
@@ -160,7 +154,7 @@ def _matching_adapter(config: ModelConfig) -> Adapter:
     candidates = [(differences(adapter, config), adapter) for adapter in ADAPTERS if adapter.family == config.family]
     lines, adapter = min(candidates, key=lambda candidate: len(candidate[0]))
     if lines:
-        raise UserError(f"export: {adapter.name} is the nearest architecture of Hugging Face, but {'; '.join(lines)}")
+        raise UserError(f"export: the closest Hugging Face architecture is {adapter.name}, but {'; '.join(lines)}")
     return adapter
 
 

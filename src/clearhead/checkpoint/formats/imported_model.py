@@ -9,6 +9,7 @@ from torch import Tensor
 from clearhead.checkpoint.card import model_card
 from clearhead.checkpoint.model_folder import build_with_weights, save_model
 from clearhead.config import ModelConfig
+from clearhead.config.extra import checked_extra
 from clearhead.text import Tokenizer
 
 
@@ -29,8 +30,9 @@ class ImportedModel(NamedTuple):
 
     def save(self, folder: Path, source: str, dtype: torch.dtype | None = None) -> None:
         """Write a model folder."""
+        extra = checked_extra(self.extra, source)
         network = build_with_weights(self.config, self.weights, source)
         card = model_card(
             folder.name, f"{self.kind}, imported from {source}.", (), "# trained elsewhere", (), self.license
         )
-        save_model(folder, network, self.tokenizers, self.extra | {"imported": self.kind}, card, dtype)
+        save_model(folder, network, self.tokenizers, extra | {"imported": self.kind}, card, dtype)

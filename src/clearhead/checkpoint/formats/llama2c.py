@@ -11,7 +11,8 @@ from clearhead.checkpoint.formats.binary_reader import BinaryReader, open_binary
 from clearhead.checkpoint.formats.bpe import sentencepiece_bpe
 from clearhead.checkpoint.formats.imported_model import ImportedModel
 from clearhead.checkpoint.formats.llama import LLAMA_SETTINGS
-from clearhead.checkpoint.formats.name_table import from_foreign, meta_network
+from clearhead.checkpoint.formats.name_table import from_foreign
+from clearhead.checkpoint.model_folder import meta_network
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.text import Tokenizer

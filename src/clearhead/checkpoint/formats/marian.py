@@ -46,7 +46,7 @@ def from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
     """Read the settings; encoder and decoder must have the same dimensions, as in ours."""
     for key in ("attention_heads", "ffn_dim"):
         if fields.integer(f"encoder_{key}") != fields.integer(f"decoder_{key}"):
-            raise UserError(f"{fields.where}: decoder_{key}: another value than encoder_{key} is not supported")
+            raise UserError(f"{fields.where}: decoder_{key}: must equal encoder_{key}; other models are not supported")
     fields.require("learned positions", "static_position_embeddings", True)
     fields.require("pre-norm", "normalize_before", False)
     fields.require("an embedding norm", "normalize_embedding", False)
@@ -116,9 +116,8 @@ def check_positions(config: ModelConfig, tensors: Mapping[str, Tensor], where: o
     for name, tensor in tensors.items():
         if not re.fullmatch(POSITIONS, name):
             continue
-        expected = sinusoidal_positions(
-            torch.arange(tensor.shape[0] if tensor.dim() else 0), config.dim, config.sinusoid
-        )
+        rows = tensor.numel() // config.dim  # the shape of an empty tensor may claim more
+        expected = sinusoidal_positions(torch.arange(rows), config.dim, config.sinusoid)
         if tensor.shape != expected.shape or not torch.allclose(tensor.float(), expected, atol=POSITION_TOLERANCE):
             raise UserError(f"{where}: {name}: positions other than sinusoids are not supported")
 

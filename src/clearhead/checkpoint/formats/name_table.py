@@ -15,9 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.checkpoint.tensors import check_fit, named_tensors, stored_names
-from clearhead.config import ModelConfig
 from clearhead.errors import UserError
-from clearhead.model import Network, build
 
 MAX_SHOWN = 3  # names in an error message, before "and 17 more"
 
@@ -61,13 +59,6 @@ def with_prefix(ours: str, theirs: str, table: NameTable, separator: str = ".") 
         f"{ours}.{name}": entry._replace(name=f"{theirs}{separator}{entry.name}")
         for name, entry in ((name, _entry(value)) for name, value in table.items())
     }
-
-
-def meta_network(config: ModelConfig, tensors: Mapping[str, Tensor], where: object) -> Network:
-    """Build a network on the meta device, unless the config has more layers than there are tensors."""
-    if config.encoder_layers + config.decoder_layers > len(tensors):
-        raise UserError(f"{where}: {len(tensors):,} tensors, fewer than the model has layers; is the file complete?")
-    return build(config, "meta")
 
 
 def from_foreign(

