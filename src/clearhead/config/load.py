@@ -1,5 +1,6 @@
 """Load settings from YAML files, presets and `key=value` overrides; errors name file, line and key."""
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -33,10 +34,10 @@ def preset_data(name: str) -> dict[str, Any]:
     where = name
     if name in preset_names():
         data = read_yaml((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
-    elif name.endswith((".yaml", ".yml")) or "/" in name or Path(name).is_file():
+    elif name.endswith((".yaml", ".yml")) or "/" in name or os.path.isfile(name):  # Path.is_file raises for long names
         data = read_yaml(read_text(Path(name)), name)
     else:
-        raise ConfigError(f"preset: no preset {name!r}{nearest(name, preset_names())}")
+        raise ConfigError(f"preset: no preset {name!r:.60}{nearest(name, preset_names())}")
     if "preset" not in data:
         return data
     base = data.pop("preset")
