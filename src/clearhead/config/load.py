@@ -62,13 +62,13 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str], section: str
                     f"{key}: {'.'.join(groups[: depth + 1])} is {value!r}, not a group of settings; check the key"
                 )
             target[group] = target = dict(value or {})
-        target[last] = _parse(text, key)
+        target[last] = parse_yaml(text, key)
     return data
 
 
 def read_yaml(text: str, where: str) -> dict[str, Any]:
     """Parse a YAML mapping; `where` names it in errors."""
-    data = _parse(text, where)
+    data = parse_yaml(text, where)
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -79,7 +79,8 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
     return data
 
 
-def _parse(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str) -> Any:
+    """Parse YAML text; `where` names it in errors."""
     if len(text) > MAX_YAML_CHARS:
         raise ConfigError(f"{where}: more than {MAX_YAML_CHARS:,} characters, too many for settings; check the path")
     try:
