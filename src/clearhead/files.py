@@ -102,8 +102,13 @@ def _not_regular(path: Path) -> str:
     return f"{path} is not a regular file (but a pipe, socket, device or link); give a file"
 
 
-def read_lines(path: Path, max_bytes: int = MAX_LINE_BYTES, max_lines: int = sys.maxsize) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file (gzip is detected by content) or of standard input (`-`), without line ends."""
+def read_lines(
+    path: Path, max_bytes: int = MAX_LINE_BYTES, max_lines: int = sys.maxsize, errors: str = "strict"
+) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file (gzip is detected by content) or of standard input (`-`), without line ends.
+
+    `errors` is for bytes that are not UTF-8, as for `bytes.decode`.
+    """
     name = "standard input" if str(path) == "-" else str(path)
     number = 0
     try:
@@ -118,7 +123,7 @@ def read_lines(path: Path, max_bytes: int = MAX_LINE_BYTES, max_lines: int = sys
                     raise UserError(
                         f"{name}, line {number}: contains a zero byte; if the file is UTF-16, save it as UTF-8"
                     )
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8", errors).rstrip("\r\n")
     except UnicodeDecodeError:
         raise UserError(f"{name}, line {number}: not valid UTF-8; save the file as UTF-8") from None
     except (EOFError, zlib.error):

@@ -11,6 +11,7 @@ from clearhead.cli import (
     chat,
     data,
     demo,
+    embed,
     encoder_tasks,
     evaluate,
     generate,
@@ -56,8 +57,8 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "classify": encoder_tasks.classify,
         "tag": encoder_tasks.tag,
         "answer": encoder_tasks.answer,
-        "embed": encoder_tasks.embed,
-        "similar": encoder_tasks.similar,
+        "embed": embed.embed,
+        "similar": embed.similar,
     },
     "Tools": {"demo": demo.demo},
 }

@@ -1,4 +1,4 @@
-"""`clearhead fill`, `classify`, `tag`, `answer`, `embed` and `similar`: the tasks of encoders."""
+"""`clearhead fill`, `classify`, `tag` and `answer`: the tasks of encoders."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.cli.batch import Batch, Column, File, Force, Format, OnError, Out, Output, Texts
 from clearhead.cli.options import Device, Dtype, JsonLines, ModelName
-from clearhead.cli.output import echo, echo_json, is_terminal
-from clearhead.cli.text_input import map_texts
+from clearhead.cli.output import is_terminal
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
-    from clearhead.predict import Answer, Classification, Match, Model, Span, TaggedWord, Tagging
+    from clearhead.predict import Answer, Classification, MaskFill, Model, Span, TaggedWord, Tagging
 
-Texts = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Default: lines of --file or standard input.")]
-File = Annotated[Path | None, typer.Option(help="File with one text per line, plain or gzip.")]
 Truncate = Annotated[bool, typer.Option("--truncate", help="Truncate texts that are too long.")]
 COLORS = ("cyan", "green", "magenta", "yellow", "blue", "red")
 NO_ANSWER = "(no answer)"
@@ -25,7 +23,12 @@ def fill(
     model: ModelName,
     texts: Texts = None,
     file: File = None,
+    format: Format = None,
+    column: Column = None,
+    out: Out = None,
+    on_error: OnError = None,
     top: Annotated[int, typer.Option(min=1, max=10_000, help="Candidates per mask.")] = 5,
+    force: Force = False,
     as_json: JsonLines = False,
     device: Device = "auto",
     dtype: Dtype = None,
@@ -34,13 +37,28 @@ def fill(
 
     Example: clearhead fill runs/mini-bert "Anna [MASK] the letter yesterday."
     """
+    batch = Batch(texts, file, format, column, out, on_error, as_json, force)
     loaded = _load(model, device, dtype)
-    for text, filled in map_texts(texts, file, lambda chunk: loaded.fill(chunk, top)):
-        if as_json:
-            echo_json({"text": text, "masks": [mask.to_dict() for mask in filled.masks]})
-            continue
-        for mask in filled.masks:
-            echo("\t".join(f"{_printable(token.text)} {token.score:.3f}" for token in mask.tokens))
+
+    def line(filled: "MaskFill") -> str:
+        rows = (
+            "\t".join(f"{_printable(token.text)} {token.score:.3f}" for token in mask.tokens) for mask in filled.masks
+        )
+        return "".join(f"{row}\n" for row in rows)
+
+    output = Output(
+        keys=("text",),
+        columns=("filled", "masks"),
+        line=line,
+        to_json=lambda filled: {"masks": [mask.to_dict() for mask in filled.masks]},
+        rows=lambda filled: [(filled.text, [mask.to_dict() for mask in filled.masks])],
+        null=("masks",),
+    )
+
+    def predict(chunk: list[str]) -> list["MaskFill"]:
+        return loaded.fill(chunk, top)
+
+    batch.run(loaded, predict, output)
 
 
 def classify(
@@ -50,8 +68,13 @@ def classify(
         str | None, typer.Option(help="Second text of each pair. Default: the text after a tab.")
     ] = None,
     file: File = None,
+    format: Format = None,
+    column: Column = None,
+    out: Out = None,
+    on_error: OnError = None,
     all_labels: Annotated[bool, typer.Option("--all", help="Print all labels, not only the best one.")] = False,
     truncate: Truncate = False,
+    force: Force = False,
     as_json: JsonLines = False,
     device: Device = "auto",
     dtype: Dtype = None,
@@ -59,35 +82,60 @@ def classify(
     """Print the label of each text or text pair with its probability, or the value a regression model predicts.
 
     Example: clearhead classify runs/sst2 "A quiet, moving film."
+    Example: clearhead classify runs/sst2 --file reviews.csv --column text --out labeled.csv
     """
+    batch = Batch(texts, file, format, column, out, on_error, as_json, force, roles=())
     loaded = _load(model, device, dtype)
     pairs = text_pair is not None or (loaded.data is not None and loaded.data.text_pairs)
     regression = loaded.extra.get("task") == "regression"
+    batch.reader.set_roles("text", *["second"] * (pairs and text_pair is None))
 
-    def predict(chunk: list[str]) -> "Sequence[float | Classification]":
-        firsts, seconds = chunk, None
-        if pairs:
-            firsts, seconds = _split_columns(chunk, text_pair, "the two texts", "--text-pair")
+    def predict(firsts: list[str], seconds: list[str] | None = None) -> "Sequence[float | Classification]":
+        if text_pair is not None:
+            seconds = [text_pair] * len(firsts)
         if regression:
             return loaded.regress(firsts, seconds, truncate=truncate)
         return loaded.classify(firsts, seconds, truncate=truncate)
 
-    for text, result in map_texts(texts, file, predict):
-        if isinstance(result, float):
-            echo_json({"text": text, "value": result}) if as_json else echo(f"{result:.4f}")
-        elif as_json:
-            echo_json({"text": text, "label": result.label, "scores": result.scores})
-        else:
-            labels = result.labels if all_labels else result.labels[:1]
-            echo("\t".join(f"{label.name}\t{label.score:.4f}" for label in labels))
+    batch.run(loaded, predict, _value_output() if regression else _label_output(all_labels))
+
+
+def _value_output() -> Output:
+    return Output(
+        keys=("text", "second"),
+        columns=("value",),
+        line=lambda value: f"{value:.4f}\n",
+        to_json=lambda value: {"value": value},
+        rows=lambda value: [(value,)],
+    )
+
+
+def _label_output(all_labels: bool) -> Output:
+    def line(result: "Classification") -> str:
+        labels = result.labels if all_labels else result.labels[:1]
+        return "\t".join(f"{label.name}\t{label.score:.4f}" for label in labels) + "\n"
+
+    return Output(
+        keys=("text", "second"),
+        columns=("label", "score", *["scores"] * all_labels),
+        line=line,
+        to_json=lambda result: {"label": result.label, "scores": result.scores},
+        rows=lambda result: [(result.label, result.score, *[result.scores] * all_labels)],
+        null=("label", "scores"),
+    )
 
 
 def tag(
     model: ModelName,
     texts: Texts = None,
     file: File = None,
+    format: Format = None,
+    column: Column = None,
+    out: Out = None,
+    on_error: OnError = None,
     pretokenized: Annotated[bool, typer.Option("--pretokenized", help="Split words at spaces only.")] = False,
     truncate: Truncate = False,
+    force: Force = False,
     as_json: JsonLines = False,
     device: Device = "auto",
     dtype: Dtype = None,
@@ -96,20 +144,27 @@ def tag(
 
     Example: clearhead tag runs/conll2003 "Anna flew from Berlin to New York."
     """
+    batch = Batch(texts, file, format, column, out, on_error, as_json, force)
     loaded = _load(model, device, dtype)
 
     def predict(chunk: list[str]) -> list["Tagging"]:
         return loaded.tag(chunk, pretokenized=pretokenized, truncate=truncate)
 
-    for _, tagged in map_texts(texts, file, predict):
-        if as_json:
-            spans = [_span_dict(span) | {"label": span.label} for span in tagged.spans]
-            words = [_span_dict(word) | {"tag": word.tag} for word in tagged.words]
-            echo_json({"text": tagged.text, "spans": spans, "words": words})
-        elif is_terminal():
-            _print_colored(tagged, loaded.extra.get("labels", []))
-        else:
-            echo("".join(f"{word.text}\t{word.tag}\n" for word in tagged.words))
+    def spans(tagged: "Tagging") -> list[dict[str, Any]]:
+        return [_span_dict(span) | {"label": span.label} for span in tagged.spans]
+
+    def words(tagged: "Tagging") -> list[dict[str, Any]]:
+        return [_span_dict(word) | {"tag": word.tag} for word in tagged.words]
+
+    output = Output(
+        keys=("text",),
+        columns=("spans", "words"),
+        line=lambda tagged: "".join(f"{word.text}\t{word.tag}\n" for word in tagged.words) + "\n",
+        to_json=lambda tagged: {"spans": spans(tagged), "words": words(tagged)},
+        rows=lambda tagged: [(spans(tagged), words(tagged))],
+        show=(lambda tagged: _print_colored(tagged, loaded.extra.get("labels", []))) if is_terminal() else None,
+    )
+    batch.run(loaded, predict, output)
 
 
 def _span_dict(span: "Answer | Span | TaggedWord") -> dict[str, Any]:
@@ -140,13 +195,19 @@ def answer(
     context: Annotated[str | None, typer.Option(help="Context that contains the answers.")] = None,
     context_file: Annotated[Path | None, typer.Option(help="File with the context, or - for standard input.")] = None,
     file: Annotated[
-        Path | None, typer.Option(help="File with one question per line or, without a context, question TAB context.")
+        Path | None,
+        typer.Option(help="One question per line or, without a context, question TAB context; or a table."),
     ] = None,
+    format: Format = None,
+    column: Column = None,
+    out: Out = None,
+    on_error: OnError = None,
     top: Annotated[int, typer.Option(min=1, max=10_000, help="Answers per question.")] = 1,
     require_answer: Annotated[
         bool, typer.Option("--require-answer", help="Always return an answer, even if (no answer) scores higher.")
     ] = False,
     truncate: Truncate = False,
+    force: Force = False,
     as_json: JsonLines = False,
     device: Device = "auto",
     dtype: Dtype = None,
@@ -159,102 +220,35 @@ def answer(
 
     if context is not None and context_file is not None:
         raise UserError("--context: given together with --context-file; remove one of them")
-    shared = read_document(context_file) if context_file is not None else context
-    if questions and shared is None:
+    has_context = context is not None or context_file is not None
+    if questions and not has_context:
         raise UserError("--context: missing; give the context of the questions, or --context-file")
+    roles = ("question",) if has_context else ("question", "context")
+    batch = Batch(questions, file, format, column, out, on_error, as_json, force, roles)
+    shared = read_document(context_file) if context_file is not None else context
     loaded = _load(model, device, dtype)
 
-    def predict(chunk: list[str]) -> list[tuple[str, "Answer"]]:
-        batch, contexts = _split_columns(chunk, shared, "question and context", "--context")
-        answers = loaded.answer(batch, contexts, top=top, require_answer=require_answer, truncate=truncate)
-        return list(zip(batch, answers, strict=True))
+    def predict(batch: list[str], contexts: list[str] | None = None) -> list["Answer"]:
+        given = contexts if shared is None else shared
+        assert given is not None
+        return loaded.answer(batch, given, top=top, require_answer=require_answer, truncate=truncate)
 
-    for _, (question, best) in map_texts(questions, file, predict):
-        if as_json:
-            echo_json({"question": question, "answers": [_span_dict(each) for each in best.candidates]})
-            continue
-        for each in best.candidates:
-            echo(f"{' '.join(each.text.split()) or NO_ANSWER}\t{each.score:.4f}\t{each.start}-{each.end}")
+    def line(best: "Answer") -> str:
+        rows = (
+            f"{' '.join(each.text.split()) or NO_ANSWER}\t{each.score:.4f}\t{each.start}-{each.end}\n"
+            for each in best.candidates
+        )
+        return "".join(rows)
 
-
-def embed(
-    model: ModelName,
-    texts: Texts = None,
-    file: File = None,
-    out: Annotated[Path | None, typer.Option(help="NumPy file to write. Default: print JSON lines.")] = None,
-    pooling: Annotated[str | None, typer.Option(help="mean or cls. Default: as in training.")] = None,
-    normalize: Annotated[bool, typer.Option(help="Scale vectors to unit length.")] = True,
-    truncate: Truncate = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines; the default without --out.")] = False,
-    device: Device = "auto",
-    dtype: Dtype = None,
-) -> None:
-    """Embed texts as JSON lines, or as a NumPy file of shape (texts, dim).
-
-    Example: clearhead embed minilm --file sentences.txt --out vectors.npy
-    """
-    if out is not None and as_json:
-        raise UserError("--json: given together with --out; remove one of them")
-    loaded = _load(model, device, dtype)
-
-    def predict(chunk: list[str]) -> list[Any]:
-        return list(loaded.embed(chunk, pooling=pooling, normalize=normalize, truncate=truncate))
-
-    if out is None:
-        for text, vector in map_texts(texts, file, predict):
-            echo_json({"text": text, "vector": [round(float(value), 7) for value in vector]})
-        return
-    import numpy as np
-
-    vectors = [vector for _, vector in map_texts(texts, file, predict)]
-    try:
-        with out.open("wb") as target:
-            np.save(target, np.stack(vectors) if vectors else np.zeros((0, loaded.config.dim), np.float32))
-    except OSError as error:
-        raise UserError(f"--out: cannot write {out} ({error.strerror}); choose another file") from None
-    echo(f"{len(vectors):,} vectors of dim {loaded.config.dim} in {out}", err=True)
-
-
-def similar(
-    model: ModelName,
-    corpus: Annotated[Path, typer.Argument(metavar="FILE", help="File with one text per line to search.")],
-    queries: Annotated[
-        list[str] | None, typer.Argument(metavar="QUERY", help="Default: lines of --file or standard input.")
-    ] = None,
-    file: Annotated[Path | None, typer.Option(help="File with one query per line.")] = None,
-    top: Annotated[int, typer.Option(min=1, max=10_000, help="Matches per query.")] = 5,
-    truncate: Truncate = False,
-    as_json: JsonLines = False,
-    device: Device = "auto",
-    dtype: Dtype = None,
-) -> None:
-    """Find the lines of FILE most similar to each query by exact cosine search: `score TAB line TAB text`.
-
-    Example: clearhead similar minilm sentences.txt "A man plays the guitar."
-    """
-    from clearhead.predict.embed import nearest
-
-    loaded = _load(model, device, dtype)
-    texts, vectors = [], []
-    for text, vector in map_texts(None, corpus, lambda chunk: list(loaded.embed(chunk, truncate=truncate))):
-        texts.append(text)
-        vectors.append(vector)
-    if not texts:
-        raise UserError(f"{corpus}: empty; give a file with one text per line")
-    import numpy as np
-
-    matrix = np.stack(vectors)
-
-    def search(chunk: list[str]) -> list[list["Match"]]:
-        return nearest(loaded.embed(chunk, truncate=truncate), matrix, texts, top)
-
-    for query, matches in map_texts(queries, file, search):
-        rows = [{"line": match.index + 1, "text": match.text, "score": match.score} for match in matches]
-        if as_json:
-            echo_json({"query": query, "matches": rows})
-            continue
-        for row in rows:
-            echo(f"{row['score']:.4f}\t{row['line']}\t{row['text']}")
+    output = Output(
+        keys=("question",),
+        columns=("answer", "score", "start", "end"),
+        line=line,
+        to_json=lambda best: {"answers": [_span_dict(each) for each in best.candidates]},
+        rows=lambda best: [(each.text, each.score, each.start, each.end) for each in best.candidates],
+        null=("answers",),
+    )
+    batch.run(loaded, predict, output)
 
 
 def _load(model: str, device: str, dtype: str | None) -> "Model":
@@ -266,16 +260,3 @@ def _load(model: str, device: str, dtype: str | None) -> "Model":
 def _printable(text: str) -> str:
     """Replace bytes and control characters by �."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
-
-
-def _split_columns(lines: list[str], shared: str | None, what: str, option: str) -> tuple[list[str], list[str]]:
-    """Split lines at their tab into two columns; a shared second column replaces the tab."""
-    from clearhead.predict.encode_batch import InvalidText
-
-    if shared is not None:
-        return lines, [shared] * len(lines)
-    pairs = [line.split("\t") for line in lines]
-    for number, pair in enumerate(pairs):
-        if len(pair) != 2:
-            raise InvalidText(number, f"{len(pair) - 1} tabs; separate {what} by one tab, or use {option}")
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]

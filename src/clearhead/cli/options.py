@@ -23,6 +23,16 @@ def utf8_path(path: Path | None) -> Path | None:
     return path
 
 
+def check_new(path: Path, force: bool, option: str = "--out") -> None:
+    """Refuse to replace a file, or a folder that is not empty; checked before any work is done."""
+    try:
+        is_new = not any(path.iterdir()) if path.is_dir() else not path.is_file()  # a pipe or device can be written
+    except OSError as error:
+        raise UserError(f"{option}: {path} cannot be used ({error.strerror}); choose another place") from None
+    if not (is_new or force):
+        raise UserError(f"{option}: {path} exists already; choose another name, or replace it with --force")
+
+
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Model folder, run folder, or model name.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str | None, typer.Option(callback=_dtype_option, help="fp32, bf16, fp16, fp64, int8 or int4.")]

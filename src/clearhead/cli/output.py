@@ -38,12 +38,17 @@ def echo(text: object = "", *, err: bool = False, end: str = "\n") -> None:
 def echo_json(value: Any, *, indent: int | None = None) -> None:
     """Print a value as JSON to stdout; NaN and infinity, which JSON does not have, are null."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    options: dict[str, Any] = {"ensure_ascii": not encoding.lower().startswith("utf"), "indent": indent}
+    echo(json_text(value, ensure_ascii=not encoding.lower().startswith("utf"), indent=indent))
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """Return a value as JSON that is safe for a terminal and has neither NaN nor infinity."""
+    options = {"ensure_ascii": False} | options
     try:
         text = json.dumps(value, allow_nan=False, **options)
     except ValueError:
         text = json.dumps(_finite(value), **options)
-    echo(UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+    return UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _finite(value: Any) -> Any:

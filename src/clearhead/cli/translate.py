@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.cli.batch import Batch, Column, File, Force, Format, OnError, Out, Output, Texts
 from clearhead.cli.options import Device, Dtype, JsonLines, ModelName
-from clearhead.cli.output import echo, echo_json
-from clearhead.cli.text_input import map_texts
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -15,7 +14,12 @@ if TYPE_CHECKING:
 
 def translate(
     model: ModelName,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="Default: lines of stdin.")] = None,
+    texts: Texts = None,
+    file: File = None,
+    format: Format = None,
+    column: Column = None,
+    out: Out = None,
+    on_error: OnError = None,
     beam: Annotated[int, typer.Option(min=1, max=64, help="Beam size; 1 is greedy search.")] = 4,
     n_best: Annotated[int, typer.Option(min=1, max=64, help="Translations per text.")] = 1,
     length_penalty: Annotated[
@@ -27,18 +31,21 @@ def translate(
         bool, typer.Option(help="Print the length-normalized log-probability of each translation.")
     ] = False,
     workers: Annotated[int, typer.Option(min=0, max=1024, help="Concurrent batches; 0: two on a CPU.")] = 0,
+    force: Force = False,
     as_json: JsonLines = False,
     device: Device = "auto",
     dtype: Dtype = None,
 ) -> None:
-    """Translate texts, or standard input line by line.
+    """Translate texts, the lines of a file or of standard input, or a column of a table.
 
     Example: echo "Two dogs are playing in the snow." | clearhead translate en-de
+    Example: clearhead translate en-de --file products.csv --column title --out products.de.csv
     """
     from clearhead.predict import load
 
     if n_best > beam:
         raise UserError(f"--n-best: {n_best} is more than --beam {beam}; raise --beam")
+    batch = Batch(texts, file, format, column, out, on_error, as_json, force)
     loaded = load(model, device, dtype)
 
     def process(chunk: list[str]) -> list["Translation"]:
@@ -53,18 +60,29 @@ def translate(
             workers=workers,
         )
 
-    for source, best in map_texts(texts, None, process):
-        if as_json:
-            rows = [{"text": r.text, "score": r.score, "alignment": _links(r)} for r in best.candidates]
-            echo_json({"source": source, "translations": rows})
-            continue
-        for result in best.candidates:
-            echo("\t".join(_columns(result, logprobs, align)))
+    def rows(best: "Translation") -> list[list[Any]]:
+        return [_columns(result, logprobs, align) for result in best.candidates]
+
+    output = Output(
+        keys=("source",),
+        columns=("translation", *["score"] * logprobs, *["alignment", "words"] * align),
+        line=lambda best: "".join("\t".join(map(_one_line, row)) + "\n" for row in rows(best)),
+        to_json=lambda best: {
+            "translations": [{"text": r.text, "score": r.score, "alignment": _links(r)} for r in best.candidates]
+        },
+        rows=rows,
+        null=("translations",),
+    )
+    batch.run(loaded, process, output)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines())
 
 
 def _columns(result: "Translation", logprobs: bool, align: bool) -> list[str]:
     """The columns of an output line: text, score, links by number, links by word."""
-    columns = [" ".join(result.text.splitlines())]
+    columns = [result.text]
     if logprobs:
         columns.append("" if result.score is None else f"{result.score:.4f}")
     if align:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self, Unpack
 
 from clearhead.config.generation import EngineConfig
+from clearhead.errors import ConfigError, UserError
 from clearhead.inference import Engine, EngineRequest, EngineThread, GenerationOutput, StopStrings, run_in_order
 from clearhead.inference.sampling import sample_seeds
 from clearhead.model import Decoder, EncoderDecoder
@@ -51,12 +52,14 @@ def generate_batch_texts(
     seed: int = 0,
     stop: Sequence[str] = (),
     samples: int = 1,
+    on_error: Callable[[UserError], None] | None = None,
     **options: Any,
 ) -> Iterator[tuple[str, GenerationResult]]:
     """Yield each prompt with its generated text, `samples` times, in order; the texts equal those of `generate`.
 
     Prompts are read as rows of the batch become free, so that a stream of any length takes little memory. None among
-    them means that no prompt is available now.
+    them means that no prompt is available now. `on_error` is called for a prompt that cannot be used, which is left
+    out unless `on_error` raises; without it, the error ends the work.
     """
     engine, prompt_of = engine_for(model), dict[EngineRequest, str]()
     stops = stop_strings(model, stop)
@@ -68,7 +71,13 @@ def generate_batch_texts(
                 yield None
                 continue
             for sample_seed in sample_seeds([seed + number], samples):
-                request = submit(model, engine, prompt, seed=sample_seed, stop=stop, **options)
+                try:
+                    request = submit(model, engine, prompt, seed=sample_seed, stop=stop, **options)
+                except UserError as error:
+                    if on_error is None or isinstance(error, ConfigError):  # wrong options are wrong for all prompts
+                        raise
+                    on_error(error)
+                    break
                 prompt_of[request] = prompt
                 yield request
             number += 1
