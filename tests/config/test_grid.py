@@ -7,8 +7,8 @@ from clearhead.errors import ConfigError
 
 SWEPT = """train.lr model.heads model.norm model.preset model.bias data.train.level train.patience train.compile
 train.scheduled_sampling.decay tokenizer.vocab_size data.held_out"""
-NOT_SWEPT = """data.labels data.train.files model.attention data.source_url model.init_from tokenizer.path train.device train.freeze
-data.columns.text train.lrr model lr a.b.c ."""
+NOT_SWEPT = """data.labels data.train.files model.attention data.source_url model.init_from tokenizer.path train.device
+train.freeze data.columns.text train.lrr model lr a.b.c ."""
 
 
 @pytest.mark.parametrize("key", SWEPT.split())

@@ -232,7 +232,7 @@ def test_empty_texts_are_dropped_in_every_task() -> None:
 def test_truncated_rows_are_counted_in_every_task() -> None:
     short, long = "a cat sat on", "a cat sat on the mat and saw a dog"
     size = len(ids_of(short))
-    single, words = {"max_length": size + 2}, tuple(set(long.split()))
+    single = {"max_length": size + 2}
     cases = [
         dataset("classification", [(short, "x"), (long, "x"), (long, "x")], labels=("x",), **single),
         dataset("similarity", [(short, short, 1.0), (short, long, 1.0), (long, long, 1.0)], **single),
