@@ -25,6 +25,7 @@ from bench.bag import rows
 from bench.timing import machine
 from clearhead.checkpoint import load_model, save_model
 from clearhead.config.data import Corpus
+from clearhead.config.grid import GridPoint
 from clearhead.config.recipe import Recipe, load_recipe
 from clearhead.evaluate import accuracy
 from clearhead.evaluate.model import evaluate
@@ -92,13 +93,20 @@ def from_scratch(model: str, folder: Path) -> Path:
 def scores(recipe: Recipe, folder: Path, out: Path, seeds: int) -> tuple[float, list[float]]:
     """Return the learning rate with the best validation, and the test accuracy of every seed with it."""
     changed = recipe.model_copy(update={"model": recipe.model | {"init_from": str(folder)}})
-    table = sweep(changed, out, LRS, 1, False, quiet, quiet)
+    grid = [GridPoint({"train.lr": lr}, with_lr(changed, lr)) for lr in LRS]
+    table = sweep(grid, 1, out, False, quiet, quiet)
     if table is None:
         raise SystemExit("stopped")
-    lr = next(line["lr"] for line in table if line["best"])
-    sweep(changed, out, [lr], seeds, True, quiet, quiet)
-    models = (load(run_folder(out, lr, seed) / "best", recipe.train.device) for seed in range(seeds))
+    lr = table[0]["settings"]["train.lr"]
+    best = GridPoint({"train.lr": lr}, with_lr(changed, lr))
+    sweep([best], seeds, out, True, quiet, quiet)
+    models = (load(run_folder(out, best.values, seed) / "best", recipe.train.device) for seed in range(seeds))
     return lr, [evaluate(model)["accuracy"] for model in models]
+
+
+def with_lr(recipe: Recipe, lr: float) -> Recipe:
+    """Return the recipe with another learning rate."""
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"lr": lr})})
 
 
 def quiet(_: Any) -> None:

@@ -20,9 +20,11 @@ from clearhead.checkpoint.card import Score, model_card
 from clearhead.config.data import Corpus
 from clearhead.config.recipe import recipe_text
 from clearhead.evaluate.model import evaluate
-from clearhead.predict import load
+from clearhead.predict import Model, load
+from tools.measure_alignment import measure
 
 MODELS = Path(__file__).parents[1] / "src" / "clearhead" / "models"
+TRANSLATORS = ("en-de", "de-en", "zh-en")  # named after their languages
 MAX_BYTES = 6_000_000  # of one model
 TATOEBA = (
     "Sentence pairs of Tatoeba (tatoeba.org) as selected by manythings.org/anki, by many contributors, CC BY 2.0; "
@@ -130,9 +132,14 @@ def main() -> None:
     source = options.run / "last" if (options.run / "last").is_dir() else options.run
     loaded = load_model(source)
     save_model(folder, loaded.network, loaded.tokenizers, loaded.extra, dtype=torch.int8)
-    scores = scores_of(folder, CARDS[options.name].captions)
+    extra, scores = loaded.extra, scores_of(folder, CARDS[options.name].captions)
+    if options.name in TRANSLATORS:
+        stored = load(folder)
+        model = Model(stored.network, stored.own_tokenizers, stored.extra, options.name)
+        settings, score = measure(model, options.name)
+        extra, scores = extra | {"alignment": settings}, [*scores, score]
     card = card_of(options.name, recipe_text(CARDS[options.name].recipe), loaded.extra.get("step", "?"), scores)
-    save_model(folder, loaded.network, loaded.tokenizers, loaded.extra, card, dtype=torch.int8)
+    save_model(folder, loaded.network, loaded.tokenizers, extra, card, dtype=torch.int8)
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{folder}: {size:,} bytes; " + ", ".join(f"{each.metric} {each.value:.4g}" for each in scores))
     if size > MAX_BYTES:

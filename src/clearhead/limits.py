@@ -4,7 +4,7 @@ Each is far above the files that are published for this purpose.
 """
 
 MAX_SETTINGS_BYTES = 1 << 20  # a config, model card or chat template: the longest published have 50 kB
-MAX_YAML_CHARS = 1 << 18  # a recipe: ours have 6 kB; PyYAML parses about 150 kB a second
+MAX_YAML_CHARS = 1 << 16  # a recipe: ours have 6 kB; PyYAML parses 40 to 150 kB a second
 MAX_JSON_BYTES = 1 << 27  # vocabularies, labels, SQuAD: the largest published tokenizer.json has 35 MB
 MAX_JSON_GROUPS = 1 << 20  # objects and lists, besides one per 32 bytes of text: `{"":0}` becomes 232 bytes
 MAX_JSON_DEPTH = 100  # of nested objects and lists; Python can print 450

@@ -173,6 +173,12 @@ def test_large_weights_are_memory_mapped_and_small_ones_copied(
     assert str(file) not in maps.read_text()
 
 
+def test_tensors_of_small_and_large_files_are_in_the_same_order(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [list(tensors.read_tensors(model / "model.safetensors")) for _ in range(5)]
+    monkeypatch.setattr(tensors, "COPIED_BYTES", 0)
+    assert names == [list(tensors.read_tensors(model / "model.safetensors"))] * 5, "otherwise ranks mix them up"
+
+
 def change_weights(model: Path, change: Any) -> None:
     """Replace the weights by a valid file that does not fit the model."""
     tensors = load_file(model / "model.safetensors")

@@ -46,10 +46,17 @@ class Terminal:
         limit = time.monotonic() + SECONDS
         while text not in self.output:
             assert time.monotonic() < limit, f"{text!r} does not come after {self.output!r}"
-            if select.select([self.end], [], [], 1)[0]:
-                self.output += os.read(self.end, 1 << 16).decode(errors="replace").replace("\r", "")
+            self.receive()
         before, _, self.output = self.output.partition(text)
         return before
+
+    def receive(self) -> None:
+        """Read what has been shown."""
+        try:
+            if select.select([self.end], [], [], 0.1)[0]:
+                self.output += os.read(self.end, 1 << 16).decode(errors="replace").replace("\r", "")
+        except OSError:
+            raise AssertionError(f"ended with {self.wait()} after {self.output!r}") from None
 
     def type(self, line: str) -> None:
         """Type a line."""
@@ -68,8 +75,7 @@ class Terminal:
             mark, limit = f"unknown command /mark{number}.{attempt}", time.monotonic() + 1
             self.type(mark.partition(" command ")[2])
             while mark not in self.output and time.monotonic() < limit:
-                if select.select([self.end], [], [], 0.1)[0]:
-                    self.output += os.read(self.end, 1 << 16).decode(errors="replace").replace("\r", "")
+                self.receive()
             if mark in self.output:
                 break
         shown = self.read_until(mark)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -278,3 +279,19 @@ def test_overrides_do_not_change_the_original_settings() -> None:
 @pytest.mark.parametrize("word", ["on", "off", "auto"])
 def test_compile_accepts_on_and_off_in_yaml(word: str) -> None:
     assert load_recipe("copy", [f"train.compile={word}"]).train.compile == word
+
+
+def test_a_settings_file_of_megabytes_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    (tmp_path / "large.yaml").write_text("a: [" + "0," * 100_000 + "]")
+    start = time.process_time()
+    with pytest.raises(ConfigError, match=r"large\.yaml: more than 65,536 characters, too many for settings"):
+        preset(tmp_path / "large.yaml")
+    assert time.process_time() - start < 0.5
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x\0y"])
+def test_a_name_that_no_file_can_have_is_an_unknown_preset(name: str) -> None:
+    for load, kind in ((preset, "preset"), (load_recipe, "recipe")):
+        with pytest.raises(ConfigError, match=f"{kind}: no {kind} '") as caught:
+            load(name)
+        assert len(str(caught.value)) < 1000

@@ -229,6 +229,28 @@ def test_empty_texts_are_dropped_in_every_task() -> None:
     assert dataset("similarity", [(*each, 1.0) for each in [*empty, PAIR_OF_TEXTS]]).num_samples(0) == 1
 
 
+def test_truncated_rows_are_counted_in_every_task() -> None:
+    short, long = "a cat sat on", "a cat sat on the mat and saw a dog"
+    size = len(ids_of(short))
+    single = {"max_length": size + 2}
+    cases = [
+        dataset("classification", [(short, "x"), (long, "x"), (long, "x")], labels=("x",), **single),
+        dataset("similarity", [(short, short, 1.0), (short, long, 1.0), (long, long, 1.0)], **single),
+        dataset(
+            "tagging",
+            [(text.split(), ["O"] * len(text.split())) for text in (short, long, long)],
+            labels=("O",),
+            **single,
+        ),
+        dataset("answering", [(long, text, "", 0) for text in (short, long, long)], max_length=12, stride=1),
+    ]
+    for data in cases:
+        assert [store.truncated for store in data.stores] == [2]
+        assert [store.dropped for store in data.stores] == [{}]
+    exact = dataset("classification", [(short, short, "x")], **{**PAIRS, "max_length": 2 * size + 3})
+    assert exact.stores[0].truncated == 0
+
+
 def test_a_long_question_leaves_room_for_the_context() -> None:
     rows: list[Any] = [("the cat sat", "why " * 100, "cat", 4)]
     batch = full_batch(dataset("answering", rows, max_length=40, stride=5))

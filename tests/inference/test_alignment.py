@@ -3,42 +3,55 @@
 import pytest
 import torch
 
-from clearhead.config import GenerationConfig
+from clearhead.config import GenerationConfig, preset
 from clearhead.errors import UserError
-from clearhead.inference import alignment_links, alignment_weights, format_alignment, generate, translate
+from clearhead.inference import (
+    alignment_links,
+    alignment_weights,
+    default_alignment_heads,
+    format_alignment,
+    generate,
+    translate,
+)
 from clearhead.interpret import capture_attention
 from tests.inference.peers import PADDING, gpt2, marian, random_rows
 
 
-def test_alignment_weights_equal_the_cross_attention_of_transformers() -> None:
+@pytest.mark.parametrize("heads", [None, ((0, 1), (1, 0))])
+def test_alignment_weights_equal_the_cross_attention_of_transformers(heads: tuple[tuple[int, int], ...] | None) -> None:
     pair = marian()
     pair.theirs.set_attn_implementation("eager")
     config = GenerationConfig(
         max_new_tokens=10, min_new_tokens=3, banned_ids=((PADDING,),), align=True, beam=3, n_best=2
     )
     sources = [[*row, pair.end] for row in random_rows(5)]
-    for source, outputs in zip(
-        sources, translate(pair.ours, sources, config, bos_id=PADDING, eos_ids=pair.end), strict=True
-    ):
+    results = translate(pair.ours, sources, config, bos_id=PADDING, eos_ids=pair.end, alignment_heads=heads)
+    for source, outputs in zip(sources, results, strict=True):
         assert len(outputs) == 2
         for output in outputs:
             decoder_input = torch.tensor([[PADDING, *output.ids[:-1]]])
             theirs = pair.theirs(torch.tensor([source]), decoder_input_ids=decoder_input, output_attentions=True)
-            expected = theirs.cross_attentions[-2][0].mean(dim=0)
+            layers = [weights[0] for weights in theirs.cross_attentions]
+            chosen = layers[-1] if heads is None else torch.stack([layers[layer][head] for layer, head in heads])
             assert output.alignment.shape == (len(output.ids), len(source))
-            torch.testing.assert_close(output.alignment, expected, atol=1e-5, rtol=0)
+            torch.testing.assert_close(output.alignment, chosen.mean(dim=0), atol=1e-5, rtol=0)
 
 
-def test_a_prefix_is_not_aligned_and_any_layer_can_be_used() -> None:
+def test_a_prefix_is_aligned_and_any_head_can_be_used() -> None:
     pair = marian()
     source, prompt, target = [4, 5, 6, pair.end], [PADDING, 7, 8], [9, 10]
-    for layer in (-1, -2):
-        weights = alignment_weights(pair.ours, source, prompt, target, layer)
+    for layer, head in ((1, 1), (0, 0)):
+        weights = alignment_weights(pair.ours, source, prompt, target, [(layer, head)])
         with capture_attention(pair.ours) as traces, torch.no_grad():
             pair.ours(torch.tensor([source]), torch.tensor([[*prompt, *target]]))
-        expected = traces[f"decoder.layers.{2 + layer}.cross_attention"].weights[0].mean(dim=0)
-        torch.testing.assert_close(weights, expected[2:4], atol=1e-6, rtol=0)
-    assert alignment_weights(pair.ours, source, prompt, target, -9).shape == (2, 4), "clamped to the first layer"
+        expected = traces[f"decoder.layers.{layer}.cross_attention"].weights[0, head]
+        torch.testing.assert_close(weights, expected[:4], atol=1e-6, rtol=0)
+
+
+def test_the_default_is_a_late_layer() -> None:
+    assert default_alignment_heads(preset("tiny-translator", ["decoder_layers=2"])) == [(1, head) for head in range(4)]
+    assert default_alignment_heads(preset("tiny-translator", ["decoder_layers=6"])) == [(4, head) for head in range(4)]
+    assert default_alignment_heads(preset("tiny-translator", ["decoder_layers=1"]))[0] == (0, 0)
 
 
 def test_an_empty_target_has_an_empty_alignment() -> None:

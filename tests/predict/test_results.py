@@ -101,7 +101,8 @@ def test_results_are_json_ready_and_short_in_a_shell(translator: Model) -> None:
     best = translator.translate("a man", beam=2, n_best=2, align=True, max_new_tokens=5)
     data = json.loads(json.dumps(best.to_dict(), allow_nan=False))
     assert [each["text"] for each in data["candidates"]] == [each.text for each in best.candidates]
-    assert data["alignment"] == [list(pair) for pair in best.alignment or ()]
+    assert best.alignment is not None
+    assert data["alignment"]["links"] == [list(pair) for pair in best.alignment.links]
     assert "others" not in data
     assert "candidates" not in best.candidates[1].to_dict()
     assert repr(Translation("Guten Tag!", score=-0.12345)) == "Translation(text='Guten Tag!', score=-0.1235)"

@@ -4,6 +4,7 @@ As a script: python -m tests.text.hostile_tokenizers FIRST_SEED COUNT
 """
 
 import base64
+import faulthandler
 import json
 import random
 import resource
@@ -260,6 +261,7 @@ def main(first: int, count: int) -> int:
     with tempfile.TemporaryDirectory() as name:
         for seed in range(first, first + count):
             (Path(name) / "tokenizer.json").write_text(Maker(seed).file(), encoding="utf-8", errors="replace")
+            faulthandler.dump_traceback_later(120, exit=True)  # one that hangs cannot be interrupted
             started, memory = time.process_time(), _peak_memory()
             try:
                 outcome = use(Path(name))
@@ -275,6 +277,7 @@ def main(first: int, count: int) -> int:
                 print(f"seed {seed}: {outcome}, {seconds:.1f} s, {megabytes} MB more", file=sys.stderr)
             counts[outcome] = counts.get(outcome, 0) + 1
     print(f"{count} files from seed {first}: {counts}; slowest {slowest:.2f} s, {largest} MB; {failures} failures")
+    faulthandler.cancel_dump_traceback_later()
     return failures
 
 

@@ -21,6 +21,7 @@ FILES = int(os.environ.get("CLEARHEAD_TOKENIZERS", "200"))
 CHUNK = 2000  # files of one process
 REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
 CUBIC = r"[\s\S]*[\s\S]*(?=[^\s\S])"
+STRIP = {"type": "Strip", "strip_left": True, "strip_right": True}
 SLOW = {"type": "Replace", "pattern": {"Regex": CUBIC}, "content": ""}
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 
@@ -33,6 +34,11 @@ def settings(**changes: Any) -> dict[str, Any]:
 
 def split(regex: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+
+
+def added(content: str, **changes: bool) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False)
+    return {"id": 3, "content": content, "normalized": True, **flags, **changes}
 
 
 def template(*pieces: Any) -> dict[str, Any]:
@@ -66,6 +72,9 @@ def test_random_files_never_panic_and_stay_within_a_second_and_200_megabytes() -
         ({"normalizer": {"normalizers": [REPLACE] * 4}}, "type None is not supported"),
         ({"normalizer": {**REPLACE, "pattern": {"Regex": "[a-z]"}}}, "it makes [0-9,]* characters or tokens of 64"),
         ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "////fw=="}}, "table is cut off"),
+        ({"normalizer": STRIP, "added_tokens": [added("\n")]}, "makes nothing of the added token"),
+        ({"added_tokens": [added(" ", rstrip=True)]}, "of spaces and strips"),
+        ({"normalizer": {"type": "NFC"}, "added_tokens": [added("a" * 200)]}, "has more than 128 characters"),
         ({"pre_tokenizer": split(CUBIC)}, "characters take"),
         ({"pre_tokenizer": split(r"(?:\w|\w)*(?=[^\s\S])")}, "retry-limit-in-match over"),
         ({"pre_tokenizer": split("a" * 10_000)}, "more than 8,192 characters"),

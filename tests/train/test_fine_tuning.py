@@ -11,12 +11,15 @@ import pytest
 import torch
 
 from clearhead.checkpoint import load_model
+from clearhead.config.grid import GridPoint
 from clearhead.config.recipe import Recipe
 from clearhead.data import Batch
 from clearhead.errors import ConfigError, UserError
 from clearhead.evaluate.model import evaluate
 from clearhead.predict import load
+from clearhead.train.finite import Diverged
 from clearhead.train.init_from import class_weights
+from clearhead.train.loop import Summary
 from clearhead.train.objective import Objective
 from clearhead.train.sweep import sweep
 from tests.train.tiny import TEXTS, TRAIN, distance, events, losses, prepared, recipe, run, tensors
@@ -229,19 +232,34 @@ def test_a_metric_that_the_task_does_not_have_is_refused(bases: dict[str, Path])
         tuned(bases["bert"], "tagging", train={"metric": "spearman"})
 
 
+def test_truncated_texts_are_named_in_the_log_and_the_report(bases: dict[str, Path], tmp_path: Path) -> None:
+    lines: list[str] = []
+    made = tuned(bases["bert"], "classification", max_length=8)
+    run(tmp_path / "run", made, log=lines.append)
+    [start] = events(tmp_path / "run", "start")
+    assert start["truncated"].endswith("are longer than data.max_length (8 tokens) and were truncated")
+    assert start["truncated"] in lines
+    assert start["truncated"] in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    [*_, validation] = events(tmp_path / "run", "validation")
+    assert all(each["output"] != each["reference"] for each in validation["mistakes"])
+
+
 def test_a_sweep_makes_a_table_and_copies_the_best_model(bases: dict[str, Path], tmp_path: Path) -> None:
     made, out = tuned(bases["bert"], "classification", train={"metric": "loss"}), tmp_path / "grid"
 
     def compare(resume: bool = False) -> list[dict[str, Any]]:
-        table = sweep(made, out, [1e-4, 1e-2], 2, resume, lambda line: None, lambda event: None)
+        recipes = [made.model_copy(update={"train": made.train.model_copy(update={"lr": lr})}) for lr in (1e-4, 1e-2)]
+        grid = [GridPoint({"train.lr": each.train.lr}, each) for each in recipes]
+        table = sweep(grid, 2, out, resume, lambda line: None, lambda event: None)
         assert table is not None
         return table
 
     table = compare()
-    best = min(table, key=lambda line: line["loss"])
-    assert [line["best"] for line in table] == [line is best for line in table]
+    best = table[0]
+    assert best["loss"] == min(line["loss"] for line in table)
     for line in table:
-        runs = [events(out / f"lr-{line['lr']:g}-seed-{seed}", "validation") for seed in (0, 1)]
+        assert line["runs"] == [f"lr-{line['settings']['train.lr']:g}-seed-{seed}" for seed in (0, 1)]
+        runs = [events(out / name, "validation") for name in line["runs"]]
         values = [min(event["loss"] for event in run_events) for run_events in runs]
         assert line["values"] == pytest.approx(values)
         assert values[0] != values[1], "another seed is another run"
@@ -249,10 +267,49 @@ def test_a_sweep_makes_a_table_and_copies_the_best_model(bases: dict[str, Path],
         assert line["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     assert json.loads((out / "table.json").read_text()) == table
     seed = int(np.argmin(best["values"]))
-    expected = load_model(out / f"lr-{best['lr']:g}-seed-{seed}" / "best").network.state_dict()
+    expected = load_model(out / best["runs"][seed] / "best").network.state_dict()
     assert all(torch.equal(x, expected[name]) for name, x in load(out).network.state_dict().items())
     with pytest.raises(UserError, match="exists already"):
         compare()
     before = (out / "lr-0.0001-seed-0" / "log.jsonl").read_bytes()
     assert compare(resume=True) == table
     assert (out / "lr-0.0001-seed-0" / "log.jsonl").read_bytes() == before
+
+
+def test_a_sweep_over_any_setting_has_one_report_and_survives_a_diverged_run(
+    bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, out, lines = (
+        tuned(bases["bert"], "classification", train={"metric": "loss", "steps": 4}),
+        tmp_path,
+        list[str](),
+    )
+    recipes = [made.model_copy(update={"model": made.model | {"dropout": dropout}}) for dropout in (0.0, 0.4)]
+    grid = [GridPoint({"model.dropout": each.model["dropout"]}, each) for each in recipes]
+
+    def diverging(recipe: Recipe, folder: Path, **options: Any) -> Summary:
+        summary = run(folder, recipe, **options)
+        if recipe.model["dropout"] and recipe.train.seed == 1:
+            log = folder / "log.jsonl"
+            log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]))  # without its end
+            raise Diverged("step 3: the gradient was not finite")
+        return summary
+
+    monkeypatch.setattr("clearhead.train.sweep.train", diverging)
+    table = sweep(grid, 2, out / "grid", False, lines.append, lambda event: None)
+    assert table is not None
+    assert lines[0] == "sweep: 2 recipes × 2 seeds = 4 runs, compared by loss", "said before any work"
+    assert [row["settings"] for row in table] == [{"model.dropout": 0.0}, {"model.dropout": 0.4}]
+    assert (table[1]["loss"], table[1]["values"][1]) == (None, None)
+    assert "| 0.4 | 2 | diverged |" in (out / "grid" / "table.md").read_text()
+    text = (out / "grid" / "report.html").read_text()
+    for fact in (
+        "dropout 0.0",
+        "dropout 0.4",
+        "2 recipes, 4 runs",
+        'href="dropout-0.0-seed-1/report.html"',
+        "diverged",
+    ):
+        assert fact in text
+    assert text.count('aria-label="Validation loss"') == 1
+    assert "<script" not in text

@@ -18,9 +18,9 @@ from clearhead.errors import UserError
 from clearhead.train.report import report, write_report
 
 EVIL = "<script>alert('1')</script> \"quoted\" & 'so' {style}"
-KEYS = """accuracy bleu confusion counts epoch exposure grad_norm labels loss lr mfu next_sentence_accuracy output
-parameters perplexity reason recipe reference samples seconds signature source steps teacher_forced text
-tokens_per_second"""
+KEYS = """accuracy attention bleu confusion counts epoch exposure grad_norm labels left_out loss lr metric mfu
+mistakes next_sentence_accuracy output parameters perplexity reason recipe reference samples seconds
+signature source steps target teacher_forced text tokens_per_second truncated weights"""
 names = st.sampled_from(KEYS.split())
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9) | st.just(10**400) | st.just(5e-324),
@@ -95,6 +95,7 @@ def test_headline_numbers_are_those_of_the_log(tmp_path: Path) -> None:
     for fact in ("at step 30", "perplexity 3.5", "of 80", "epoch 4", "41% MFU"):
         assert fact in text
     assert page.texts["b"][:6] == ["1.25", "20", "40", "40", "12,345", "1 h 7 min"]
+    assert "chose the best model" in text
     assert ("div", {"class": "tile", "title": "tok:13a"}) in page.elements, "a metric shows its signature"
     assert "not finished" in report_of(tmp_path, a_run())
     assert "loss has not improved" in report_of(
@@ -170,6 +171,9 @@ def test_text_from_the_data_is_escaped(tmp_path: Path) -> None:
     lines = [{"kind": "start", "recipe": EVIL, EVIL: EVIL}, {"kind": "note", "step": 1, "text": EVIL}]
     lines.append({"kind": "validation", "step": 1, "bleu": 1, "signature": {"bleu": EVIL, EVIL: EVIL}, EVIL: 3})
     lines[-1]["samples"] = [{"source": EVIL, "reference": EVIL, "output": EVIL}]
+    lines[-1]["mistakes"] = [{"source": EVIL, "reference": EVIL, "output": EVIL, "mistake": EVIL}]
+    lines[-1]["attention"] = {"source": [EVIL], "target": [EVIL], "weights": [[0.5]]}
+    lines[0] |= {"truncated": EVIL, "left_out": EVIL, "metric": EVIL}
     lines[-1]["confusion"] = {"labels": [EVIL[:20], EVIL[20:]], "counts": [[1, 2], [3, 4]]}
     lines.append({"kind": "end", "reason": EVIL})
     run = tmp_path / "<b>run & co"
@@ -183,7 +187,7 @@ def test_text_from_the_data_is_escaped(tmp_path: Path) -> None:
     assert EVIL in page.texts["td"]
     assert page.texts["pre"] == [f"train: {EVIL}"]
     known = {"class", "style", "title", "x", "y", "d", "cx", "cy", "r", "dir", "role", "aria-label", "viewbox", "lang"}
-    known |= {"text-anchor", "charset", "name", "content", "http-equiv"}
+    known |= {"text-anchor", "transform", "width", "height", "rx", "charset", "name", "content", "http-equiv"}
     assert {name for _, attributes in page.elements for name in attributes} <= known, "no text escapes its attribute"
 
 
@@ -224,6 +228,55 @@ def test_exposure_bias_is_drawn_by_position(tmp_path: Path) -> None:
     titles = Page(report_of(tmp_path, [line])).texts["title"][1:]
     forced = ["teacher forcing, position 1: 90.0%", "teacher forcing, position 2: 80.0%"]
     assert titles == [*forced, "free-running, position 1: 90.0%"]
+
+
+def test_the_metric_that_chose_the_model_comes_first(tmp_path: Path) -> None:
+    lines = a_run()
+    lines[0]["metric"] = "chrf"
+    page = Page(report_of(tmp_path, lines))
+    tile = page.texts["span"].index("Best chrF")
+    assert page.texts["span"][tile : tile + 3] == ["Best chrF", "at step 40", "chose the best model"]
+    assert page.texts["b"][0] == "40"
+    charts = [attributes["aria-label"] for tag, attributes in page.elements if tag == "svg"]
+    assert charts[:2] == ["BLEU and chrF", "Loss"]
+
+
+def test_the_axis_of_a_fraction_ends_at_100_percent(tmp_path: Path) -> None:
+    page = Page(report_of(tmp_path, [{"kind": "step", "step": n, "accuracy": 0.1 * n} for n in range(1, 8)]))
+    labels = {text for text in page.texts["text"] if text.endswith("%")}
+    assert labels == {"0%", "20%", "40%", "60%", "80%", "100%"}
+
+
+def test_one_validation_is_a_row_and_not_a_chart_of_one_dot(tmp_path: Path) -> None:
+    page = Page(report_of(tmp_path, [{"kind": "validation", "step": 5, "loss": 2.5, "accuracy": 0.25}]))
+    assert "circle" not in [tag for tag, _ in page.elements]
+    assert page.texts["td"] == ["2.5 at step 5", "25.0% at step 5"]
+
+
+def test_the_worst_mistakes_of_the_last_validation_are_listed(tmp_path: Path) -> None:
+    mistakes = [{"source": "A cat.", "reference": "Eine Katze.", "output": "Hund.", "mistake": "chrF 3.0"}]
+    lines = [{"kind": "validation", "step": n, "mistakes": mistakes if n == 2 else []} for n in (1, 2)]
+    page = Page(report_of(tmp_path, lines))
+    assert "Worst mistakes" in page.texts["h2"]
+    assert page.texts["td"] == ["A cat.", "Eine Katze.", "Hund.", "chrF 3.0"]
+
+
+def test_attention_is_a_map_of_weights(tmp_path: Path) -> None:
+    drawn = {"source": ["A", "dog"], "target": ["Ein", "Hund"], "weights": [[0.75, 0.25], [0.1, 0.9]]}
+    page = Page(report_of(tmp_path, [{"kind": "validation", "step": 1, "attention": drawn}]))
+    cells = [attributes for tag, attributes in page.elements if tag == "rect"]
+    assert [cell["style"] for cell in cells] == ["--share:83%", "--share:28%", "--share:11%", "--share:100%"]
+    assert page.texts["title"][1:] == ["Ein ← A: 75%", "Ein ← dog: 25%", "Hund ← A: 10%", "Hund ← dog: 90%"]
+    assert page.texts["text"] == ["A", "dog", "Ein", "Hund"]
+    left, right = (float(cell["x"] or 0) for cell in cells[:2])
+    assert left < right
+    assert float(cells[0]["y"] or 0) < float(cells[2]["y"] or 0)
+
+
+def test_truncated_and_left_out_rows_are_named_at_the_top(tmp_path: Path) -> None:
+    facts = {"truncated": "3 of 9 training texts were truncated", "left_out": "left out: 2 empty"}
+    page = Page(report_of(tmp_path, [{"kind": "start", **facts}]))
+    assert page.texts["p"][-2:] == list(facts.values())
 
 
 @pytest.mark.parametrize("line", [None, {"kind": "start"}, {"kind": "step", "step": 1, "loss": 3.0}, {"kind": "end"}])

@@ -68,6 +68,14 @@ def model_card(
     return "\n\n".join(parts) + "\n"
 
 
+def replace_score(text: str, score: Score) -> str:
+    """Return a card in which the table of scores ends with this one, instead of an older score of the metric."""
+    scores = [each for each in read_card(text).scores if each.metric != score.metric]
+    head, section = re.split(r"^## Scores\n", text, maxsplit=1, flags=re.M)
+    rest = re.split(r"^(?=## )", section, maxsplit=1, flags=re.M)[1]
+    return f"{head}## Scores\n\n{_table([*scores, score])}\n\n{rest}"
+
+
 def _table(scores: Sequence[Score]) -> str:
     rows = [("metric", "value", "measured on", "signature"), ("---", "---:", "---", "---")]
     rows += [(each.metric, f"{each.value:.4g}", each.data, each.signature) for each in scores]

@@ -102,7 +102,8 @@ def _parse(path: Path) -> dict[str, Tensor]:
     with read_errors(path), open_regular(path) as file:
         data = file.read(COPIED_BYTES + 1)
     try:
-        return tensors_of_bytes(data)
+        # Sorted, as from a mapped file: processes that gather tensors together must have them in the same order.
+        return dict(sorted(tensors_of_bytes(data).items()))
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # such as a dtype that torch does not have
         raise UserError(f"{path} cannot be read as safetensors ({error})") from None
 

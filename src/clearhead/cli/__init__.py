@@ -107,7 +107,7 @@ def main() -> None:
             _exit_with_os_error(error)
         raise
     finally:
-        interrupt.uninstall()
+        interrupt.ending = True  # not by a call, which Ctrl-C could interrupt
 
 
 def _run() -> int:

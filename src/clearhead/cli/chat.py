@@ -57,13 +57,22 @@ def chat(
     import readline  # noqa: F401 (line editing and history)
 
     echo("/help lists the commands; /quit or Ctrl-D exits", err=True)
-    while True:
+    while not _converse_typed(conversation):
+        pass
+
+
+def _converse_typed(conversation: "Chat") -> bool:
+    """Answer typed lines; return False if Ctrl-C stopped an answer."""
+    try:
         try:
             _converse(conversation, _typed_lines())
-            return
+            return True
         except KeyboardInterrupt:  # anywhere in an answer
             interrupt.handled()
             echo(" …")
+    except KeyboardInterrupt:  # pressed again
+        interrupt.handled()
+    return False
 
 
 def _interactive() -> bool:

@@ -31,6 +31,9 @@ def evaluate(
     tokenized_bleu: Annotated[
         str, typer.Option(metavar="LANG", help="Also compute BLEU after Moses tokenization for this language.")
     ] = "",
+    alignment: Annotated[
+        str, typer.Option(metavar="LANGS", help="Only score word alignments on the built-in grammar, like en-de.")
+    ] = "",
     device: Device = "auto",
     dtype: Dtype = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
@@ -51,7 +54,14 @@ def evaluate(
     for option, value in (("--columns", columns), ("--labels", labels)):
         if value and not data:
             raise UserError(f"{option}: needs --data; name the files")
+    if alignment and data:
+        raise UserError("--alignment: is measured on the built-in grammar; leave --data out")
     loaded = load(model, device, dtype)
+    if alignment:
+        from clearhead.evaluate.alignment import evaluate_alignment
+
+        _print_metrics(evaluate_alignment(loaded, alignment), as_json)
+        return
     corpora = [_corpus(loaded.data, data, format, columns, labels)] if data else []
     metrics = compute_metrics(
         loaded,
@@ -62,6 +72,11 @@ def evaluate(
         unseen=unseen,
         log=lambda line: echo(line, err=True),
     )
+    _print_metrics(metrics, as_json)
+
+
+def _print_metrics(metrics: dict[str, Any], as_json: bool) -> None:
+    """Print metrics as JSON, or one a line after the confusion matrix."""
     if as_json:
         echo_json(metrics, indent=2)
         return

@@ -6,20 +6,15 @@ import sys
 from types import FrameType
 
 received = False  # and not handled: an error that comes now comes from Ctrl-C
+ending = False  # Python prints a traceback for KeyboardInterrupt while it shuts down
 
 
 def install() -> None:
     """Handle SIGINT, unless it is ignored."""
-    global received
-    received = False
+    global received, ending
+    received = ending = False
     if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL):
         signal.signal(signal.SIGINT, _interrupt)
-
-
-def uninstall() -> None:
-    """End at once from now on: Python prints a traceback for Ctrl-C while it shuts down."""
-    if signal.getsignal(signal.SIGINT) is _interrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def handled() -> None:
@@ -29,9 +24,9 @@ def handled() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, or exit at once while torch is being imported, which can swallow the exception."""
+    """Raise KeyboardInterrupt, or exit at once after the command and while torch, which can swallow it, is imported."""
     global received
     received = True
-    if getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
-        os._exit(130)  # nothing has been read or written yet
+    if ending or getattr(getattr(sys.modules.get("torch"), "__spec__", None), "_initializing", False):
+        os._exit(130)  # everything, or nothing yet, is written
     raise KeyboardInterrupt

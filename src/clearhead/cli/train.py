@@ -8,9 +8,9 @@ import typer
 from clearhead.cli.display import Display
 from clearhead.cli.options import utf8_path
 from clearhead.cli.output import echo, echo_json
-from clearhead.errors import UserError
 
 if TYPE_CHECKING:
+    from clearhead.config.grid import GridPoint
     from clearhead.config.recipe import Recipe
     from clearhead.train.loop import Summary
 
@@ -36,7 +36,11 @@ def recipes(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON l
 def train(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="Name from `clearhead recipes`, or a YAML file.")],
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="key=value", help="Overrides, like train.steps=500.")
+        list[str] | None,
+        typer.Argument(
+            metavar="key=value",
+            help="Overrides, like train.steps=500; train.lr=1e-4,3e-4 tries both.",
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(callback=utf8_path, help="Run folder. Default: runs/RECIPE.")] = None,
     resume: Annotated[bool, typer.Option(help="Resume the run in --out, or start it.")] = False,
@@ -44,8 +48,7 @@ def train(
     device: Annotated[str | None, typer.Option(help="Same as train.device.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Same as train.precision: fp32, bf16, fp16 or fp64.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same as train.seed.", min=0)] = None,
-    seeds: Annotated[int | None, typer.Option(help="Number of runs with different seeds.", min=1, max=1000)] = None,
-    lrs: Annotated[str | None, typer.Option(help="Learning rates to compare, like 2e-5,5e-5.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Train every recipe with this many seeds.", min=1)] = None,
 ) -> None:
     """Train a model from a recipe; Ctrl-C saves a checkpoint and stops, --resume continues.
 
@@ -53,31 +56,33 @@ def train(
 
     SIGTERM, SIGHUP and SIGUSR1 save and stop too; the exit code of a stopped run is 128 + the number of the signal.
 
-    With --seeds or --lrs, train one run per combination and print a table of means and standard deviations.
+    With several values (model.heads=4,8) or --seeds, train one run per combination; OUT/report.html compares them.
     """
     from clearhead.cli.new import refuse_data_as_recipe
     from clearhead.config.dtypes import FLOAT_DTYPES, parse_dtype
-    from clearhead.config.recipe import load_recipe
+    from clearhead.config.grid import load_grid
 
     refuse_data_as_recipe(recipe)
     overrides = list(changes or ())
     overrides += [f"train.device={device}"] if device is not None else []
     overrides += [f"train.precision={parse_dtype(dtype, FLOAT_DTYPES, '--dtype')}"] if dtype is not None else []
     overrides += [f"train.seed={seed}"] if seed is not None else []
-    loaded = load_recipe(recipe, overrides)
+    grid = load_grid(recipe, overrides, seeds or 1)
     if dry_run:
         from clearhead.train.dry_run import dry_run as run_dry
 
         with Display() as display:
-            lines = run_dry(loaded, display.log)
+            if len(grid) > 1:
+                display.log(f"dry run of the first of {len(grid):,} recipes")
+            lines = run_dry(grid[0].recipe, display.log)
         for line in lines:
             echo(line)
         return
     folder = out or Path("runs") / Path(recipe).stem
-    if seeds is None and lrs is None:
-        _run(loaded, folder, resume)
+    if seeds is None and not grid[0].values:
+        _run(grid[0].recipe, folder, resume)
     else:
-        _sweep(loaded, folder, resume, seeds or 1, _parse_lrs(lrs) or [loaded.train.lr])
+        _sweep(grid, seeds or 1, folder, resume)
 
 
 def _run(recipe: "Recipe", out: Path, resume: bool) -> None:
@@ -100,33 +105,18 @@ def _end_line(summary: "Summary", recipe: "Recipe", out: Path) -> str:
     return f"done: {summary.step:,} steps{best}; report: {out / 'report.html'}"
 
 
-def _parse_lrs(text: str | None) -> list[float]:
-    """Parse learning rates separated by commas, without duplicates."""
-    from clearhead.config.train import ScheduleConfig
-
-    lrs: list[float] = []
-    for part in text.split(",") if text is not None else ():
-        try:
-            value = float(part)
-        except ValueError:
-            raise UserError(f"--lrs: {part!r} is not a number; write learning rates like 2e-5,5e-5") from None
-        ScheduleConfig.build({"lr": value}, where="--lrs")
-        lrs.append(value)
-    return list(dict.fromkeys(lrs))
-
-
-def _sweep(recipe: "Recipe", out: Path, resume: bool, seeds: int, lrs: list[float]) -> None:
+def _sweep(grid: "list[GridPoint]", seeds: int, out: Path, resume: bool) -> None:
     from clearhead.train.signals import Stopped
     from clearhead.train.sweep import lines, sweep
 
-    with Display(recipe.train.steps) as display:
+    with Display(max(point.recipe.train.steps for point in grid)) as display:
         try:
-            table = sweep(recipe, out, lrs, seeds, resume, display.log, display.on_event)
+            table = sweep(grid, seeds, out, resume, display.log, display.on_event)
         except Stopped as stop:
             display.end(f"stopped; continue with: clearhead train … --out {out} --resume")
             raise typer.Exit(128 + stop.signal) from None
         if table is not None:
-            display.end(f"done: {out / 'table.md'}; best model: {out / 'best'}")
+            display.end(f"done; best model: {out / 'best'}; report: {out / 'report.html'}")
     if table is not None:
-        for line in lines(table, recipe.train.metric):
+        for line in lines(table, grid[0].recipe.train.metric):
             echo(line)

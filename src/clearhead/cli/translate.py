@@ -25,7 +25,7 @@ def translate(
     length_penalty: Annotated[
         float, typer.Option(min=-10, max=10, help="Length penalty exponent; higher values favor longer translations.")
     ] = 1.0,
-    align: Annotated[bool, typer.Option(help="Print source-target token alignments as i-j.")] = False,
+    align: Annotated[bool, typer.Option(help="Print word alignments: i-j, then the words.")] = False,
     prefix: Annotated[str | None, typer.Option(help="Force every translation to start with this text.")] = None,
     logprobs: Annotated[
         bool, typer.Option(help="Print the length-normalized log-probability of each translation.")
@@ -65,10 +65,10 @@ def translate(
 
     output = Output(
         keys=("source",),
-        columns=("translation", *["score"] * logprobs, *["alignment"] * align),
+        columns=("translation", *["score"] * logprobs, *["alignment", "words"] * align),
         line=lambda best: "".join("\t".join(map(_one_line, row)) + "\n" for row in rows(best)),
         to_json=lambda best: {
-            "translations": [{"text": r.text, "score": r.score, "alignment": r.alignment} for r in best.candidates]
+            "translations": [{"text": r.text, "score": r.score, "alignment": _links(r)} for r in best.candidates]
         },
         rows=rows,
         null=("translations",),
@@ -81,12 +81,20 @@ def _one_line(text: str) -> str:
 
 
 def _columns(result: "Translation", logprobs: bool, align: bool) -> list[str]:
-    """The columns of an output line: text, score, alignment."""
-    from clearhead.inference import format_alignment
-
+    """The columns of an output line: text, score, links by number, links by word."""
     columns = [result.text]
     if logprobs:
         columns.append("" if result.score is None else f"{result.score:.4f}")
     if align:
-        columns.append(format_alignment(result.alignment or []))
+        alignment = result.alignment
+        columns.append("" if alignment is None else str(alignment))
+        columns.append("" if alignment is None else " ".join(f"{i}→{j}" for i, j in alignment.pairs))
     return columns
+
+
+def _links(result: "Translation") -> dict[str, Any] | None:
+    """The words and links of an alignment for JSON."""
+    alignment = result.alignment
+    if alignment is None:
+        return None
+    return {"source": alignment.source, "target": alignment.target, "links": alignment.links}

@@ -52,7 +52,7 @@ class GenerationConfig(Settings):
 
     # Additional outputs
     logprobs: bool = False  # log-probabilities of the tokens; beam search always returns its scores
-    align: bool = False  # for translators: attention-based alignment of target to source tokens
+    align: bool = False  # for translators: attention-based alignment of target to source words
 
     # Batching
     batch_tokens: int = Field(default=8192, ge=1, le=1 << 24)  # prompts × beams × longest prompt or source

@@ -1,5 +1,6 @@
 """Load settings from YAML files, presets and `key=value` overrides; errors name file, line and key."""
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -33,10 +34,10 @@ def preset_data(name: str) -> dict[str, Any]:
     where = name
     if name in preset_names():
         data = read_yaml((PRESETS / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
-    elif name.endswith((".yaml", ".yml")) or "/" in name or Path(name).is_file():
+    elif name.endswith((".yaml", ".yml")) or "/" in name or os.path.isfile(name):  # Path.is_file raises for long names
         data = read_yaml(read_text(Path(name)), name)
     else:
-        raise ConfigError(f"preset: no preset {name!r}{nearest(name, preset_names())}")
+        raise ConfigError(f"preset: no preset {name!r:.60}{nearest(name, preset_names())}")
     if "preset" not in data:
         return data
     base = data.pop("preset")
@@ -61,13 +62,13 @@ def apply_overrides(data: dict[str, Any], overrides: Iterable[str], section: str
                     f"{key}: {'.'.join(groups[: depth + 1])} is {value!r}, not a group of settings; check the key"
                 )
             target[group] = target = dict(value or {})
-        target[last] = _parse(text, key)
+        target[last] = parse_yaml(text, key)
     return data
 
 
 def read_yaml(text: str, where: str) -> dict[str, Any]:
     """Parse a YAML mapping; `where` names it in errors."""
-    data = _parse(text, where)
+    data = parse_yaml(text, where)
     if data is None:
         return {}
     if not isinstance(data, dict):
@@ -78,7 +79,8 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
     return data
 
 
-def _parse(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str) -> Any:
+    """Parse YAML text; `where` names it in errors."""
     if len(text) > MAX_YAML_CHARS:
         raise ConfigError(f"{where}: more than {MAX_YAML_CHARS:,} characters, too many for settings; check the path")
     try:

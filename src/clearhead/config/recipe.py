@@ -1,5 +1,6 @@
 """Recipes: one commented YAML file with the model, tokenizer, data and training settings of a run."""
 
+import os
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -165,9 +166,9 @@ def recipe_text(name: str) -> str:
         return (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")
     if is_data_file(name):
         raise ConfigError(f"{name} is data, not a recipe; write a recipe for it with: clearhead new {name}")
-    if name.endswith((".yaml", ".yml")) or "/" in name or Path(name).is_file():
+    if name.endswith((".yaml", ".yml")) or "/" in name or os.path.isfile(name):  # Path.is_file raises for long names
         return read_text(Path(name))
-    raise ConfigError(f"recipe: no recipe {name!r}{nearest(name, recipe_names())}")
+    raise ConfigError(f"recipe: no recipe {name!r:.60}{nearest(name, recipe_names())}")
 
 
 def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:

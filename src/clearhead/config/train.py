@@ -97,7 +97,8 @@ class TrainConfig(ScheduleConfig, OptimizerConfig):
     class_weights: Literal["balanced"] | dict[str, Weight] | None = None
 
     # Logging, validation and checkpoints
-    validate_every: int = Field(default=500, ge=1, le=1 << 40)
+    # Default: 500, or a tenth of all steps if that is less
+    validate_every: int = Field(default_factory=lambda known: max(1, min(500, known["steps"] // 10)), ge=1, le=1 << 40)
     save_every: int = Field(default=500, ge=1, le=1 << 40)
     log_every: int = Field(default=10, ge=1, le=1 << 40)
     keep_checkpoints: int = Field(default=3, ge=1, le=1000)

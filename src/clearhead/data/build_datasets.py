@@ -242,7 +242,8 @@ class _Builder:
         records = pairs or self.records(corpus)
         store = build_store(folder, task.fields, lambda writer: _fill(writer, task, records, cleaner))
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in store.dropped.items())
-        self.log(f"{len(store):,} rows" + (f"; left out: {dropped}" if dropped else ""))
+        truncated = f"; truncated to {self.config.max_length:,} tokens: {store.truncated:,}" if store.truncated else ""
+        self.log(f"{len(store):,} rows" + (f"; left out: {dropped}" if dropped else "") + truncated)
         return store
 
     def tokenizers(self, settings: TokenizerConfig) -> tuple[Tokenizer, ...]:

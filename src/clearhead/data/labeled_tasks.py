@@ -16,7 +16,7 @@ from clearhead.config.settings import nearest
 from clearhead.data.batch import Batch, collate
 from clearhead.data.formats import ANSWERS, PAIR, TAGS, TEXT, Record
 from clearhead.data.tasks import SampleIds, Task, token_field
-from clearhead.data.token_store import MAX_POSITION, Field, Row, TokenStore
+from clearhead.data.token_store import MAX_POSITION, TRUNCATED, Field, Row, TokenStore
 from clearhead.errors import UserError
 from clearhead.ops.cross_entropy import IGNORED
 from clearhead.text import Role, Tokenizer
@@ -76,6 +76,11 @@ class _SequenceTask(Task):
     def add_special_tokens(self, first: list[int], second: list[int] | None = None) -> tuple[list[int], int]:
         return add_special_tokens(self.tokenizer, self.config.max_length, first, second)
 
+    def is_truncated(self, *texts: Sequence[object]) -> bool:
+        """Return whether the tokens of a row's texts are more than `max_length` leaves room for."""
+        prefix, suffix = special_prefix_suffix(self.tokenizer)
+        return len(prefix) + sum(len(text) + len(suffix) for text in texts) > self.config.max_length
+
     def collate_sequences(
         self, store: TokenStore, samples: SampleIds, per_row: dict[str, NDArray[Any]], **fields: NDArray[Any]
     ) -> Batch:
@@ -115,6 +120,7 @@ class Classification(_SequenceTask):
             if any(map(is_empty, record.values, texts)):
                 dropped["empty"] += 1
             else:
+                dropped[TRUNCATED] += self.is_truncated(*texts)
                 rows.append({"ids": ids, "boundary": [boundary], "label": [label]})
         return rows
 
@@ -158,6 +164,7 @@ class Similarity(Classification):
             if any(map(is_empty, record.values, (first, second))):
                 dropped["empty"] += 1
             else:
+                dropped[TRUNCATED] += self.is_truncated(first) or self.is_truncated(second)
                 rows.append(
                     {
                         "first": self.add_special_tokens(first)[0],
@@ -208,6 +215,7 @@ class Tagging(_SequenceTask):
             if not tokens:
                 dropped["empty"] += 1
                 continue
+            dropped[TRUNCATED] += self.is_truncated(tokens)
             prefix, suffix = special_prefix_suffix(self.tokenizer)
             tokens = tokens[: self.config.max_length - len(prefix) - len(suffix)]
             labels = [
@@ -281,6 +289,7 @@ class Answering(_SequenceTask):
                 dropped["empty"] += 1
                 continue
             first, last = context.answer_span(*record.values[2:])
+            dropped[TRUNCATED] += len(question) > self.config.max_length // 2
             question = question[: self.config.max_length // 2]
             offset = len(prefix) + len(question) + len(suffix)
             size = self.config.max_length - offset - len(suffix)

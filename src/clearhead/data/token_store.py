@@ -32,7 +32,8 @@ from clearhead.errors import UserError
 from clearhead.files import file_errors, file_lock, open_regular, read_text, write_text
 
 CLOCK_RESOLUTION = 1_000_000_000  # nanoseconds; coarsest timestamps of any file system
-VERSION = 5  # of the file layout, and of all code that decides a store's content
+TRUNCATED = "truncated"  # counted with the reasons why records are dropped: rows that have lost tokens
+VERSION = 6  # of the file layout, and of all code that decides a store's content
 HEADER, MAX_HEADER_BYTES = "store.json", 1 << 28
 BLOCK, CHECKED_BLOCKS = 1 << 20, 32  # bytes of a block; blocks of a large file that are checked when it is opened
 MAX_CACHED_BYTES = 1 << 28
@@ -92,7 +93,9 @@ class TokenStore:
                 name: field.dtype for name, field in fields.items()
             }:
                 raise ValueError(f"{HEADER}: other fields, dtypes or version than those of this task")
-            self.num_rows, self.dropped = header.rows, header.dropped
+            self.num_rows = header.rows
+            self.truncated = header.dropped.get(TRUNCATED, 0)
+            self.dropped = {why: count for why, count in header.dropped.items() if count and why != TRUNCATED}
             self.fields: dict[str, tuple[NDArray[Any], NDArray[np.int64]]] = {}
             for name, files in header.fields.items():
                 if files.ends.size != header.rows:

@@ -10,6 +10,7 @@ from typing import Any
 
 from clearhead.config.data import FORMAT_OF_SUFFIX, Corpus, DataConfig, data_suffix
 from clearhead.errors import UserError
+from clearhead.evaluate.alignment import evaluate_alignment
 from clearhead.evaluate.model import evaluate as score
 from clearhead.predict import Model, load
 
@@ -52,6 +53,7 @@ def evaluate(
     lowercase: bool = False,
     tokenized_bleu: str = "",
     unseen: bool = False,
+    alignment: str = "",
     log: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
     """Score a model (or its name) on the test set of its recipe, or on `data`: files, a Corpus or its settings.
@@ -60,9 +62,14 @@ def evaluate(
     recipe.yaml names them, too.
     `format` (tsv, csv, conll, …), `columns` ({"text": 1, "label": 2}) and `labels` ({"1": "World"}) describe the files;
     by default they are as in the recipe. `tokenized_bleu` also computes BLEU after Moses tokenization for that
-    language; `unseen` also scores only the texts that do not occur in the training data.
+    language; `unseen` also scores only the texts that do not occur in the training data. `alignment` (like "en-de")
+    scores only word alignments, on the embedded grammar.
     """
     loaded = model if isinstance(model, Model) else load(model)
+    if alignment:
+        if data is not None:
+            raise UserError("alignment: is measured on the embedded grammar; leave data out")
+        return Evaluation(evaluate_alignment(loaded, alignment))
     if data is None and (format or columns or labels):
         raise UserError("data: missing; format, columns and labels describe its files")
     corpora = [] if data is None else [corpus_of(loaded.data, data, format, columns, labels)]

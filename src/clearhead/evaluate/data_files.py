@@ -18,7 +18,7 @@ from clearhead.files import read_text
 from clearhead.predict import Model
 from clearhead.predict.find import PARTS, packaged_models
 
-RECIPE, SWEPT = "recipe.yaml", "lr-*/recipe.yaml"  # of a run, and of the runs of a sweep
+RECIPE, SWEPT = "recipe.yaml", "*seed-*/recipe.yaml"  # of a run, and of the runs of a sweep
 MAX_SHOWN = 5  # files in a message
 
 

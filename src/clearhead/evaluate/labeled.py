@@ -29,11 +29,12 @@ MAX_SAMPLES = 5
 
 
 class LabeledScores(NamedTuple):
-    """Metrics by name, the confusion matrix of labels, and a few samples."""
+    """Metrics by name, the confusion matrix of labels, a few samples, and the worst mistakes."""
 
     metrics: dict[str, Any]
     confusion: dict[str, Any] | None = None
     samples: list[dict[str, str]] = []  # noqa: RUF012  never changed
+    mistakes: list[dict[str, str]] = []  # noqa: RUF012  worst first, each with the `mistake` in words
 
 
 def records(data: DataConfig, corpora: Sequence[Corpus], part: Split = "held out") -> Iterator[Record]:
@@ -91,7 +92,8 @@ def _score_classification(model: Model, data: DataConfig, examples: Sequence[Rec
     ids = {name: number for number, name in enumerate(names)}
     references = [names[label_id(record, record.values[-1], ids)] for record in examples]
     texts, seconds = _texts(data, examples)
-    predictions = [result.label for result in model.classify(texts, seconds, truncate=True)]
+    results = model.classify(texts, seconds, truncate=True)
+    predictions = [result.label for result in results]
     binary = len(names) == 2
     f1 = binary_f1(predictions, references, names[1]) if binary else macro_f1(predictions, references)
     metrics = {
@@ -101,7 +103,9 @@ def _score_classification(model: Model, data: DataConfig, examples: Sequence[Rec
         "matthews": matthews_corrcoef(predictions, references),
     }
     table = {"labels": names, "counts": confusion_matrix(predictions, references, names)}
-    return LabeledScores(metrics, table, _samples(_join_pairs(texts, seconds), references, predictions))
+    sizes = [result.score if result.label != label else 0.0 for result, label in zip(results, references, strict=True)]
+    rows = _rows(_join_pairs(texts, seconds), references, predictions)
+    return LabeledScores(metrics, table, _samples(rows), _worst(rows, sizes, lambda p: f"predicted with {p:.1%}"))
 
 
 def _score_regression(model: Model, data: DataConfig, examples: Sequence[Record]) -> LabeledScores:
@@ -109,7 +113,9 @@ def _score_regression(model: Model, data: DataConfig, examples: Sequence[Record]
     texts, seconds = _texts(data, examples)
     predictions = model.regress(texts, seconds, truncate=True)
     shown = ([f"{value:.3g}" for value in values] for values in (references, predictions))
-    return LabeledScores(_correlations(predictions, references), None, _samples(_join_pairs(texts, seconds), *shown))
+    rows, sizes = _rows(_join_pairs(texts, seconds), *shown), _differences(predictions, references)
+    scores = _correlations(predictions, references)
+    return LabeledScores(scores, None, _samples(rows), _worst(rows, sizes, lambda size: f"off by {size:.3g}"))
 
 
 def _score_similarity(model: Model, data: DataConfig, examples: Sequence[Record]) -> LabeledScores:
@@ -125,8 +131,14 @@ def _score_similarity(model: Model, data: DataConfig, examples: Sequence[Record]
     references = [score_value(record) for record in examples]
     cosines = (first_vectors * second_vectors).sum(1).tolist()
     expected, predicted = [f"{x / data.max_score:.3g}" for x in references], [f"{x:.3g}" for x in cosines]
-    samples = _samples(_join_pairs(firsts, seconds), expected, predicted)
-    return LabeledScores(_correlations(cosines, references), None, samples)
+    rows = _rows(_join_pairs(firsts, seconds), expected, predicted)
+    sizes = _differences(cosines, [score / data.max_score for score in references])
+    mistakes = _worst(rows, sizes, lambda size: f"off by {size:.3g}")
+    return LabeledScores(_correlations(cosines, references), None, _samples(rows), mistakes)
+
+
+def _differences(predictions: Sequence[float], references: Sequence[float]) -> list[float]:
+    return [abs(prediction - reference) for prediction, reference in zip(predictions, references, strict=True)]
 
 
 def _correlations(predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
@@ -160,7 +172,10 @@ def _score_tagging(model: Model, data: DataConfig, examples: Sequence[Record]) -
         [_mark_tags(record.values[0], tags) for record, tags in zip(examples, side, strict=True)]
         for side in (references, predictions)
     )
-    return LabeledScores(metrics, table, _samples(texts, expected, predicted))
+    pairs = zip(predictions, references, strict=True)
+    sizes = [sum(tag != other for tag, other in zip(*pair, strict=True)) for pair in pairs]
+    rows = _rows(texts, expected, predicted)
+    return LabeledScores(metrics, table, _samples(rows), _worst(rows, sizes, lambda count: f"{count:,} wrong tags"))
 
 
 def _mark_tags(words: Sequence[str], tags: Sequence[str]) -> str:
@@ -183,14 +198,28 @@ def _score_answering(model: Model, data: DataConfig, examples: Sequence[Record])
             scores = squad_scores([prediction for prediction, _ in part], [answers for _, answers in part])
             metrics |= {f"{name}_exact": scores.exact, f"{name}_f1": scores.f1}
     expected = [answers[0] if answers else "" for answers in references]
-    return LabeledScores(metrics, None, _samples(_join_pairs(questions, contexts), expected, predictions))
+    rows = _rows(_join_pairs(questions, contexts), expected, predictions)
+    f1 = [squad_scores([prediction], [answers]).f1 for prediction, answers in zip(predictions, references, strict=True)]
+    mistakes = _worst(rows, [1 - value for value in f1], lambda size: f"F1 {1 - size:.0%}")
+    return LabeledScores(metrics, None, _samples(rows), mistakes)
 
 
-def _samples(texts: Sequence[str], references: Sequence[str], predictions: Sequence[str]) -> list[dict[str, str]]:
-    """Return up to MAX_SAMPLES samples at even intervals."""
-    interval = max(1, len(texts) // MAX_SAMPLES)
-    rows = list(zip(texts, references, predictions, strict=True))[::interval][:MAX_SAMPLES]
+def _rows(texts: Sequence[str], references: Sequence[str], predictions: Sequence[str]) -> list[dict[str, str]]:
+    rows = zip(texts, references, predictions, strict=True)
     return [{"source": text, "reference": reference, "output": prediction} for text, reference, prediction in rows]
+
+
+def _samples(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Return up to MAX_SAMPLES rows at even intervals."""
+    return list(rows[:: max(1, len(rows) // MAX_SAMPLES)][:MAX_SAMPLES])
+
+
+def _worst(
+    rows: Sequence[dict[str, str]], sizes: Sequence[float], describe: Callable[[Any], str]
+) -> list[dict[str, str]]:
+    """Return up to MAX_SAMPLES rows with the largest mistakes, each described; a size of 0 is no mistake."""
+    order = sorted(range(len(rows)), key=lambda index: -sizes[index])[:MAX_SAMPLES]
+    return [{**rows[index], "mistake": describe(sizes[index])} for index in order if sizes[index] > 0]
 
 
 LABELED_TASKS: dict[str, Callable[[Model, DataConfig, Sequence[Record]], LabeledScores]] = {

@@ -1,13 +1,19 @@
 """Inference on token ids: greedy and beam search, sampling, speculative decoding, streaming, the batching engine."""
 
-from clearhead.inference.alignment import alignment_links, alignment_weights, format_alignment
+from clearhead.inference.alignment import (
+    alignment_links,
+    alignment_weights,
+    cross_attention_weights,
+    default_alignment_heads,
+    format_alignment,
+)
 from clearhead.inference.alternatives import alternatives
 from clearhead.inference.cuda_graph_replay import enable_cuda_graphs
 from clearhead.inference.engine import Engine, EngineRequest, QueueFull, run_in_order
 from clearhead.inference.engine_thread import EngineThread
 from clearhead.inference.generate import generate, translate
 from clearhead.inference.model_runner import ModelRunner
-from clearhead.inference.optimize import optimize_for_inference
+from clearhead.inference.optimize import has_hooks, optimize_for_inference
 from clearhead.inference.output import GenerationOutput
 from clearhead.inference.speculative import DraftModel, PromptLookup
 from clearhead.inference.stop_strings import StopStrings
@@ -28,9 +34,12 @@ __all__ = [
     "alignment_links",
     "alignment_weights",
     "alternatives",
+    "cross_attention_weights",
+    "default_alignment_heads",
     "enable_cuda_graphs",
     "format_alignment",
     "generate",
+    "has_hooks",
     "optimize_for_inference",
     "run_in_order",
     "stream",

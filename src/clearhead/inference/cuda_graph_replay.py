@@ -22,6 +22,7 @@ from clearhead.inference.cuda_graph import CapturedGraph, GraphSampling, step_fu
 from clearhead.inference.generation_batch import GenerationBatch, sync_interval
 from clearhead.inference.logits_processors import build_processors
 from clearhead.inference.model_runner import ModelRunner, TokenIds
+from clearhead.inference.optimize import has_hooks
 from clearhead.inference.sampling import Sampler
 from clearhead.inference.static_decoder import CHUNK, FusedLinear, can_be_static, static_copy
 from clearhead.inference.stop_strings import StopStrings
@@ -97,9 +98,11 @@ def enable_cuda_graphs(network: Network, compiled: bool = False) -> bool:
 
 
 def cuda_graphs_of(network: Network) -> GraphCache | None:
-    """Return the graphs of a network for which they are enabled."""
+    """Return the graphs of a network for which they are enabled; replays would bypass forward hooks."""
     graphs = _GRAPHS.get(network)
-    if graphs is not None and graphs.data_ptrs != _data_ptrs(network):  # its weights have moved since
+    if graphs is None or has_hooks(network):
+        return None
+    if graphs.data_ptrs != _data_ptrs(network):  # its weights have moved since
         del _GRAPHS[network]
         return cuda_graphs_of(network) if enable_cuda_graphs(network, graphs.compiled) else None
     return graphs

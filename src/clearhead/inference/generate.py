@@ -9,12 +9,13 @@ from torch import Tensor
 
 from clearhead.config import GenerationConfig, ModelConfig
 from clearhead.errors import UserError
-from clearhead.inference.alignment import add_alignments
+from clearhead.inference.alignment import Heads, add_alignments
 from clearhead.inference.batches import run_in_batches
 from clearhead.inference.beam_search import BeamSearch
 from clearhead.inference.cuda_graph_replay import cuda_graphs_of
 from clearhead.inference.generation_batch import GenerationBatch
 from clearhead.inference.model_runner import GenerativeNetwork, ModelRunner, TokenIds
+from clearhead.inference.optimize import has_hooks
 from clearhead.inference.output import GenerationOutput
 from clearhead.inference.sampling import sample_seeds
 from clearhead.inference.speculative import Draft, SpeculativeBatch
@@ -59,13 +60,17 @@ def translate(
     seeds: Sequence[int] | None = None,
     stop_strings: StopStrings | None = None,
     draft: Draft | None = None,
+    alignment_heads: Heads | None = None,
 ) -> list[list[GenerationOutput]]:
-    """Translate sources. With `prefixes`, each target continues its prefix, which is not returned."""
+    """Translate sources. With `prefixes`, each target continues its prefix, which is not returned.
+
+    `config.align` adds the attention weights of some heads, (decoder layer, head) each.
+    """
     prompts = [[bos_id, *prefix] for prefix in (prefixes if prefixes is not None else [()] * len(sources))]
     if len(prompts) != len(sources):
         raise ValueError(f"{len(sources)} sources, but {len(prompts)} prefixes; give one for each, or none")
     outputs = _generate(network, prompts, sources, config, eos_ids, seeds, stop_strings, draft)
-    return add_alignments(network, sources, prompts, outputs) if config.align else outputs
+    return add_alignments(network, sources, prompts, outputs, alignment_heads) if config.align else outputs
 
 
 def _generate(
@@ -106,6 +111,8 @@ def _generate(
     memory = CPU_CACHE_BYTES if on_cpu else GPU_CACHE_BYTES
     rows = config.batch_size or max_batch_size(network.config, config, max(lengths, default=1), memory)
     workers = config.workers if on_cpu else max(1, config.workers)
+    if has_hooks(network):  # they see one batch after another
+        workers = 1
     return run_in_batches(lengths, max(1, config.batch_tokens // branches), rows, run, workers)
 
 

@@ -130,3 +130,8 @@ def _quantize_embeddings(network: nn.Module) -> None:
 def is_quantized(network: nn.Module) -> bool:
     """Return whether the weights are prepacked int8 or int4, which cannot be undone."""
     return any(isinstance(module, Int8Linear | Int4Linear) for module in network.modules())
+
+
+def has_hooks(network: nn.Module) -> bool:
+    """Return whether forward hooks watch modules of the network, which only the network itself runs."""
+    return any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())

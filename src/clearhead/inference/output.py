@@ -21,7 +21,7 @@ class GenerationOutput(NamedTuple):
     finished: bool
     score: float | None = None  # always set by beam search; by greedy search and sampling if config.logprobs
     logprobs: list[float] | None = None  # of each token, EOS included, if config.logprobs
-    alignment: Tensor | None = None  # (T target, S source) attention weights, if config.align
+    alignment: Tensor | None = None  # (T, S) attention weights of prefix and ids, if config.align
 
 
 def length_penalty(config: GenerationConfig, length: Length) -> Length:

@@ -6,6 +6,7 @@ from clearhead.predict.find import find_model
 from clearhead.predict.load import load
 from clearhead.predict.model import Model
 from clearhead.predict.results import (
+    Alignment,
     Answer,
     Classification,
     GenerationResult,
@@ -21,6 +22,7 @@ from clearhead.predict.results import (
 )
 
 __all__ = [
+    "Alignment",
     "Answer",
     "Chat",
     "Classification",

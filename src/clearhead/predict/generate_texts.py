@@ -12,7 +12,6 @@ from clearhead.inference import (
     GenerationOutput,
     PromptLookup,
     StopStrings,
-    alignment_links,
     alternatives,
     generate,
     stream_text,
@@ -20,6 +19,7 @@ from clearhead.inference import (
 )
 from clearhead.inference.speculative import Draft
 from clearhead.model import Decoder, EncoderDecoder
+from clearhead.predict.align import align_words, alignment_heads
 from clearhead.predict.requests import check_sizes, generation_config, requests
 from clearhead.predict.results import GenerationResult, Translation, ranked
 
@@ -86,9 +86,11 @@ def translate_texts(
             seeds=[seed + number for number in numbers],
             stop_strings=stops,
             draft=draft_model,
+            alignment_heads=alignment_heads(model) if config.align else None,
         )
         for number, start, row in zip(numbers, starts, outputs, strict=True):
-            results[number] = ranked([to_result(model, output, start, stops) for output in row], config.n_best)
+            candidates = [to_result(model, output, start, stops, texts[number]) for output in row]
+            results[number] = ranked(candidates, config.n_best)
     return results
 
 
@@ -144,7 +146,11 @@ def whole_beam(config: GenerationConfig) -> GenerationConfig:
 
 
 def to_result(
-    model: Model, output: GenerationOutput, prefix: Sequence[int] = (), stops: StopStrings | None = None
+    model: Model,
+    output: GenerationOutput,
+    prefix: Sequence[int] = (),
+    stops: StopStrings | None = None,
+    source: str = "",
 ) -> Any:
     """Decode an output: a Translation of a translator, else a GenerationResult; `prefix` is part of the text."""
     text = model.tokenizers[-1].decode([*prefix, *output.ids])
@@ -157,8 +163,9 @@ def to_result(
     }
     if not isinstance(model.network, EncoderDecoder):
         return GenerationResult(**fields)
-    links = None if output.alignment is None else tuple(alignment_links(output.alignment))
-    return Translation(**fields, alignment=links)
+    if output.alignment is None:
+        return Translation(**fields)
+    return Translation(**fields, alignment=align_words(model, source, [*prefix, *output.ids], output.alignment))
 
 
 def stop_strings(model: Model, stop: Sequence[str]) -> StopStrings | None:

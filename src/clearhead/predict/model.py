@@ -19,7 +19,7 @@ from clearhead.config import ModelConfig
 from clearhead.config.data import DataConfig
 from clearhead.config.model import supported_commands
 from clearhead.errors import UserError
-from clearhead.inference import optimize_for_inference
+from clearhead.inference import has_hooks, optimize_for_inference
 from clearhead.model import EncoderDecoder, Network
 from clearhead.predict.answer import answer
 from clearhead.predict.classify import classify, regress
@@ -314,8 +314,13 @@ class Model:
 
     # Properties
 
-    @cached_property
+    @property
     def inference_network(self) -> Network:
+        """The network that all methods run: the optimized copy, or the network itself while hooks watch it."""
+        return self.network if has_hooks(self.network) else self.optimized_network
+
+    @cached_property
+    def optimized_network(self) -> Network:
         """Copy of the network optimized for inference: fused, packed or quantized (see `optimize_for_inference`)."""
         return optimize_for_inference(self.network, self.dtype)
 

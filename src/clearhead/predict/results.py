@@ -63,10 +63,29 @@ class GenerationResult(Ranked):
 
 
 @dataclass(frozen=True, repr=False)
+class Alignment(Result):
+    """Words of a source and its translation with links (source word, target word); one link a target word."""
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    links: tuple[tuple[int, int], ...]
+    weights: tuple[tuple[float, ...], ...] = field(repr=False)  # attention of each target word over the source words
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """The links as pairs of words, in the order of the target."""
+        return tuple((self.source[i], self.target[j]) for i, j in self.links)
+
+    def __str__(self) -> str:
+        """The Moses format: `0-0 2-1`."""
+        return " ".join(f"{i}-{j}" for i, j in sorted(self.links))
+
+
+@dataclass(frozen=True, repr=False)
 class Translation(GenerationResult):
     """A translation; an empty text stays empty."""
 
-    alignment: tuple[tuple[int, int], ...] | None = None  # (source token, target token), with align=True
+    alignment: Alignment | None = None  # with align=True
 
 
 @dataclass(frozen=True, repr=False)

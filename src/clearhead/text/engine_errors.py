@@ -2,9 +2,11 @@
 
 import contextlib
 import itertools
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import tokenizers
 
@@ -18,6 +20,12 @@ MAX_GROWTH = 16  # normalized characters, or tokens, for each character
 LINES = (
     "Hello world, it's 2024!\n\tdef f(x):\r\n    return x\n«Grüße…» 你好,世界。 Привет мир 🐈 http://a.b/c [x] <y>\n"
 )
+NO_MODEL: dict[str, Any] = {
+    "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+    "added_tokens": [],
+    "post_processor": None,
+    "decoder": None,
+}
 ODD_TEXTS = ("", " ", "\x00a", "\u0378\ufdd0\x00", "\u0301\u00ad\u200d", "\ufdfa\u0130\u1e9e")
 
 
@@ -38,6 +46,28 @@ def engine_errors(what: str, advice: str = "download or train it again") -> Iter
             raise
         reason = (str(error) or type(error).__name__).partition("\n")[0]
         raise UserError(f"{what} ({reason:.200}); {advice}") from None
+
+
+def try_steps(settings: Mapping[str, Any]) -> None:
+    """Try the steps before the model, then what they make of added tokens, which the engine normalizes as it loads.
+
+    The engine never ends when a token becomes empty, and splits n spaces into n overlapping rows for one that strips.
+    """
+    engine = tokenizers.Tokenizer.from_str(json.dumps({**settings, **NO_MODEL}))
+    engine.no_padding()
+    engine.no_truncation()
+    try_out(engine, {})
+    started, total = time.thread_time(), 0
+    for token in settings.get("added_tokens") or ():
+        content = token["content"]
+        forms = {content} if engine.normalizer is None else {content, engine.normalizer.normalize_str(content)}
+        if "" in forms - {content}:
+            raise Unusable(f"the normalizer makes nothing of the added token {content!r:.40}")
+        if (token.get("lstrip") or token.get("rstrip")) and not all(form.strip() for form in forms):
+            raise Unusable(f"the added token {content!r:.40} is of spaces and strips those beside it")
+        total += len(content)
+        if time.thread_time() - started > START_SECONDS + SECONDS_PER_CHAR * total:
+            raise Unusable(f"the normalizer is slow: {total:,} characters of added tokens take too long")
 
 
 def try_out(engine: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> None:

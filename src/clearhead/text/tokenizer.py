@@ -16,7 +16,7 @@ from clearhead.errors import UserError
 from clearhead.files import read_text, write_text
 from clearhead.limits import MAX_JSON_BYTES
 from clearhead.text import tokenizer_limits as limits
-from clearhead.text.engine_errors import engine_errors, quiet_stderr, try_out
+from clearhead.text.engine_errors import engine_errors, quiet_stderr, try_out, try_steps
 from clearhead.text.roles import Role, find_roles
 
 # Byte-level spellings of ASCII letters and digits, and of the bytes ≥ 128 that all other letters consist of.
@@ -181,10 +181,11 @@ class Tokenizer:
         file = _file(path)
         text = read_text(file, MAX_JSON_BYTES)
         try:
-            limits.check(text)
+            settings = limits.check(text)
         except ValueError as error:
             raise UserError(f"{file}: not a supported tokenizer.json ({error}); download or train it again") from None
         with quiet_stderr(), engine_errors(f"{file}: not a supported tokenizer.json"):
+            try_steps(settings)
             engine = tokenizers.Tokenizer.from_str(text)
             tokenizer = cls(engine, str(file))
             try_out(engine, tokenizer.vocabulary)

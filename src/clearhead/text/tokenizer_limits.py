@@ -18,6 +18,7 @@ MAX_PATTERN_CHARS = 1 << 13
 MAX_TOKEN_CHARS = 1 << 12
 MAX_AFFIX_CHARS = 64  # of what is put before or after each piece of a word
 MAX_WORD_CHARS = 1000  # WordPiece's time is quadratic in it; published tokenizers have 100 or 200
+MAX_NORMALIZED_CHARS = 128  # of an added token: its text and the regex that it meets are of the same hand
 MAX_ADDED_CHARS = 1 << 26  # of all added tokens, normalized
 MAX_TEMPLATE_PIECES = 64
 
@@ -25,8 +26,8 @@ Step = Mapping[str, Any]
 Growth = Callable[[Step], float]  # the most characters that a step makes of one
 
 
-def check(text: str) -> None:
-    """Raise ValueError with the reason if a tokenizer.json exceeds a limit."""
+def check(text: str) -> dict[str, Any]:
+    """Return the settings of a tokenizer.json; raise ValueError with the reason if they exceed a limit."""
     try:
         settings = json.loads(text, object_pairs_hook=_unique)
     except RecursionError:
@@ -44,8 +45,9 @@ def check(text: str) -> None:
                 raise ValueError(f"{name}: its steps may make more than {limit:,} characters of one")
         if name == "normalizer":
             growth = growth_of_chain
-    _check_added(settings.get("added_tokens"), growth)
+    _check_added(settings.get("added_tokens"), growth, settings.get("normalizer") is not None)
     _check_model(settings.get("model"))
+    return settings
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -145,17 +147,21 @@ def _template(step: Step) -> float:
     return 1
 
 
-def _check_added(tokens: Any, growth: float) -> None:
+def _check_added(tokens: Any, growth: float, has_normalizer: bool) -> None:
     """Check added tokens, which the engine normalizes."""
-    added = [token for token in tokens or () if isinstance(token, dict)]
-    contents = [content for token in added if isinstance(content := token.get("content"), str)]
+    added = [] if tokens is None else tokens
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        raise ValueError("added_tokens: not a list of tokens")
+    contents = [token.get("content") for token in added]
+    if not all(isinstance(content, str) for content in contents):
+        raise ValueError("added_tokens: a token without content")
+    normalized = [token["content"] for token in added if token.get("normalized", True) is not False]
+    if has_normalizer and max(map(len, normalized), default=0) > MAX_NORMALIZED_CHARS:
+        raise ValueError(f"added_tokens: a token to normalize has more than {MAX_NORMALIZED_CHARS:,} characters")
     if any(len(content) > MAX_TOKEN_CHARS for content in contents):
         raise ValueError(f"added_tokens: a token has more than {MAX_TOKEN_CHARS:,} characters")
     if growth * sum(map(len, contents)) > MAX_ADDED_CHARS:
         raise ValueError("added_tokens: too long, or the normalizer makes too much of them")
-    if any(not str(token.get("content")).strip() and (token.get("lstrip") or token.get("rstrip")) for token in added):
-        # the engine would split a row of n spaces into n overlapping rows
-        raise ValueError("added_tokens: a token of spaces strips the spaces beside it")
     if any(type(token.get("id")) is int and not 0 <= token["id"] < MAX_ID for token in added):
         raise ValueError(f"added_tokens: ids range from 0 to {MAX_ID - 1:,}")
 

@@ -101,8 +101,9 @@ def from_gpt2(folder: Path) -> Tokenizer:
         vocabulary = parse_json(text)
     except ValueError as error:
         raise UserError(f"{file}: {error}; download it again") from None
-    if not isinstance(vocabulary, dict) or not all(isinstance(token_id, int) for token_id in vocabulary.values()):
-        raise UserError(f"{file}: not a vocabulary; expected an object of tokens and ids")
+    ids = vocabulary.values() if isinstance(vocabulary, dict) else [None]
+    if not all(type(token_id) is int for token_id in ids) or sorted(ids) != list(range(len(ids))):
+        raise UserError(f"{file}: not a vocabulary; expected an object of tokens and the ids from 0 on")
     lines = read_text(folder / "vocab.bpe", MAX_JSON_BYTES).split("\n")
     merges = []
     for number, line in enumerate(lines, start=1):

@@ -13,6 +13,10 @@ from clearhead.train.state import RunState
 MAX_NONFINITE_STEPS = 3  # skipped updates in a row before training stops
 
 
+class Diverged(UserError):
+    """Training stopped because the gradient was not finite several times in a row."""
+
+
 def check_finite(run: RunState, skip_last: int = 0) -> None:
     """Check the gradient norms of all unchecked steps but the last `skip_last`."""
     while len(run.unchecked) > skip_last:
@@ -32,7 +36,7 @@ def _check_step(run: RunState, step: int, grad_norm: Tensor, batch: GlobalBatch)
         file = run.out / f"nonfinite-step-{step}-rank-{run.dist.rank}.safetensors"
         tensors = {f"{n}.{name}": x for n, micro in enumerate(batch.batches) for name, x in micro.tensors.items()}
         save_tensors(file, tensors)
-        raise UserError(
+        raise Diverged(
             f"step {step}: the gradient was not finite {run.nonfinite_steps} times in a row; the batch is in {file}; "
             "lower train.lr, raise train.warmup, or set train.precision=fp32"
         )

@@ -11,6 +11,7 @@ import torch
 from clearhead.config.recipe import Recipe
 from clearhead.data import GlobalBatch
 from clearhead.errors import UserError
+from clearhead.train.alignment import store_alignment
 from clearhead.train.checkpointing import (
     FINISHED,
     average_checkpoints,
@@ -123,6 +124,8 @@ def finish(run: RunState, stopped: bool) -> None:
         reason = FINISHED
     else:
         reason = f"{run.settings.metric} has not improved for {run.validations_since_best} validations"
+    if not stopped:
+        store_alignment(run)
     write_event(run, {"kind": "end", "step": run.step, "best": run.best, "reason": reason})
     if run.dist.is_main:
         try:

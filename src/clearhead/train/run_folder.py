@@ -11,9 +11,9 @@ from clearhead.errors import UserError
 from clearhead.files import write_text
 from clearhead.model.cost import count_parameters
 from clearhead.train.events import write_event
-from clearhead.train.run_info import machine
+from clearhead.train.run_info import data_facts, machine
 from clearhead.train.run_log import RunLog
-from clearhead.train.state import RunState
+from clearhead.train.state import Event, RunState
 
 
 def check_folder(out: Path, resume: bool, run_files: tuple[str, ...]) -> None:
@@ -45,7 +45,11 @@ def open_folder(run: RunState, after: int) -> None:
     lock_folder(run)
     run.run_log.rewind(after, run.validation_pending)
     write_text(run.out / "recipe.yaml", dump_recipe(run.recipe))
-    facts = {"parameters": count_parameters(run.network), "steps": run.settings.steps, **machine(run.dist)}
+    facts: Event = {"parameters": count_parameters(run.network), "steps": run.settings.steps, **machine(run.dist)}
+    facts |= {"metric": run.settings.metric, **data_facts(run.data, run.recipe.data.max_length)}
+    for name in ("truncated", "left_out"):
+        if name in facts:
+            run.log(facts[name])
     write_event(run, {"kind": "start", "step": max(after, 0), **facts})
 
 

@@ -1,5 +1,6 @@
 """Facts about a run: its model card, hardware, and model FLOPs utilization (MFU)."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 
 from clearhead.checkpoint import Score, model_card
 from clearhead.config.recipe import Recipe, dump_recipe
+from clearhead.data import Data
 from clearhead.model import Network
 from clearhead.model.cost import flops_per_token
 from clearhead.train.distributed import DistContext
@@ -32,6 +34,25 @@ def machine(dist: DistContext) -> dict[str, Any]:
     """Return device, number of processes and torch version."""
     name = torch.cuda.get_device_name(dist.device) if dist.device.type == "cuda" else dist.device.type
     return {"device": name, "processes": dist.world_size, "torch": torch.__version__}
+
+
+def data_facts(data: Data, max_length: int) -> dict[str, Any]:
+    """Return the number of training rows, and in words which were truncated and how many records were left out."""
+    stores = data.train.stores
+    rows, truncated = sum(map(len, stores)), sum(store.truncated for store in stores)
+    dropped = Counter[str]()
+    for store in stores:
+        dropped.update(store.dropped)
+    facts: dict[str, Any] = {"rows": rows}
+    if truncated:
+        facts["truncated"] = (
+            f"{truncated:,} of {rows:,} training texts ({truncated / rows:.1%}) are longer than data.max_length "
+            f"({max_length:,} tokens) and were truncated"
+        )
+    if dropped:
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
+        facts["left_out"] = f"left out of the training data: {counts}"
+    return facts
 
 
 def mfu(network: Network, context: int, tokens_per_second: float, dist: DistContext) -> float | None:

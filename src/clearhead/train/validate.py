@@ -18,10 +18,11 @@ from clearhead.data import Data, Dataset, Loader
 from clearhead.data.tasks import LanguageModel, Translation
 from clearhead.evaluate.bleu import bleu, chrf
 from clearhead.evaluate.labeled import LABELED_TASKS, eval_records, score_labeled
-from clearhead.inference import generate, translate
+from clearhead.inference import alignment_weights, generate, translate
 from clearhead.inference.model_runner import pad_batch
 from clearhead.model import Decoder, EncoderDecoder, Network
 from clearhead.predict import Model
+from clearhead.predict.inspect import shown
 from clearhead.text import Tokenizer
 from clearhead.train.checkpointing import save_model_folder
 from clearhead.train.distributed import DistContext, autocast, uncompiled
@@ -33,6 +34,8 @@ from clearhead.train.state import Event, RunState
 from clearhead.train.updater import Metrics
 
 EXPOSURE_SAMPLES = 100  # validation samples whose exposure bias is measured
+SHOWN = 5  # samples, and worst mistakes
+MAX_DRAWN = 24  # tokens of a side in a picture of attention
 HIGHER_IS_BETTER = ("bleu", "chrf", "accuracy", "exact", "f1", "matthews", "pearson", "spearman")
 
 
@@ -42,6 +45,7 @@ class Sample(TypedDict, total=False):
     source: str
     reference: str
     output: str
+    mistake: str  # of the worst ones: how wrong it is
 
 
 def validate(run: RunState, stop: StopSignal | None = None) -> None:
@@ -153,7 +157,8 @@ def _evaluate_labeled(network: Network, data: Data) -> tuple[dict[str, Any], lis
     model = Model(network, data.tokenizers, extra, "the model")
     result = score_labeled(model, config, eval_records(model, config, config.valid))
     confusion = {} if result.confusion is None else {"confusion": result.confusion}
-    return result.metrics | confusion, [Sample(**sample) for sample in result.samples]  # type: ignore[typeddict-item]
+    mistakes = {"mistakes": result.mistakes} if result.mistakes else {}
+    return result.metrics | confusion | mistakes, [Sample(**sample) for sample in result.samples]  # type: ignore[typeddict-item]
 
 
 def _evaluate_translations(network: EncoderDecoder, data: Data, count: int) -> tuple[dict[str, Any], list[Sample]]:
@@ -183,8 +188,34 @@ def _evaluate_translations(network: EncoderDecoder, data: Data, count: int) -> t
     results["exact"] = sum(a == b for a, b in zip(outputs, references, strict=True)) / len(outputs)
     results["signature"] = {name: score.signature for name, score in scores.items()}
     results |= _evaluate_exposure(network, pairs[:EXPOSURE_SAMPLES], target)
-    shown = list(zip(sources, references, outputs, strict=True))[:: max(1, len(outputs) // 5)][:5]
-    return results, [Sample(source=s, reference=r, output=o) for s, r, o in shown]
+    samples = [Sample(source=s, reference=r, output=o) for s, r, o in zip(sources, references, outputs, strict=True)]
+    results["mistakes"] = _worst_translations(samples)
+    results |= _attention(network, data, [(ids, best[0].ids) for (ids, _), best in zip(pairs, hypotheses, strict=True)])
+    return results, samples[:: max(1, len(samples) // SHOWN)][:SHOWN]
+
+
+def _worst_translations(samples: list[Sample]) -> list[Sample]:
+    """The samples with the lowest chrF, worst first."""
+    scores = [chrf([sample["output"]], [sample["reference"]]).value for sample in samples]
+    order = sorted(range(len(samples)), key=lambda index: scores[index])[:SHOWN]
+    return [Sample(**samples[n], mistake=f"chrF {scores[n]:.1f}") for n in order if scores[n] < 99.995]
+
+
+def _attention(network: EncoderDecoder, data: Data, pairs: list[tuple[list[int], list[int]]]) -> dict[str, Any]:
+    """Cross-attention weights of the longest sample that fits a picture: a translation over its source."""
+    source, target = data.tokenizers[0], data.tokenizers[-1]
+    fitting = [pair for pair in pairs if pair[1] and max(map(len, pair)) <= MAX_DRAWN]
+    if not fitting:
+        return {}
+    ids, output = max(fitting, key=lambda pair: len(pair[0]))
+    weights = alignment_weights(network, ids, [target.id("begin")], output).float()
+    return {
+        "attention": {
+            "source": [shown(source, token) for token in ids],
+            "target": [shown(target, token) for token in output],
+            "weights": [[round(weight, 3) for weight in row] for row in weights.tolist()],
+        }
+    }
 
 
 def _evaluate_exposure(
