@@ -21,6 +21,7 @@ FILES = int(os.environ.get("CLEARHEAD_TOKENIZERS", "200"))
 CHUNK = 2000  # files of one process
 REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000}
 CUBIC = r"[\s\S]*[\s\S]*(?=[^\s\S])"
+SPACED = {"type": "CTC", "pad_token": "a", "word_delimiter_token": "", "cleanup": True}
 STRIP = {"type": "Strip", "strip_left": True, "strip_right": True}
 SLOW = {"type": "Replace", "pattern": {"Regex": CUBIC}, "content": ""}
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -81,6 +82,7 @@ def test_random_files_never_panic_and_stay_within_a_second_and_200_megabytes() -
         ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "length is not a positive number"),
         ({"decoder": {"type": "Sequence", "decoders": [REPLACE] * 4}}, "decoder: its steps may make more than"),
         ({"decoder": {"type": "Sequence", "decoders": [{"type": "Fuse"}, SLOW]}}, "characters take"),
+        ({"decoder": {"type": "Sequence", "decoders": [SPACED] * 30}}, "decoder: its steps may make more than"),
         ({"decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 2}}, "index out of bounds"),
         ({"post_processor": template({"Sequence": {"id": "B", "type_id": 0}})}, "does not have the text"),
         ({"post_processor": template(*[{"Sequence": {"id": "A", "type_id": 0}}] * 2)}, "does not have the text"),

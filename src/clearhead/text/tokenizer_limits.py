@@ -6,7 +6,6 @@ backtrack, damaged tables) is tried after loading, in tokenizer.py.
 
 import base64
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -119,7 +118,7 @@ def _precompiled(step: Step) -> float:
 def _affix(*keys: str) -> Growth:
     def check(step: Step) -> float:
         # an empty string is found between any two characters
-        return 1 + math.prod(len(_text(step, key, MAX_AFFIX_CHARS)) == 0 for key in keys)
+        return 1 + sum(not _text(step, key, MAX_AFFIX_CHARS) for key in keys)
 
     return check
 
