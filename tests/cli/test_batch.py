@@ -121,8 +121,8 @@ ERRORS = {
     "translate tr --column text": "--column: plain text has no columns; give --format csv, tsv or jsonl",
     "translate tr --format cvs": "--format: 'cvs' is not allowed; did you mean csv?",
     "translate tr hello --on-error ignore": "--on-error: 'ignore' is not allowed; known: mark, skip, stop",
-    "translate tr --file reviews.csv --out reviews.csv": "--out: reviews.csv exists already; choose another",
-    "embed embed a --out reviews.csv": "--out: reviews.csv exists already; choose another name, or replace it",
+    "translate tr --file reviews.csv --out reviews.csv": "--out: reviews.csv already exists; choose another",
+    "embed embed a --out reviews.csv": "--out: reviews.csv already exists; choose another name, or replace it",
     "translate tr a --out x.json": "--out: x.json: results are written as .csv, .tsv, .jsonl or plain lines",
     "embed embed": "standard input: empty; give one text per line",
     "similar embed empty.txt a": "empty.txt: empty; give a file with one text per line",
@@ -171,7 +171,7 @@ def test_vectors_are_written_as_they_come_and_failed_ones_are_nan(models: Path) 
     assert np.abs(vectors[::3] - expected[0]).max() < 1e-6
     assert np.isnan(vectors[1::3]).all()
     assert (again, forced) == (2, 0)
-    assert "--out: v.npy exists already" in refused
+    assert "--out: v.npy already exists" in refused
 
 
 def test_search_skips_lines_that_cannot_be_used(models: Path) -> None:

@@ -142,7 +142,10 @@ def test_a_recipe_is_not_overwritten_without_force(run: Run) -> None:
     Path("x.csv").write_text(table(EN, LABELS))
     Path("x.yaml").write_text("mine")
     code, _, errors = run("new", "x.csv")
-    assert (code, errors) == (2, "clearhead: x.yaml exists already; choose another --out, or replace it with --force\n")
+    assert (code, errors) == (
+        2,
+        "clearhead: --out: x.yaml already exists; choose another name, or replace it with --force\n",
+    )
     assert Path("x.yaml").read_text() == "mine"
     assert run("new", "x.csv", "--force")[0] == 0
     assert "classification" in Path("x.yaml").read_text()

@@ -45,7 +45,6 @@ OnError = Annotated[
         help="A line that cannot be used is an empty line, is left out, or ends the work. Default: mark.",
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 
 
 class Failed(NamedTuple):

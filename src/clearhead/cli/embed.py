@@ -5,8 +5,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.batch import Batch, Column, Failed, File, Force, Format, OnError, Out, Output, Texts
-from clearhead.cli.options import Device, Dtype, JsonLines, ModelName
+from clearhead.cli.batch import Batch, Column, Failed, File, Format, OnError, Out, Output, Texts
+from clearhead.cli.options import Device, Dtype, Force, JsonLines, ModelName
 from clearhead.cli.output import echo, json_text
 
 if TYPE_CHECKING:

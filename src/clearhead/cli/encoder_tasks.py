@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.batch import Batch, Column, File, Force, Format, OnError, Out, Output, Texts
-from clearhead.cli.options import Device, Dtype, JsonLines, ModelName
+from clearhead.cli.batch import Batch, Column, File, Format, OnError, Out, Output, Texts
+from clearhead.cli.options import Device, Dtype, Force, JsonLines, ModelName
 from clearhead.cli.output import is_terminal
 from clearhead.errors import UserError
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.batch import Batch, Column, Failed, File, Force, Format, OnError, Out, Output
-from clearhead.cli.options import Device, Dtype, JsonLines, ModelName
+from clearhead.cli.batch import Batch, Column, Failed, File, Format, OnError, Out, Output
+from clearhead.cli.options import Device, Dtype, Force, JsonLines, ModelName
 from clearhead.cli.output import echo, echo_json
 from clearhead.errors import UserError
 

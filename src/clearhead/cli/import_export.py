@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.options import ModelName, utf8_path
+from clearhead.cli.options import Force, ModelName, utf8_path
 from clearhead.cli.output import echo
 
 IMPORT_DTYPES = ("fp32", "bf16", "fp16")
@@ -16,9 +16,11 @@ def import_(
         Path, typer.Argument(metavar="SOURCE", help="Folder (Hugging Face, CTranslate2) or file (GGUF, .bin).")
     ],
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", callback=utf8_path, help="Model folder to write; must be new or empty.")
+        Path,
+        typer.Argument(metavar="DIR", callback=utf8_path, help="Model folder to write; new or empty, unless --force."),
     ],
     dtype: Annotated[str | None, typer.Option(help="Convert to fp32, bf16 or fp16. Default: unchanged.")] = None,
+    force: Force = False,
 ) -> None:
     """Import a model from another library as a model folder.
 
@@ -33,26 +35,29 @@ def import_(
 
     from clearhead.checkpoint.formats import import_model
 
-    import_model(source, folder, None if dtype is None else getattr(torch, DTYPES[dtype]))
+    import_model(source, folder, None if dtype is None else getattr(torch, DTYPES[dtype]), replace=force)
     echo(folder)
 
 
 def export(
     model: ModelName,
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", callback=utf8_path, help="Folder to write; must be new or empty.")
+        Path,
+        typer.Argument(metavar="DIR", callback=utf8_path, help="Folder to write; new or empty, unless --force."),
     ],
     to: Annotated[str, typer.Option(help="hf, gguf, gguf-q8_0, ctranslate2 or onnx.")],
+    force: Force = False,
 ) -> None:
     """Export a model to the format of another library.
 
     Example: clearhead export runs/multi30k-en-de exported --to ctranslate2
     """
     from clearhead.checkpoint import load_model
-    from clearhead.checkpoint.formats import export_model
+    from clearhead.checkpoint.formats import check_new_folder, export_model
     from clearhead.predict.find import find_model
 
-    export_model(load_model(find_model(model)), folder, to)
+    check_new_folder(folder, force)  # before the weights are read
+    export_model(load_model(find_model(model)), folder, to, replace=force)
     echo(folder)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clearhead.cli.options import utf8_path
+from clearhead.cli.options import Force, check_new, utf8_path
 from clearhead.cli.output import echo
 from clearhead.errors import UserError
 
@@ -22,7 +22,7 @@ def new(
     out: Annotated[
         Path | None, typer.Option(callback=utf8_path, help="Recipe to write. Default: NAME.yaml in this folder.")
     ] = None,
-    force: Annotated[bool, typer.Option(help="Replace the recipe if it exists.")] = False,
+    force: Force = False,
 ) -> None:
     """Guess the task and the columns of data files, print them, and write a commented recipe to train with.
 
@@ -33,8 +33,7 @@ def new(
     from clearhead.files import write_text
 
     target = out or Path(f"{recipe_name(files)}.yaml")
-    if target.exists() and not force:
-        raise UserError(f"{target} exists already; choose another --out, or replace it with --force")
+    check_new(target, force)
     guess, text = recipe_for(files)
     for reason in guess.reasons:
         echo(reason)

@@ -30,9 +30,10 @@ def check_new(path: Path, force: bool, option: str = "--out") -> None:
     except OSError as error:
         raise UserError(f"{option}: {path} cannot be used ({error.strerror}); choose another place") from None
     if not (is_new or force):
-        raise UserError(f"{option}: {path} exists already; choose another name, or replace it with --force")
+        raise UserError(f"{option}: {path} already exists; choose another name, or replace it with --force")
 
 
+Force = Annotated[bool, typer.Option("--force", help="Replace what exists.")]
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="Model folder, run folder, or model name.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str | None, typer.Option(callback=_dtype_option, help="fp32, bf16, fp16, fp64, int8 or int4.")]

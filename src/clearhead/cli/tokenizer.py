@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clearhead.cli.options import utf8_path
+from clearhead.cli.options import Force, check_new, utf8_path
 from clearhead.cli.output import echo, echo_json, is_terminal
 from clearhead.errors import UserError
 
@@ -36,6 +36,7 @@ def train(
         ),
     ] = "pad,begin,end,unknown",
     lowercase: Annotated[bool, typer.Option(help="Lowercase the text first.")] = False,
+    force: Force = False,
 ) -> None:
     """Train a tokenizer on text files.
 
@@ -51,8 +52,7 @@ def train(
     for role in role_names:
         if role not in ROLES:
             raise UserError(f"--roles: {role!r} is not allowed{nearest(role, list(ROLES))}")
-    if (out / "tokenizer.json").exists():
-        raise UserError(f"--out: {out / 'tokenizer.json'} already exists; choose another folder")
+    check_new(out / "tokenizer.json", force)
     tokenizer = train_files(
         files,
         kind,
@@ -114,6 +114,7 @@ def stats(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Tokenizers to compare.")],
     file: Annotated[list[Path], typer.Option(help="Text to encode; repeatable.")],
     plot: Annotated[Path | None, typer.Option(help="Plot the comparison to this SVG file.")] = None,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
     """Compare tokenizers on the same text: tokens per word, bytes per token, unknown rate, vocabulary usage.
@@ -126,6 +127,8 @@ def stats(
 
     if plot is not None and plot.suffix != ".svg":
         raise UserError(f"--plot: {plot} is not an SVG file; name it {plot.with_suffix('.svg')}")
+    if plot is not None:
+        check_new(plot, force, "--plot")
 
     results = {}
     for folder in folders:

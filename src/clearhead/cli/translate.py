@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.batch import Batch, Column, File, Force, Format, OnError, Out, Output, Texts
-from clearhead.cli.options import Device, Dtype, JsonLines, ModelName
+from clearhead.cli.batch import Batch, Column, File, Format, OnError, Out, Output, Texts
+from clearhead.cli.options import Device, Dtype, Force, JsonLines, ModelName
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.options import utf8_path
+from clearhead.cli.options import Force, check_new, utf8_path
 from clearhead.cli.output import echo, echo_json, is_terminal
 from clearhead.errors import UserError
 
@@ -40,6 +40,7 @@ def train(
     workers: Annotated[int | None, typer.Option(help="Threads; 1 is reproducible. Default: all cores.")] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 1,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Train word vectors on text files. Text is lowercased; sentences end at . ! ?
@@ -50,6 +51,9 @@ def train(
 
     from clearhead.text.corpus import read_corpus
     from clearhead.text.word2vec import Training, Word2VecSettings
+    from clearhead.text.word_vectors import FILE
+
+    check_new(out / FILE, force)
 
     if device != "cpu" and not (device.partition(":")[0] == "cuda" and torch.cuda.is_available()):
         raise UserError(f"--device: {device!r} is not available; use cpu" + (" or cuda" * torch.cuda.is_available()))
@@ -163,11 +167,16 @@ def evaluate(
 
 
 @app.command()
-def export(folder: Folder, file: Annotated[Path, typer.Argument(metavar="FILE", help="Text file to write.")]) -> None:
+def export(
+    folder: Folder,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Text file to write.")],
+    force: Force = False,
+) -> None:
     """Write the vectors in the word2vec text format: `words dim`, then one word with its values per line.
 
     Example: clearhead word2vec export vectors vectors.txt
     """
+    check_new(file, force, "FILE")
     vectors = _load(folder)
     vectors.save_text(file)
     echo(f"{len(vectors):,} vectors in {file}", err=True)

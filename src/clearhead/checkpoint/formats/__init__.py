@@ -11,7 +11,7 @@ from clearhead.checkpoint.formats.imported_model import ImportedModel
 from clearhead.checkpoint.model_folder import LoadedModel
 from clearhead.errors import UserError
 
-__all__ = ["EXPORTS", "ImportedModel", "export_model", "import_model", "read_foreign"]
+__all__ = ["EXPORTS", "ImportedModel", "check_new_folder", "export_model", "import_model", "read_foreign"]
 
 EXPORTS: dict[str, Callable[[LoadedModel, Path], None]] = {
     "hf": huggingface.write,
@@ -41,22 +41,26 @@ def read_foreign(source: Path) -> ImportedModel:
     )
 
 
-def import_model(source: Path, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Convert a model of another library to a new model folder."""
-    _check_new(folder)
+def import_model(source: Path, folder: Path, dtype: torch.dtype | None = None, replace: bool = False) -> None:
+    """Convert a model of another library to a new model folder; `replace` allows one that exists."""
+    check_new_folder(folder, replace)
     read_foreign(source).save(folder, source.name, dtype)
 
 
-def export_model(loaded: LoadedModel, folder: Path, to: str) -> None:
-    """Write a model for another library into a new folder, atomically."""
+def export_model(loaded: LoadedModel, folder: Path, to: str, replace: bool = False) -> None:
+    """Write a model for another library into a new folder, atomically; `replace` allows one that exists."""
     if to not in EXPORTS:
         raise UserError(f"--to: {to!r:.40} is not allowed; use {', '.join(EXPORTS)}")
-    _check_new(folder)
+    check_new_folder(folder, replace)
     with disk.atomic_folder(folder) as temporary:
         EXPORTS[to](loaded, temporary)
 
 
-def _check_new(folder: Path) -> None:
-    """Refuse to replace files."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} already exists; give a new folder, or an empty one")
+def check_new_folder(folder: Path, replace: bool = False) -> None:
+    """Refuse a folder with files; `replace` allows one that was written here, which its manifest shows."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not replace:
+        raise UserError(f"{folder} already exists; give a new folder, or replace it with --force")
+    if not disk.has_file(folder, disk.MANIFEST):
+        raise UserError(f"{folder} has no {disk.MANIFEST}, so it is not a model of ours; give a new folder")
