@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clearhead.cli.options import utf8_path
-from clearhead.cli.output import echo
+from clearhead.cli.output import echo, say
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ def new(
         raise UserError(f"{target} exists already; choose another --out, or replace it with --force")
     guess, text = recipe_for(files)
     for reason in guess.reasons:
-        echo(reason)
+        say(reason)
     plan = PLANS[guess.task]
-    echo(f"model    {plan.preset}: {plan.comment}")
+    say(f"model    {plan.preset}: {plan.comment}")
     write_text(target, text)
     name = quote(target.as_posix())
-    echo(f"wrote    {name}; check it, then: clearhead train {name} --dry-run, and: clearhead train {name}")
+    say(f"wrote    {name}; check it, then: clearhead train {name} --dry-run, and: clearhead train {name}")
 
 
 def recipe_for(files: list[str]) -> "tuple[Guess, str]":
