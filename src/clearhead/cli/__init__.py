@@ -25,6 +25,7 @@ from clearhead.cli import (
     translate,
     word2vec,
 )
+from clearhead.cli.language import language, localized
 from clearhead.cli.output import OutputError, discard, echo, flush, prepare_streams
 from clearhead.errors import UserError
 
@@ -113,7 +114,7 @@ def main() -> None:
 def _run() -> int:
     """Run the command and flush; rich has ended it where the reader of the help has left."""
     try:
-        code = app(standalone_mode=False)
+        code = (app if language() == "en" else _translated_app())(standalone_mode=False)
     except SystemExit as stop:
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
@@ -122,11 +123,21 @@ def _run() -> int:
     return code if isinstance(code, int) else 0
 
 
+def _translated_app() -> Any:
+    from typer.main import get_command
+
+    from clearhead.cli.localize import localize
+
+    command = get_command(app)
+    localize(command)
+    return command
+
+
 def _exit_with_usage_error(error: Any) -> None:
-    message = error.format_message()
+    message = localized(error.format_message())
     context = getattr(error, "ctx", None)
     command = "" if context is None else context.command_path.removeprefix(context.find_root().info_name or "")
-    end = "" if message.endswith(("?", ".")) else "."
+    end = "" if message.endswith(("?", ".", "？", "。")) else "." if language() == "en" else "。"
     # the message is empty when help was shown because the command is missing
     _exit_with_error(f"{message}{end} See clearhead{command} --help" if message else "")
 

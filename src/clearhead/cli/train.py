@@ -7,7 +7,7 @@ import typer
 
 from clearhead.cli.display import Display
 from clearhead.cli.options import utf8_path
-from clearhead.cli.output import echo, echo_json
+from clearhead.cli.output import echo, echo_json, say
 
 if TYPE_CHECKING:
     from clearhead.config.grid import GridPoint
@@ -74,9 +74,10 @@ def train(
         with Display() as display:
             if len(grid) > 1:
                 display.log(f"dry run of the first of {len(grid):,} recipes")
-            lines = run_dry(grid[0].recipe, display.log)
+            resolved, *lines = run_dry(grid[0].recipe, display.log)
+        echo(resolved)
         for line in lines:
-            echo(line)
+            say(line)
         return
     folder = out or Path("runs") / Path(recipe).stem
     if seeds is None and not grid[0].values:
