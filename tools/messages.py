@@ -1,4 +1,4 @@
-"""The messages of the command line, and their catalogs: `python -m tools.messages --update` syncs them with the sources.
+"""The messages of the command line and their catalogs: `python -m tools.messages --update` syncs them.
 
 A message is every text of the sources that reads like English prose, but for those in SILENT files and calls. F-strings
 become templates: their expressions are placeholders, named after them.
