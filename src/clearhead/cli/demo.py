@@ -12,6 +12,7 @@ import typer
 
 from clearhead.cli.language import localized
 from clearhead.cli.options import utf8_path
+from clearhead.ops.openmp import spin_briefly
 
 if TYPE_CHECKING:
     from clearhead.cli.console import Console
@@ -45,6 +46,7 @@ def demo(
 
     Example: clearhead demo --out runs/first
     """
+    spin_briefly()  # before torch is imported
     from clearhead.cli.console import Console
 
     console = Console()

@@ -59,6 +59,8 @@ def train(
     With several values (model.heads=4,8) or --seeds, train one run per combination; OUT/report.html compares them.
     """
     from clearhead.cli.new import refuse_data_as_recipe
+
+    spin_briefly()  # before torch is imported
     from clearhead.config.dtypes import FLOAT_DTYPES, parse_dtype
     from clearhead.config.grid import load_grid
 
