@@ -14,7 +14,7 @@ from clearhead.limits import MAX_JSON_BYTES
 MAX_ID = 1 << 24
 MAX_STEPS = 64  # of one chain; published tokenizers have up to 20
 MAX_PATTERN_CHARS = 1 << 13
-MAX_TOKEN_CHARS = 1 << 12
+MAX_TOKEN_CHARS = 1 << 10  # published vocabularies have up to 128
 MAX_AFFIX_CHARS = 64  # of what is put before or after each piece of a word
 MAX_WORD_CHARS = 1000  # WordPiece's time is quadratic in it; published tokenizers have 100 or 200
 MAX_NORMALIZED_CHARS = 128  # of an added token: its text and the regex that it meets are of the same hand
