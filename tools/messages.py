@@ -1,4 +1,4 @@
-"""The messages of the command line and their catalogs: `python -m tools.messages --update` syncs them.
+"""The messages of the command line, and their catalogs; `python -m tools.messages --update` adds the new ones.
 
 A message is every text of the sources that reads like English prose, but for those in SILENT files and calls. F-strings
 become templates: their expressions are placeholders, named after them.
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from clearhead.cli.catalog import parse, read_po, split_margin
+from clearhead.cli.catalog import CONTEXT, parse, read_po, split_margin
 from clearhead.cli.localize import help_messages
 
 SOURCE = Path(__file__).parents[1] / "src" / "clearhead"
@@ -33,12 +33,14 @@ SILENT_FILES = (
     "predict/results.py",
     "predict/summary.py",
     "text/tokenizer_plot.py",
-    "train/report.py",
+    "train/report",
     "train/run_info.py",
+    "train/sweep_report.py",
 )
 # Functions and constants whose texts are data, recipes or patterns.
 SILENT_NAMES = {
-    "LINES", "NO_ANSWER", "PACKAGES", "PRETOKENIZERS", "SENTENCES", "STORY_PROMPT", "extra_repr",
+    "LINES", "NO_ANSWER", "PACKAGES", "PRETOKENIZERS", "SENTENCES", "STORY_PROMPT", "LINKED",
+    "next_commands", "_program", "extra_repr",
     "write_recipe", "_format_info", "_format_score", "_comment", "_longer", "_model_row", "_print_colored", "_title",
 }  # fmt: skip
 # Calls whose texts are not messages: patterns, names, column titles, texts for developers.
@@ -49,7 +51,7 @@ SILENT_CALLS = {
 }  # fmt: skip
 WORD = re.compile("[A-Za-z]{2}")
 PROSE = re.compile(r"[\w)'\"}] +\w*[A-Za-z]{2}|[A-Za-z]{2}\w*,? +[\w({'\"]|\(\w+: ")  # two words, or a word and a value
-DATA = re.compile(r"clearhead( [\w/.-]+)+|# trained elsewhere|\[unused.*|\| .*|.* asked|.*\\p\{.*")
+DATA = re.compile(r"bold \w+|clearhead( [\w/.-]+)+|# trained elsewhere|\[unused.*|\| .*|.* asked|.*\\p\{.*")
 TYPE = re.compile(r'[\w."]+(\[.*\])?( \| [\w."]+(\[.*\])?)*')
 
 
@@ -232,9 +234,12 @@ def render(messages: dict[str, list[str]], translations: dict[str, str], languag
     entries = ["\n".join(['msgid ""', 'msgstr ""', *(_quoted(f"{line}\n") for line in header)])]
     for file, texts in messages.items():
         for text in texts:
-            flag = "#, python-brace-format\n" if parse(text)[1] else ""
-            translation = translations.get(text, "")
-            entries.append(f"#: {file}\n{flag}msgid {_quoted(text)}\nmsgstr {_quoted(translation)}")
+            context, _, msgid = text.rpartition(CONTEXT)
+            lines = [f"#: {file}"]
+            lines += ["#, python-brace-format"] if parse(text)[1] else []
+            lines += [f"msgctxt {_quoted(context)}"] if context else []
+            lines += [f"msgid {_quoted(msgid)}", f"msgstr {_quoted(translations.get(text, ''))}"]
+            entries.append("\n".join(lines))
     return "\n\n".join(entries) + "\n"
 
 

@@ -23,6 +23,7 @@ WIDE = {";": "；", ",": "，", ":": "："}
 MARGIN = re.compile(r"^(\s*[;,:]?\s*)(.*?)(\s*[;,:]?\s*)$", re.S)
 KEY = re.compile(r"([^\s'\"`]+): ")
 SEPARATOR = re.compile("[;,:] | ")
+CONTEXT = "\x04"  # between context and msgid, as in gettext; the context of a word is the name of its placeholder
 CJK = r"\u3000-\u303f\u4e00-\u9fff\uff00-\uffef"
 
 
@@ -62,7 +63,7 @@ def read_po(text: str) -> dict[str, str]:
     """Read the msgids and msgstrs of a .po file."""
     messages: dict[str, str] = {}
     for entry in text.split("\n\n"):
-        parts = {"msgid": "", "msgstr": ""}
+        parts = {"msgctxt": "", "msgid": "", "msgstr": ""}
         key = ""
         for line in entry.splitlines():
             word, _, rest = line.partition(" ")
@@ -71,7 +72,8 @@ def read_po(text: str) -> dict[str, str]:
             if line.startswith('"') and key:
                 parts[key] += ast.literal_eval(line)  # C escapes of one line, which are Python's
         if parts["msgid"]:
-            messages[parts["msgid"]] = parts["msgstr"]
+            context = parts["msgctxt"] + CONTEXT if parts["msgctxt"] else ""
+            messages[context + parts["msgid"]] = parts["msgstr"]
     return messages
 
 
@@ -146,11 +148,15 @@ class Catalog:
         """Put the values into the translation, translated themselves where they are messages."""
         filled: dict[str, str] = {}
         for number, name in enumerate(template.names):
-            if number + 1 < len(values) and not template.literals[number + 1]:  # two adjacent placeholders
-                values[number], values[number + 1] = self._split(values[number + 1], depth)
+            last = number
+            while last + 1 < len(values) and not template.literals[last + 1]:
+                last += 1
+            if last > number:  # adjacent placeholders: all of the text is the value of the last one
+                values[number], values[last] = self._split(values[last], depth)
             if template.literals[number + 1] == ": " and number + 1 < len(values):
                 values[number], values[number + 1] = self._split_location(values[number], values[number + 1], depth)
-            filled[name] = self._line(values[number], depth + 1)
+            word = self.exact.get(f"{name}{CONTEXT}{values[number]}")
+            filled[name] = word or self._line(values[number], depth + 1)
         literals, names = parse(template.translation)
         text = literals[0]
         for name, literal in zip(names, literals[1:], strict=True):

@@ -122,7 +122,9 @@ def _train(console: "Console", steps: int, seed: int, out: Path) -> str:
                 _print(console, " " * 39, (event["samples"][0]["source"], "italic"))
             scores = f"  step {event['step']:>4}   loss {event['loss']:5.2f}   BLEU {event.get('bleu', 0):4.1f}   "
             output = event["samples"][0]["output"]
-            _print(console, scores, (output if len(output) <= SAMPLE else output[: SAMPLE - 2] + " …", "green"))
+            _print(
+                console, localized(scores), (output if len(output) <= SAMPLE else output[: SAMPLE - 2] + " …", "green")
+            )
 
     every = max(1, steps // SHOWN_STEPS)
     changes = (f"train.steps={steps}", f"train.seed={seed}", f"train.validate_every={every}", "train.log_every=10")

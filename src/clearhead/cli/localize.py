@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from clearhead.cli.catalog import CONTEXT
 from clearhead.cli.language import localized
 
 EXAMPLE = "Example: "
@@ -42,12 +43,14 @@ PARSER_MESSAGES = (
     "Input should be a valid integer, unable to parse string as an integer",
     "Input should be a valid number, unable to parse string as a number",
     "Input should be {values}",
+    "warning: {message}",
     # what messages put together from words
     "a decoder",
     "an encoder",
     "an encoder-decoder",
-    "commas",
-    "tabs",
+    *(f"{name}{CONTEXT}{word}" for name in ("unit", "units") for word in ("line", "lines", "text", "texts")),
+    f"separator{CONTEXT}commas",
+    f"separator{CONTEXT}tabs",
     "{count} days",
     "{count} hours",
     "{count} minutes",

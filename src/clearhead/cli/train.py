@@ -8,6 +8,7 @@ import typer
 from clearhead.cli.display import Display
 from clearhead.cli.options import utf8_path
 from clearhead.cli.output import echo, echo_json, say
+from clearhead.ops.openmp import spin_briefly
 
 if TYPE_CHECKING:
     from clearhead.config.grid import GridPoint
