@@ -5,6 +5,7 @@ import signal
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["CLEARHEAD_LANG"] = "en"
 
 import pytest
 import torch

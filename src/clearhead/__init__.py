@@ -14,7 +14,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import UserError
-from clearhead.ops.openmp import wait_passively
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,8 +65,6 @@ _MODULES = {  # where each name is defined
     "Model": "clearhead.predict.model",
     "TrainResult": "clearhead.train.api",
 }
-
-wait_passively()  # before torch is imported
 
 
 def load(name: str | Path, device: str = "auto", dtype: str | None = None, compiled: bool = False) -> Model:

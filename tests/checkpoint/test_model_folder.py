@@ -198,7 +198,7 @@ def change_weights(model: Path, change: Any) -> None:
         (lambda t: t.update({"decoder.norm.weight": torch.zeros(8).int()}), "is torch.int32, but torch.float32"),
         (
             lambda t: t.update({"decoder.norm.weight": torch.zeros(8).to(torch.float8_e4m3fn)}),
-            "is torch.float8_e4m3",
+            "weights of dtype torch.float8_e4m3fn are not supported",
         ),
         (lambda t: t.update({"decoder.norm.weight": torch.zeros(8, dtype=torch.int8)}), "is int8, but not a matrix"),
     ],

@@ -96,6 +96,23 @@ def test_a_dry_run_prints_the_resolved_recipe(folder: Path) -> None:
     assert "# parameters " in output
 
 
+def test_several_values_and_seeds_are_a_sweep_that_resumes(folder: Path) -> None:
+    grid = ("train", "mine.yaml", "train.lr=1e-3,1e-2", "model.norm=layer,rms", "train.steps=3", "--out", "grid")
+    code, output, errors = clearhead(folder, *grid)
+    assert code == 0, errors
+    assert errors.splitlines()[0] == "sweep: recipes 4, seeds 1, runs 4; compared by loss"
+    assert errors.splitlines()[-1] == "done; best model: grid/best; report: grid/report.html"
+    head, _, *rows = output.splitlines()
+    assert head == "| lr | norm | seeds | loss (mean ± std) | per seed |"
+    losses = [float(row.split(" | ")[-1].removesuffix(" |")) for row in rows]
+    assert len(losses) == 4
+    assert losses == sorted(losses), "best first"
+    assert (folder / "grid" / "lr-0.001-norm-rms-seed-0" / "report.html").is_file()
+    code, again, errors = clearhead(folder, *grid, "--resume")
+    assert (code, again) == (0, output), errors
+    assert "step" not in errors, "nothing is trained again"
+
+
 def test_recipes_are_listed_with_descriptions(folder: Path) -> None:
     code, output, _ = clearhead(folder, "recipes", "--json")
     assert code == 0

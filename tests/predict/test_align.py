@@ -89,3 +89,8 @@ def test_the_command_prints_links_and_words(tmp_path: Path) -> None:
     assert code == 0
     assert len(links.split()) == len(words.split()) == len(text.split())
     assert {pair.split("→")[0] for pair in words.split()} <= {"the", "dog"}
+
+
+def test_an_empty_translation_has_no_words() -> None:
+    words = target_words(load("en-de", "cpu").tokenizer, [])
+    assert (words.texts, words.of_token) == ((), [])

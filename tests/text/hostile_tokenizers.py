@@ -6,6 +6,7 @@ As a script: python -m tests.text.hostile_tokenizers FIRST_SEED COUNT
 import base64
 import faulthandler
 import json
+import os
 import random
 import resource
 import struct
@@ -257,11 +258,12 @@ def _check_message(error: UserError, folder: Path) -> None:
 def main(first: int, count: int) -> int:
     """Load and use `count` files; print what happened; return the number of failures."""
     counts: dict[str, int] = {}
+    stderr = os.fdopen(os.dup(2), "w")  # loading may have redirected it
     slowest, largest, failures = 0.0, 0, 0
     with tempfile.TemporaryDirectory() as name:
         for seed in range(first, first + count):
             (Path(name) / "tokenizer.json").write_text(Maker(seed).file(), encoding="utf-8", errors="replace")
-            faulthandler.dump_traceback_later(120, exit=True)  # one that hangs cannot be interrupted
+            faulthandler.dump_traceback_later(120, exit=True, file=stderr)  # a hang cannot be interrupted
             started, memory = time.process_time(), _peak_memory()
             try:
                 outcome = use(Path(name))
@@ -276,8 +278,9 @@ def main(first: int, count: int) -> int:
                 failures += 1
                 print(f"seed {seed}: {outcome}, {seconds:.1f} s, {megabytes} MB more", file=sys.stderr)
             counts[outcome] = counts.get(outcome, 0) + 1
-    print(f"{count} files from seed {first}: {counts}; slowest {slowest:.2f} s, {largest} MB; {failures} failures")
     faulthandler.cancel_dump_traceback_later()
+    stderr.close()
+    print(f"{count} files from seed {first}: {counts}; slowest {slowest:.2f} s, {largest} MB; {failures} failures")
     return failures
 
 

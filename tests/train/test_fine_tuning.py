@@ -298,7 +298,7 @@ def test_a_sweep_over_any_setting_has_one_report_and_survives_a_diverged_run(
     monkeypatch.setattr("clearhead.train.sweep.train", diverging)
     table = sweep(grid, 2, out / "grid", False, lines.append, lambda event: None)
     assert table is not None
-    assert lines[0] == "sweep: 2 recipes × 2 seeds = 4 runs, compared by loss", "said before any work"
+    assert lines[0] == "sweep: recipes 2, seeds 2, runs 4; compared by loss", "said before any work"
     assert [row["settings"] for row in table] == [{"model.dropout": 0.0}, {"model.dropout": 0.4}]
     assert (table[1]["loss"], table[1]["values"][1]) == (None, None)
     assert "| 0.4 | 2 | diverged |" in (out / "grid" / "table.md").read_text()

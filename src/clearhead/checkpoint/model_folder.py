@@ -34,7 +34,7 @@ CONFIG, CARD = "config.json", "README.md"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARED_TOKENIZER, SEPARATE_TOKENIZERS = ("tokenizer.json",), ("tokenizer.source.json", "tokenizer.target.json")
 SHARD_BYTES = 4_000_000_000
-MAX_ATTEMPTS = 20  # at reading a folder that another process keeps replacing
+MAX_ATTEMPTS = 100  # at reading a folder that another process keeps replacing
 A = TypeVar("A")
 
 

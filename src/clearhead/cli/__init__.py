@@ -26,6 +26,7 @@ from clearhead.cli import (
     translate,
     word2vec,
 )
+from clearhead.cli.language import language, localized
 from clearhead.cli.output import OutputError, discard, echo, flush, prepare_streams
 from clearhead.errors import UserError
 
@@ -115,7 +116,7 @@ def main() -> None:
 def _run() -> int:
     """Run the command and flush; rich has ended it where the reader of the help has left."""
     try:
-        code = app(standalone_mode=False)
+        code = (app if language() == "en" else _translated_app())(standalone_mode=False)
     except SystemExit as stop:
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
@@ -124,13 +125,23 @@ def _run() -> int:
     return code if isinstance(code, int) else 0
 
 
+def _translated_app() -> Any:
+    from typer.main import get_command
+
+    from clearhead.cli.localize import localize
+
+    command = get_command(app)
+    localize(command)
+    return command
+
+
 def _exit_with_usage_error(error: Any) -> None:
     context = getattr(error, "ctx", None)
     if context is not None and hasattr(error, "possibilities"):
         error.possibilities = _near_options(error.option_name, context.command)
-    message = error.format_message()
+    message = localized(error.format_message())
     command = "" if context is None else context.command_path.removeprefix(context.find_root().info_name or "")
-    end = "" if message.endswith(("?", ".")) else "."
+    end = "" if message.endswith(("?", ".", "？", "。")) else "." if language() == "en" else "。"
     # the message is empty when help was shown because the command is missing
     _exit_with_error(f"{message}{end} See clearhead{command} --help" if message else "")
 

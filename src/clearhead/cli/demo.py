@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.cli.language import localized
 from clearhead.cli.options import utf8_path
+from clearhead.ops.openmp import spin_briefly
 
 if TYPE_CHECKING:
     from clearhead.cli.console import Console
@@ -44,6 +46,7 @@ def demo(
 
     Example: clearhead demo --out runs/first
     """
+    spin_briefly()  # before torch is imported
     from clearhead.cli.console import Console
 
     console = Console()
@@ -97,7 +100,7 @@ def _print(console: "Console", *parts: str | tuple[str, str]) -> None:
 
 def _heading(console: "Console", title: str, rest: str) -> None:
     _print(console, "")
-    _print(console, (title, "bold cyan"), rest)
+    _print(console, (localized(title), "bold cyan"), localized(rest))
     _print(console, "")
 
 
@@ -119,7 +122,9 @@ def _train(console: "Console", steps: int, seed: int, out: Path) -> str:
                 _print(console, " " * 39, (event["samples"][0]["source"], "italic"))
             scores = f"  step {event['step']:>4}   loss {event['loss']:5.2f}   BLEU {event.get('bleu', 0):4.1f}   "
             output = event["samples"][0]["output"]
-            _print(console, scores, (output if len(output) <= SAMPLE else output[: SAMPLE - 2] + " …", "green"))
+            _print(
+                console, localized(scores), (output if len(output) <= SAMPLE else output[: SAMPLE - 2] + " …", "green")
+            )
 
     every = max(1, steps // SHOWN_STEPS)
     changes = (f"train.steps={steps}", f"train.seed={seed}", f"train.validate_every={every}", "train.log_every=10")
@@ -131,11 +136,11 @@ def _train(console: "Console", steps: int, seed: int, out: Path) -> str:
     model = load(out)
     corpus = Corpus(format="embedded", languages=("en", "de"), level=1, split="test", count=HELD_OUT, seed=seed)
     pairs = [record.values for record in raw_records(corpus, TRANSLATION)]
-    _print(console, "\n  Held-out sentences, whose word combinations are not in the training data:\n")
+    _print(console, localized("\n  Held-out sentences, whose word combinations are not in the training data:\n"))
     results = model.translate([source for source, _ in pairs], beam=1, align=True)
     for (source, reference), result in list(zip(pairs, results, strict=True))[:SHOWN]:
         right = result.text == reference
-        difference = (f"   (reference: {reference})", "bright_black") if not right else ("", "")
+        difference = (localized(f"   (reference: {reference})"), "bright_black") if not right else ("", "")
         _print(console, f"  {source}  →  ", (result.text, "green" if right else "yellow"), difference)
     alignments = [result.alignment for result in results if result.alignment is not None]
     clearest = max(range(len(alignments)), key=lambda number: _clarity(alignments[number]))
@@ -156,7 +161,7 @@ def show_alignment(console: "Console", model: "Model", alignment: "Alignment") -
     shades = SHADES if encodable(SHADES, console.encoding) else ASCII_SHADES
     rate = model.extra.get("alignment", {}).get("error_rate")
     measured = "" if rate is None else f"; alignment error rate on unseen sentences: {rate:.0%}"
-    _print(console, f"\n  The clearest of {HELD_OUT} alignments by cross-attention{measured}\n")
+    _print(console, localized(f"\n  The clearest of {HELD_OUT} alignments by cross-attention{measured}\n"))
     margin, linked = max(map(cell_len, alignment.target)), {target: source for source, target in alignment.links}
     _print(console, " " * (margin + 4), ("  ".join(alignment.source), "bold"))
     for j, (word, weights) in enumerate(zip(alignment.target, alignment.weights, strict=True)):

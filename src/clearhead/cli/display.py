@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Self, TextIO
 
+from clearhead.cli.language import localized
+
 METRICS = (
     "loss",
     "perplexity",
@@ -127,8 +129,8 @@ class Display:
         self.log(line)
 
     def log(self, line: str) -> None:
-        """Print a line."""
-        self.console.print(line, soft_wrap=True)
+        """Print a line, in the language of the user."""
+        self.console.print(localized(line), soft_wrap=True)
 
     def on_event(self, event: dict[str, Any]) -> None:
         """Show an event of the run log."""
@@ -140,7 +142,7 @@ class Display:
         peak = f" · {event['mfu']:.0%} of peak" if "mfu" in event else ""
         text = f"loss {event['loss']:.3f} · {event['tokens_per_second']:,.0f} tokens/s{peak}"
         if self.bar:
-            self.bar.update(self.task, completed=event["step"], description=text)
+            self.bar.update(self.task, completed=event["step"], description=localized(text))
         else:
             self.log(f"step {event['step']:,}/{self.steps:,} · {text}")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.options import ModelName
-from clearhead.cli.output import echo, echo_json
+from clearhead.cli.output import echo, echo_json, say
 from clearhead.cli.presets import format_bytes, format_count
 from clearhead.errors import UserError
 
@@ -135,7 +135,7 @@ def models(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON li
         echo_json(rows, indent=2)
         return
     if not rows:
-        echo("no models; train one with `clearhead train mini-en-de`, then `clearhead translate runs/mini-en-de`")
+        say("no models; train one with `clearhead train mini-en-de`, then `clearhead translate runs/mini-en-de`")
         return
     table = [("name", "family", "parameters", "file", "score", "description")]
     for row in rows:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clearhead.cli.options import Force, check_new, utf8_path
-from clearhead.cli.output import echo
+from clearhead.cli.output import echo, say
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ def new(
     check_new(target, force)
     guess, text = recipe_for(files)
     for reason in guess.reasons:
-        echo(reason)
+        say(reason)
     plan = PLANS[guess.task]
-    echo(f"model    {plan.preset}: {plan.comment}")
+    say(f"model    {plan.preset}: {plan.comment}")
     write_text(target, text)
     name = quote(target.as_posix())
-    echo(f"wrote    {name}; check it, then: clearhead train {name} --dry-run, and: clearhead train {name}")
+    say(f"wrote    {name}; check it, then: clearhead train {name} --dry-run, and: clearhead train {name}")
 
 
 def recipe_for(files: list[str]) -> "tuple[Guess, str]":

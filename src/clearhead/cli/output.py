@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
+from clearhead.cli.language import localized
+
 # C0 except tab and newline, DEL, C1, bidirectional overrides and isolates, lone surrogates
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -25,7 +27,16 @@ class OutputError(Exception):
 
 
 def echo(text: object = "", *, err: bool = False, end: str = "\n") -> None:
-    """Print a text to stdout or stderr."""
+    """Print data to stdout, or a message to stderr, in the language of the user."""
+    _write(localized(str(text)) if err else text, err, end)
+
+
+def say(text: str) -> None:
+    """Print a message to stdout, in the language of the user."""
+    _write(localized(text), err=False, end="\n")
+
+
+def _write(text: object, err: bool, end: str) -> None:
     stream = sys.stderr if err else sys.stdout
     if stream is None:  # closed when the command was started
         return
@@ -143,7 +154,7 @@ def prepare_streams() -> None:
     logging.lastResort = handler  # for loggers without handlers
     logging.getLogger("py.warnings").handlers = [handler]
     logging.captureWarnings(True)
-    sys.excepthook = lambda *error: echo("".join(traceback.format_exception(*error)), err=True, end="")
+    sys.excepthook = lambda *error: _write("".join(traceback.format_exception(*error)), err=True, end="")
 
 
 def _open_closed_descriptors() -> None:

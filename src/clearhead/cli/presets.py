@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.cli.language import localized
 from clearhead.cli.output import echo, echo_json
 from clearhead.errors import UserError
 
@@ -97,12 +98,12 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
             format_count(row["flops_per_token"]),
         )
     console.print(table)
-    console.print(
+    notes = (
         f"\nweights, cache  in {rows[0]['dtype']}; KV cache of one sequence at that context"
         "\ntraining        weights, gradients and Adam moments in fp32, without activations"
-        "\nFLOPs           forward pass of the last token of the context; a multiply-add is 2",
-        style="dim",
+        "\nFLOPs           forward pass of the last token of the context; a multiply-add is 2"
     )
+    console.print(localized(notes), style="dim")
 
 
 def _print_settings(config: "ModelConfig") -> None:

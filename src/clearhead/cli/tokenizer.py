@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clearhead.cli.language import localized
 from clearhead.cli.options import Force, check_new, utf8_path
 from clearhead.cli.output import echo, echo_json, is_terminal
 from clearhead.errors import UserError
@@ -196,7 +197,7 @@ def _print_stats(results: "dict[str, TokenizerStats]") -> None:
     console.print(table)
     max_length = min(16, max(length for stats in results.values() for length in stats.token_lengths))
     for name, stats in results.items():
-        console.print(f"\n{name}: token lengths in characters", soft_wrap=True)
+        console.print(localized(f"\n{name}: token lengths in characters"), soft_wrap=True)
         counts = [0] * (max_length + 1)
         for length, count in stats.token_lengths.items():
             counts[min(length, max_length)] += count

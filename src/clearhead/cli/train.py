@@ -8,7 +8,8 @@ import typer
 
 from clearhead.cli.display import Display
 from clearhead.cli.options import utf8_path
-from clearhead.cli.output import echo, echo_json
+from clearhead.cli.output import echo, echo_json, say
+from clearhead.ops.openmp import spin_briefly
 
 if TYPE_CHECKING:
     from clearhead.config.grid import GridPoint
@@ -60,6 +61,8 @@ def train(
     With several values (model.heads=4,8) or --seeds, train one run per combination; OUT/report.html compares them.
     """
     from clearhead.cli.new import refuse_data_as_recipe
+
+    spin_briefly()  # before torch is imported
     from clearhead.config.dtypes import FLOAT_DTYPES, parse_dtype
     from clearhead.config.grid import load_grid
 
@@ -75,9 +78,10 @@ def train(
         with Display() as display:
             if len(grid) > 1:
                 display.log(f"dry run of the first of {len(grid):,} recipes")
-            lines = run_dry(grid[0].recipe, display.log)
+            resolved, *lines = run_dry(grid[0].recipe, display.log)
+        echo(resolved)
         for line in lines:
-            echo(line)
+            say(line)
         return
     folder = out or Path("runs") / Path(recipe).stem
     if seeds is None and not grid[0].values:

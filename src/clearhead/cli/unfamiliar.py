@@ -53,11 +53,17 @@ class UnfamiliarTexts:
 
     def warnings(self, unit: str) -> Iterator[str]:
         """One line for each kind, with its count."""
-        of = f"of {self.total:,} {unit}{'s' if self.total > 1 else ''}"
+        units = f"{unit}s" if self.total > 1 else unit
         for name, count in self.scripts.most_common():
-            yield f"{count:,} {of}: {name}, which this model's tokenizer hardly knows; expect nonsense"
+            yield (
+                f"{count:,} of {self.total:,} {units}: {name}, which this model's tokenizer hardly knows; "
+                "expect nonsense"
+            )
         if self.unknown:
-            yield f"{self.unknown:,} {of}: mostly words or characters that this model's tokenizer does not know"
+            yield (
+                f"{self.unknown:,} of {self.total:,} {units}: mostly words or characters that this model's tokenizer "
+                "does not know"
+            )
 
     def _known_scripts(self) -> set[str]:
         if self.known is None:

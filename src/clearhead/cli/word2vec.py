@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.cli.options import Force, check_new, utf8_path
-from clearhead.cli.output import echo, echo_json, is_terminal
+from clearhead.cli.output import echo, echo_json, is_terminal, say
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -156,14 +156,14 @@ def evaluate(
         echo_json(data)
         return
     for pair_score in pair_scores:
-        echo(
+        say(
             f"{pair_score.name}: Spearman {pair_score.spearman:.3f} on {pair_score.pairs} pairs "
             f"({pair_score.unknown} with unknown words)"
         )
     for name, scores in sections.items():
         echo(f"{name}:")
         for score in scores:
-            echo(f"  {score.accuracy:6.1%} of {score.total:>6,} ({score.unknown:,} with unknown words)  {score.name}")
+            say(f"  {score.accuracy:6.1%} of {score.total:>6,} ({score.unknown:,} with unknown words)  {score.name}")
 
 
 @app.command()

@@ -2,10 +2,18 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from clearhead.config.settings import Settings
 from clearhead.limits import MAX_SETTINGS_BYTES
+
+
+def _limited(labels: list[str]) -> list[str]:
+    size = sum(len(label.encode("utf-8", "replace")) for label in labels)
+    if size > MAX_SETTINGS_BYTES:
+        raise ValueError(f"{size:,} bytes of names; give names of at most {MAX_SETTINGS_BYTES:,} together")
+    return labels
+
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 24)]
 
@@ -16,9 +24,9 @@ class Extra(Settings):
     model_config = ConfigDict(extra="ignore")
 
     task: str | None = Field(default=None, max_length=100)
-    labels: list[str | int] | None = Field(default=None, max_length=1 << 20)
+    labels: Annotated[list[str], AfterValidator(_limited)] | None = None
     data: dict[str, Any] | None = None  # DataConfig, checked when it is used
-    step: int | None = None
+    step: int | None = Field(default=None, ge=0)
     imported: str | None = None
     begin: list[TokenId] | None = Field(default=None, max_length=256)
     eos_ids: list[TokenId] | None = Field(default=None, max_length=256)

@@ -6,5 +6,5 @@ gelu.py             GELU's tanh approximation
 linear/             packed, int8 and int4 linear layers
 adamw.py            AdamW
 triton/, native/    GPU and C kernels
-device.py           device names; malloc.py: glibc's allocator settings; openmp.py: how threads wait
+device.py           device names; malloc.py: glibc's allocator settings; openmp.py: how threads wait in training
 """

@@ -6,6 +6,7 @@ T target tokens · S source tokens
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated
 
 import torch
@@ -79,8 +80,7 @@ def target_words(tokenizer: Tokenizer, ids: Sequence[int]) -> Words:
     texts = tokenizer.decode_batch([ids[: count + 1] for count in range(len(ids))])
     ends = [len(text.rstrip("\N{REPLACEMENT CHARACTER}")) for text in texts]  # without an incomplete character
     text = texts[-1] if texts else ""
-    starts = [0, *ends[:-1]]
-    return Words(text, [(min(pair), min(max(pair), len(text))) for pair in zip(starts, ends, strict=True)])
+    return Words(text, [(min(pair), min(max(pair), len(text))) for pair in pairwise([0, *ends])])
 
 
 def word_weights(weights: Tensor, source: Words, target: Words) -> Tensor:

@@ -84,6 +84,8 @@ def try_out(engine: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> None
             if made <= MAX_GROWTH * size:
                 made = len(engine.encode(text, add_special_tokens=False).ids)
         with contextlib.suppress(Exception):
+            if engine.decoder:
+                engine.decoder.decode([text])
             engine.decode(_ids_of(vocabulary, size), skip_special_tokens=False)
         if made > MAX_GROWTH * size:
             raise Unusable(f"it makes {made:,} characters or tokens of {size:,} characters")

@@ -60,6 +60,9 @@ def load_json(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
 def _parse_json(path: Path, text: str, keys: tuple[str, ...]) -> dict[str, Any]:
     try:
         data = parse_json(text)
+        json.dumps(data, ensure_ascii=False).encode()  # fails for an unpaired surrogate
+    except UnicodeEncodeError:
+        raise UserError(f"{path}: not valid JSON (half of a surrogate pair); download or write it again") from None
     except ValueError as error:
         raise UserError(f"{path}: {error}; download or write it again") from None
     if not isinstance(data, dict) or any(key not in data for key in keys):

@@ -6,7 +6,6 @@ backtrack, damaged tables) is tried after loading, in tokenizer.py.
 
 import base64
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from clearhead.limits import MAX_JSON_BYTES
 MAX_ID = 1 << 24
 MAX_STEPS = 64  # of one chain; published tokenizers have up to 20
 MAX_PATTERN_CHARS = 1 << 13
-MAX_TOKEN_CHARS = 1 << 12
+MAX_TOKEN_CHARS = 1 << 10  # published vocabularies have up to 128
 MAX_AFFIX_CHARS = 64  # of what is put before or after each piece of a word
 MAX_WORD_CHARS = 1000  # WordPiece's time is quadratic in it; published tokenizers have 100 or 200
 MAX_NORMALIZED_CHARS = 128  # of an added token: its text and the regex that it meets are of the same hand
@@ -119,7 +118,7 @@ def _precompiled(step: Step) -> float:
 def _affix(*keys: str) -> Growth:
     def check(step: Step) -> float:
         # an empty string is found between any two characters
-        return 1 + math.prod(len(_text(step, key, MAX_AFFIX_CHARS)) == 0 for key in keys)
+        return 1 + sum(not _text(step, key, MAX_AFFIX_CHARS) for key in keys)
 
     return check
 

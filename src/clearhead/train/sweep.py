@@ -36,7 +36,7 @@ def sweep(grid: Sequence[GridPoint], seeds: int, out: Path, resume: bool, log: L
         raise UserError("a sweep compares by validation data, and there is none; add data.valid or data.held_out")
     check_folder(out, resume, ("*seed-*",))
     metric, runs = grid[0].recipe.train.metric, len(grid) * seeds
-    log(f"sweep: {len(grid):,} recipes × {seeds:,} seeds = {runs:,} runs, compared by {metric}")
+    log(f"sweep: recipes {len(grid):,}, seeds {seeds:,}, runs {runs:,}; compared by {metric}")
     table: Table = []
     for values, recipe in grid:
         first = recipe.train.seed
