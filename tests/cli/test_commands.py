@@ -52,6 +52,23 @@ def test_info_describes_a_model(folder: Path) -> None:
     assert f"{info['parameters']:,}" in text
 
 
+def test_info_says_what_a_model_without_a_tokenizer_cannot_do(folder: Path) -> None:
+    make(folder / "bare", "tiny-gpt", tokenizers=False)
+    [(_, text, _), (_, data, _)] = calls([(["info", "bare"], b""), (["info", "bare", "--json"], b"")], folder)
+    assert "missing" in text
+    assert "tokenizer.json; without it this model works on token ids only" in text
+    assert "cannot generate, chat, evaluate" in text
+    assert json.loads(data)["commands"] == []
+
+
+def test_only_options_that_are_near_are_suggested(folder: Path) -> None:
+    suggested = {"--formt": "--format", "--temp": "--temperature", "--model": "", "--size": ""}
+    results = calls([(["generate", "m", name, "x"], b"") for name in suggested], folder)
+    for (name, option), (_, _, errors) in zip(suggested.items(), results, strict=True):
+        near = f" (Possible options: {option})" if option else ""
+        assert errors == f"clearhead: No such option: {name}{near}. See clearhead generate --help\n"
+
+
 def test_models_lists_runs_with_descriptions_and_problems(folder: Path) -> None:
     (code, text, _), (_, data, _) = calls([(["models"], b""), (["models", "--json"], b"")], folder)
     assert code == 0

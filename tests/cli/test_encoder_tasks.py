@@ -284,6 +284,9 @@ def test_evaluate_reads_files_in_the_format_of_the_recipe(
     assert metrics["texts"] == 20
     assert metrics["accuracy"] == sum(output == LABELS[n % 5] for n, output in enumerate(outputs)) / 20
     assert sum(map(sum, metrics["confusion"]["counts"])) == 20
+    table = output_of(capsys, "evaluate", str(tmp_path / "model"), "--data", str(tmp_path / "test.csv")).splitlines()
+    assert table[0].split() == ["true", "predicted"]
+    assert table[1].split() == [*LABELS]
     (tmp_path / "other.csv").write_text("".join(f"{n % 5 + 1},cat {n}\n" for n in range(20)))
     given = ["--labels", ",".join(f"{n}={label}" for n, label in enumerate(LABELS, start=1))]
     again = output_of(

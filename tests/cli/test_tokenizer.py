@@ -50,7 +50,7 @@ def test_stats_compare_tokenizers(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "stdin", "message"),
     [
-        (["encode", "nowhere"], b"", "nowhere/tokenizer.json does not exist"),
+        (["encode", "nowhere"], b"", "no model 'nowhere': neither a folder nor a name"),
         (["encode", "HERE/bytes"], b"ok\n\xff\n", "standard input, line 2: not valid UTF-8"),
         (["decode", "HERE/bytes"], b"1\n2 x\n", "standard input, line 2: expected ids"),
         (["decode", "HERE/bytes"], b"1\n2 99999\n", "standard input, line 2: id 99999 is not in the vocabulary"),
@@ -71,6 +71,15 @@ def test_an_error_is_one_line_and_writes_nothing(
     assert message in errors
     assert errors.count("\n") == 1
     assert not (trained / "new").exists()
+
+
+def test_a_tokenizer_is_found_by_the_name_of_its_model(trained: Path) -> None:
+    code, ids, errors = run("encode", "novels-gpt", stdin=b"It was a cold day\n")
+    assert (code, errors) == (0, "")
+    assert run("decode", "novels-gpt", stdin=ids.encode())[1] == "It was a cold day\n"
+    pieces = run("encode", "novels-gpt", "--pieces", stdin=b"It was a cold day\n")[1].split()
+    assert len(pieces) == len(ids.split())
+    assert "".join(pieces).replace("▁", " ").strip() == "It was a cold day"
 
 
 def test_damaged_gzip_is_reported(trained: Path) -> None:

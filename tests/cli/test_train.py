@@ -69,7 +69,7 @@ def test_a_run_prints_plain_lines(folder: Path) -> None:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_saves_a_checkpoint_and_exits_with_128_and_its_number(number: signal.Signals, folder: Path) -> None:
     out = folder / f"stopped-{number.name}"
-    child = start(folder, "train", "mine.yaml", "train.steps=100000", "--out", out.name)
+    child = start(folder, "train", "mine.yaml", "train.steps=100000", "--seed", "3", "--out", out.name)
     assert child.stderr is not None
     while not child.stderr.readline().startswith("step 4/"):
         assert child.poll() is None
@@ -79,7 +79,7 @@ def test_a_signal_saves_a_checkpoint_and_exits_with_128_and_its_number(number: s
     state, refused = newest_checkpoint(out)
     assert state is not None
     assert refused == []
-    command = f"clearhead train … --out {out.name} --resume"
+    command = f"clearhead train mine.yaml train.steps=100000 train.seed=3 --out {out.name} --resume"
     assert errors.splitlines()[-1] == f"stopped at step {state.step:,} of 100,000; continue with: {command}"
     assert (out / "last" / "model.safetensors").exists()
 

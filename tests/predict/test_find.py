@@ -38,6 +38,10 @@ def test_a_run_folder_gives_its_best_model_else_its_last(tmp_path: Path) -> None
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="contains no model"):
         find_model(tmp_path / "empty")
+    (tmp_path / "empty" / "tiny.gguf").touch()
+    for path in (tmp_path / "empty", tmp_path / "empty" / "tiny.gguf"):
+        with pytest.raises(UserError, match="to use the GGUF file, run: clearhead import"):
+            find_model(path)
 
 
 def test_best_is_found_between_the_two_renames_of_its_replacement(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -69,6 +70,7 @@ for panel, commands in PANELS.items():
 app.add_typer(tokenizer.app, name="tokenizer", rich_help_panel="Tokenizers and word vectors")
 app.add_typer(word2vec.app, name="word2vec", rich_help_panel="Tokenizers and word vectors")
 
+NEAR = 0.75  # similarity of an option worth suggesting; with typer's 0.6, --model suggests --help
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # typer may vendor click
 
 
@@ -134,12 +136,21 @@ def _translated_app() -> Any:
 
 
 def _exit_with_usage_error(error: Any) -> None:
-    message = localized(error.format_message())
     context = getattr(error, "ctx", None)
+    if context is not None and hasattr(error, "possibilities"):
+        error.possibilities = _near_options(error.option_name, context.command)
+    message = localized(error.format_message())
     command = "" if context is None else context.command_path.removeprefix(context.find_root().info_name or "")
     end = "" if message.endswith(("?", ".", "？", "。")) else "." if language() == "en" else "。"
     # the message is empty when help was shown because the command is missing
     _exit_with_error(f"{message}{end} See clearhead{command} --help" if message else "")
+
+
+def _near_options(name: str, command: Any) -> list[str]:
+    """The options of a command that a user can have meant: beginning alike, or spelled nearly so."""
+    known = [option for each in command.params for option in each.opts if option.startswith("--")]
+    begin = [option for option in known if len(name) > len("--x") and option.startswith(name)]
+    return list(dict.fromkeys([*begin, *get_close_matches(name, known, cutoff=NEAR)]))
 
 
 def _exit_with_os_error(error: BaseException | None) -> None:

@@ -112,6 +112,7 @@ def _print_confusion(confusion: dict[str, Any] | None) -> None:
     if confusion is None or len(confusion["labels"]) > MAX_TABLE_LABELS:
         return
     width = max(6, *(len(label) + 2 for label in confusion["labels"]))
+    echo(f"{'true':>{width}}" + f"{'predicted':>{width * len(confusion['labels'])}}")
     echo("".join(f"{text:>{width}}" for text in ("", *confusion["labels"])))
     for label, row in zip(confusion["labels"], confusion["counts"], strict=True):
         echo(f"{label:>{width}}" + "".join(f"{count:>{width},}" for count in row))

@@ -12,6 +12,7 @@ from clearhead.errors import UserError
 
 if TYPE_CHECKING:
     from clearhead.checkpoint import ModelFolderInfo
+    from clearhead.config.model import ModelConfig
 
 STORED_DTYPES = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16", "I8": "int8", "U8": "int4"}
 
@@ -52,7 +53,8 @@ def _model_info(name: str, about: "ModelFolderInfo") -> dict[str, Any]:
         "name": name,
         "folder": str(about.folder),
         "summary": card.summary,
-        "commands": supported_commands(config),
+        "commands": supported_commands(config) if about.tokenizers else [],
+        "missing": "" if about.tokenizers else _missing(config),
         "family": config.family,
         "architecture": {key: value for key, value in config.model_dump(mode="json").items() if value is not None},
         "parameters": cost.parameters,
@@ -73,6 +75,14 @@ def _model_info(name: str, about: "ModelFolderInfo") -> dict[str, Any]:
     }
 
 
+def _missing(config: "ModelConfig") -> str:
+    """What a model without a tokenizer cannot do."""
+    from clearhead.config.model import supported_commands
+
+    commands = ", ".join(supported_commands(config))
+    return f"tokenizer.json; without it this model works on token ids only, in Python (logits), and cannot {commands}"
+
+
 def _format_info(data: dict[str, Any]) -> dict[str, str]:
     """Format the fields as text."""
     config, parts = data["architecture"], data["parts"]
@@ -86,6 +96,7 @@ def _format_info(data: dict[str, Any]) -> dict[str, str]:
         "folder": data["folder"],
         "summary": data["summary"],
         "commands": ", ".join(data["commands"]),
+        "missing": data["missing"],
         "family": data["family"],
         "architecture": f"{layers} layers, dim {config['dim']:,}, {config['heads']} heads "
         f"({config['kv_heads']} key-value heads), ff_dim {config['ff_dim']:,} ({config['activation']})\n"

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from clearhead.text.tokenizer_stats import TokenizerStats
 
 app = typer.Typer(help="Train a tokenizer, encode and decode text, and compare tokenizers.", no_args_is_help=True)
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder with tokenizer.json, or the file itself.")]
+Folder = Annotated[
+    Path, typer.Argument(metavar="TOKENIZER", help="Folder with tokenizer.json, the file itself, or a model's name.")
+]
 MAX_VOCAB_SIZE = 1 << 24
 
 
@@ -73,16 +75,29 @@ def encode(
     special_tokens: Annotated[
         bool, typer.Option("--special-tokens", help="Encode special tokens in the text as such, not as plain text.")
     ] = False,
+    pieces: Annotated[bool, typer.Option("--pieces", help="Print the tokens as text, with ▁ for a space.")] = False,
 ) -> None:
-    """Encode lines of standard input as ids separated by spaces.
+    """Encode lines of standard input as ids, or as pieces of text, separated by spaces.
 
     Example: echo "hello world" | clearhead tokenizer encode my-tokenizer
+    Example: echo "hello world" | clearhead tokenizer encode novels-gpt --pieces
     """
     from clearhead.files import read_lines
 
     tokenizer = _load(folder)
     for line in read_lines(Path("-")):
-        echo(" ".join(map(str, tokenizer.encode(line, special_tokens))))
+        ids = tokenizer.encode(line, special_tokens)
+        echo(" ".join([_piece(tokenizer, token) for token in ids] if pieces else map(str, ids)))
+
+
+def _piece(tokenizer: "Tokenizer", token: int) -> str:
+    """A token as text; part of a character and special tokens as the vocabulary writes them."""
+    text = tokenizer.decode([token])
+    written = tokenizer.id_to_token(token)
+    if not text or "\N{REPLACEMENT CHARACTER}" in text:
+        return written
+    space = "▁" if written[0] in "Ġ▁" and not text.startswith(" ") else ""  # decode drops the first one
+    return space + text.replace(" ", "▁")
 
 
 @app.command()
@@ -112,7 +127,7 @@ def decode(
 
 @app.command()
 def stats(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR", help="Tokenizers to compare.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="TOKENIZER", help="Tokenizers, or models, to compare.")],
     file: Annotated[list[Path], typer.Option(help="Text to encode; repeatable.")],
     plot: Annotated[Path | None, typer.Option(help="Plot the comparison to this SVG file.")] = None,
     force: Force = False,
@@ -146,6 +161,10 @@ def stats(
 def _load(folder: Path) -> "Tokenizer":
     from clearhead.text import load_folder
 
+    if not folder.is_file() and not any(folder.glob("tokenizer*.json")):
+        from clearhead.predict.find import find_model
+
+        folder = find_model(folder)
     tokenizers = load_folder(folder)
     if len(tokenizers) > 1:
         raise UserError(

@@ -1,5 +1,6 @@
 """`clearhead train` and `clearhead recipes`: train a model from a recipe, list the recipes."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,32 +85,38 @@ def train(
         return
     folder = out or Path("runs") / Path(recipe).stem
     if seeds is None and not grid[0].values:
-        _run(grid[0].recipe, folder, resume)
+        _run(grid[0].recipe, folder, resume, _resume_command(recipe, overrides, folder, seeds))
     else:
-        _sweep(grid, seeds or 1, folder, resume)
+        _sweep(grid, seeds or 1, folder, resume, _resume_command(recipe, overrides, folder, seeds))
 
 
-def _run(recipe: "Recipe", out: Path, resume: bool) -> None:
+def _resume_command(recipe: str, overrides: list[str], out: Path, seeds: int | None) -> str:
+    """The command that continues this run."""
+    arguments = ["clearhead", "train", recipe, *overrides, *([] if seeds is None else ["--seeds", str(seeds)])]
+    return shlex.join([*arguments, "--out", str(out), "--resume"])
+
+
+def _run(recipe: "Recipe", out: Path, resume: bool, command: str) -> None:
     from clearhead.train.loop import train as run_training
 
     with Display(recipe.train.steps) as display:
         summary = run_training(recipe, out, resume=resume, log=display.log, on_event=display.on_event)
         if summary.is_main:
-            display.end(_end_line(summary, recipe, out))
+            display.end(_end_line(summary, recipe, out, command))
     if summary.stopped:
         raise typer.Exit(128 + summary.signal)
 
 
-def _end_line(summary: "Summary", recipe: "Recipe", out: Path) -> str:
+def _end_line(summary: "Summary", recipe: "Recipe", out: Path, command: str) -> str:
     if summary.stopped:
         when = f"at step {summary.step:,} of {summary.steps:,}" if summary.step else "before the first step"
-        then = f"continue with: clearhead train … --out {out} --resume" if out.exists() else "nothing was written"
+        then = f"continue with: {command}" if out.exists() else "nothing was written"
         return f"stopped {when}; {then}"
     best = f"; best {recipe.train.metric} {summary.best:.4g}" if summary.best is not None else ""
     return f"done: {summary.step:,} steps{best}; report: {out / 'report.html'}"
 
 
-def _sweep(grid: "list[GridPoint]", seeds: int, out: Path, resume: bool) -> None:
+def _sweep(grid: "list[GridPoint]", seeds: int, out: Path, resume: bool, command: str) -> None:
     from clearhead.train.signals import Stopped
     from clearhead.train.sweep import lines, sweep
 
@@ -117,7 +124,7 @@ def _sweep(grid: "list[GridPoint]", seeds: int, out: Path, resume: bool) -> None
         try:
             table = sweep(grid, seeds, out, resume, display.log, display.on_event)
         except Stopped as stop:
-            display.end(f"stopped; continue with: clearhead train … --out {out} --resume")
+            display.end(f"stopped; continue with: {command}")
             raise typer.Exit(128 + stop.signal) from None
         if table is not None:
             display.end(f"done; best model: {out / 'best'}; report: {out / 'report.html'}")

@@ -7,6 +7,8 @@ from clearhead.errors import UserError
 
 def choose_device(name: str, local: int = 0) -> torch.device:
     """Return the device called `name`; `auto` is a GPU if there is one. `local` is the local rank of this process."""
+    if not isinstance(name, str):
+        raise UserError(f"device: {type(name).__name__} is not a name; use auto, cpu, cuda or cuda:0")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from clearhead.data.labeled_tasks import is_empty, special_prefix_suffix, window_starts
 from clearhead.errors import UserError
 from clearhead.model import Documents
+from clearhead.predict.check_arguments import check_number
 from clearhead.predict.encode_batch import (
     InvalidText,
     Row,
@@ -43,6 +44,7 @@ def answer(
 
     A context may have any length; a question longer than half of what the model reads must be shortened or truncated.
     """
+    check_number("top", top, 1)
     if len(questions) != len(contexts):
         raise UserError(f"answer: {len(questions)} questions, but {len(contexts)} contexts; give one for each")
     span_head = get_head(model, "span", "answer", "answering")

@@ -8,10 +8,12 @@ from typing import Any, Protocol
 
 from clearhead.errors import UserError
 from clearhead.model import Decoder
+from clearhead.predict.check_arguments import check_number, check_string
 from clearhead.predict.model import Model
 from clearhead.predict.requests import generation_config
 from clearhead.predict.template import Template, Turn
 
+MESSAGE = 'write them like {"role": "user", "content": "Hi"}'
 ROLES = ("user", "assistant")
 
 
@@ -74,6 +76,10 @@ class Chat:
         **options: Any,
     ):
         model.inference_network_for(Decoder, "chat")
+        check_string("system", system)
+        check_number("seed", seed, 0)
+        if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+            raise UserError(f"messages: {type(messages).__name__} is not a list of messages; " + MESSAGE)
         self.model, self.seed, self.prompt_format = model, seed, prompt_format or prompt_format_of(model)
         self.options = {"max_new_tokens": max(1, min(200, model.config.max_positions // 2))} | options
         self.max_new_tokens: int = generation_config(model, self.options).max_new_tokens
@@ -100,6 +106,7 @@ class Chat:
 
         An interrupted answer is kept as far as it was generated.
         """
+        check_string("message", text)
         turns, room = [*self.turns, Turn(text)], self.model.config.max_positions - self.max_new_tokens
         while len(prompt := self._prompt(turns)) > room and len(turns) > 1:
             del turns[0]

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from clearhead.errors import UserError
 from clearhead.model import Documents, Encoder, EncoderDecoder
 from clearhead.model.heads import mean_pool
+from clearhead.predict.check_arguments import check_number
 from clearhead.predict.encode_batch import encode_packed, rows
 from clearhead.predict.results import Match
 
@@ -44,6 +45,7 @@ def embed(
 
 def nearest(queries: Vectors, vectors: Vectors, texts: Sequence[str], top: int = 5) -> list[list[Match]]:
     """The `top` texts with the highest cosine similarity to each query; queries (Q, D) and vectors (N, D) of norm 1."""
+    check_number("top", top, 1)
     scores = queries @ vectors.T
     order = np.argsort(-scores, axis=1, kind="stable")[:, :top]
     return [[Match(texts[n], int(n), float(row[n])) for n in best] for row, best in zip(scores, order, strict=True)]

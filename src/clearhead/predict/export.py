@@ -23,7 +23,7 @@ def save(model: Model, folder: Path) -> None:
 
 def export(model: Model, folder: Path, to: str) -> None:
     """Write the model for another library into a new folder."""
-    if to not in EXPORTS:
+    if not isinstance(to, str) or to not in EXPORTS:
         raise UserError(f"to: {to!r:.40} is not allowed{nearest(str(to), list(EXPORTS))}")
     require_unquantized(model, "export")
     export_model(LoadedModel(model.network, model.config, model.own_tokenizers, model.extra), folder, to)

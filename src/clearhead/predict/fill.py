@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clearhead.data.labeled_tasks import special_prefix_suffix
 from clearhead.model import Documents, Encoder
+from clearhead.predict.check_arguments import check_number
 from clearhead.predict.encode_batch import (
     InvalidText,
     Row,
@@ -33,6 +34,7 @@ MASK = re.compile("|".join(map(re.escape, SPELLINGS["mask"])))
 def fill(model: Model, texts: Sequence[str], top: int = 5) -> list[MaskFill]:
     """The `top` tokens for every mask of every text."""
     model.inference_network_for(Encoder, "fill")
+    check_number("top", top, 1)
     lm_head = get_head(model, "lm_head", "fill", "masked-language-model")
     mask_id, roles = model.tokenizer.id("mask"), set(model.tokenizer.roles.values())
     rows = masked_rows(model, texts)

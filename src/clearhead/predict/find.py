@@ -10,6 +10,7 @@ from clearhead.checkpoint.formats.pull import PACKAGES, pulled_models
 from clearhead.config.recipe import recipe_names
 from clearhead.config.settings import nearest
 from clearhead.errors import UserError
+from clearhead.predict.check_arguments import as_path
 
 EMBEDDED = resources.files("clearhead") / "models"
 RUNS = Path("runs")
@@ -41,7 +42,7 @@ def find_model(name: str | Path) -> Path:
 
     A folder comes before a model of the package or a pulled one with the same name, with a warning.
     """
-    path, known = Path(name), packaged_models() | pulled_models()
+    path, known = as_path("load", name), packaged_models() | pulled_models()
     try:
         for folder in (path, *(path / part for part in PARTS)) if "\0" not in str(name) else ():
             if disk.has_file(folder, CONFIG):
@@ -51,9 +52,13 @@ def find_model(name: str | Path) -> Path:
         if str(name) in known:
             return known[str(name)]
         if path.is_dir():
-            raise UserError(f"{path} contains no model (config.json, or best/ and last/ of a run, are missing)")
+            raise UserError(
+                f"{path} contains no model (config.json, or best/ and last/ of a run, are missing){_hint(path)}"
+            )
         if path.is_file():
-            raise UserError(f"{path} is a file; give a model folder, a run folder, or a name from `clearhead models`")
+            raise UserError(
+                f"{path} is a file; give a model folder, a run folder, or a name from `clearhead models`{_hint(path)}"
+            )
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:  # a text given as a name is an unknown model
             raise UserError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from None
@@ -64,3 +69,10 @@ def find_model(name: str | Path) -> Path:
     names = [*known, *local_models()]
     near = nearest(str(name), names) if names else "; train one with `clearhead train`"
     raise UserError(f"no model {str(name)!r:.80}: neither a folder nor a name from `clearhead models`{near}")
+
+
+def _hint(path: Path) -> str:
+    """How to use a GGUF file, or a folder with one."""
+    if path.suffix == ".gguf" or (path.is_dir() and any(path.glob("*.gguf"))):
+        return f"; to use the GGUF file, run: clearhead import {path} MODEL"
+    return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from clearhead.config.generation import GenerationConfig
@@ -20,6 +20,7 @@ from clearhead.inference import (
 from clearhead.inference.speculative import Draft
 from clearhead.model import Decoder, EncoderDecoder
 from clearhead.predict.align import align_words, alignment_heads
+from clearhead.predict.check_arguments import check_ids, check_number, check_string
 from clearhead.predict.requests import check_sizes, generation_config, requests
 from clearhead.predict.results import GenerationResult, Translation, ranked
 
@@ -40,6 +41,7 @@ def generate_texts(
 ) -> list[GenerationResult]:
     """Continue each prompt; prompt n draws from seed + n."""
     network = model.inference_network_for(Decoder, "generate")
+    check_number("seed", seed, 0)
     stops, draft_model = stop_strings(model, stop), find_draft(model, draft)
     request_list = requests(model, prompts, options)
     config = request_list[0].config if request_list else generation_config(model, options)
@@ -67,6 +69,7 @@ def translate_texts(
 ) -> list[Translation]:
     """Translate each text; text n draws from seed + n, and an empty text stays empty."""
     network = model.inference_network_for(EncoderDecoder, "translate")
+    check_number("seed", seed, 0)
     stops, draft_model = stop_strings(model, stop), find_draft(model, draft)
     request_list = requests(model, texts, options, prefixes)
     groups = dict[GenerationConfig, list[int]]()  # sources of similar length share max_new_tokens
@@ -105,10 +108,12 @@ def stream_pieces(
 ) -> Iterator[str]:
     """The text of `generate` in pieces; a prompt of ids is used as is."""
     network, draft_model = model.inference_network_for(Decoder, "stream"), find_draft(model, draft)
+    check_number("seed", seed, 0)
     stop_strings(model, stop)  # only to check them
     if isinstance(prompt, str):
         [(row, _, config)] = requests(model, [prompt], options)
     else:
+        check_ids("stream", prompt)
         row, config = list(prompt), generation_config(model, options)
         check_sizes(model, "prompt", [row], config.max_new_tokens)
     return stream_text(
@@ -129,6 +134,9 @@ def alternative_texts(
     """Complete the text once for each of the `count` most likely next tokens."""
     is_translator = isinstance(model.network, EncoderDecoder)
     network = model.inference_network_for(EncoderDecoder if is_translator else Decoder, "alternatives")
+    check_number("count", count, 1)
+    check_number("seed", seed, 0)
+    check_string("prefix", prefix)
     if prefix and not is_translator:
         raise UserError("prefix: only translators support it; leave it out")
     [(prompt, source, config)] = requests(model, [text], options, [prefix] if prefix else None)
@@ -172,8 +180,8 @@ def stop_strings(model: Model, stop: Sequence[str]) -> StopStrings | None:
     """Stop strings of the tokenizer that decodes; None without any."""
     if isinstance(stop, str):
         stop = (stop,)
-    if not all(isinstance(each, str) and each for each in stop):
-        raise UserError("stop: every stop string needs at least one character; leave empty ones out")
+    if not isinstance(stop, Sequence | Set) or not all(isinstance(each, str) and each for each in stop):
+        raise UserError("stop: not a list of strings with at least one character each; leave empty ones out")
     return StopStrings(stop, model.tokenizers[-1]) if stop else None
 
 
@@ -188,6 +196,9 @@ def find_draft(model: Model, draft: Model | str | None) -> Draft | None:
         from clearhead.predict.load import load  # here: it imports this module
 
         other = model.draft_models[str(draft)] = load(str(draft), str(model.device))
+    if not hasattr(other, "network"):
+        kind = type(other).__name__
+        raise UserError(f"draft: {kind} is not a model; give a loaded model, its name, or {PROMPT_LOOKUP!r}")
     if type(other.network) is not type(model.network):
         raise UserError(f"draft: {other.label} is {other.kind}, but {model.label} is {model.kind}; use the same family")
     if [each.vocabulary for each in other.tokenizers] != [each.vocabulary for each in model.tokenizers]:

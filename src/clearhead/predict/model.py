@@ -6,7 +6,7 @@ inference/generation_batch.py → inference/sampling.py (temperature).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from clearhead.errors import UserError
 from clearhead.inference import has_hooks, optimize_for_inference
 from clearhead.model import EncoderDecoder, Network
 from clearhead.predict.answer import answer
+from clearhead.predict.check_arguments import as_path, check_string, texts_of
 from clearhead.predict.classify import classify, regress
 from clearhead.predict.embed import Vectors, embed, nearest
 from clearhead.predict.fill import fill
@@ -97,6 +98,7 @@ class Model:
 
         def run(texts: list[str]) -> list[Translation]:
             prefixes = [prefix] * len(texts) if isinstance(prefix, str) else prefix
+            prefixes = None if prefixes is None else texts_of("prefix", prefixes)
             return translate_texts(self, texts, options, prefixes=prefixes, seed=seed, stop=stop, draft=draft)
 
         return _one_or_many("translate", texts, run)
@@ -200,7 +202,7 @@ class Model:
         self, texts: str | Texts, text_pairs: str | Texts | None = None, *, truncate: bool = False
     ) -> Classification | list[Classification]:
         """Label texts, or pairs of texts; `truncate` keeps the beginning of a text that is too long."""
-        pairs = None if text_pairs is None else _many("classify", text_pairs)
+        pairs = None if text_pairs is None else texts_of("classify", text_pairs)
         return _one_or_many("classify", texts, lambda texts: classify(self, texts, pairs, truncate))
 
     @overload
@@ -211,7 +213,7 @@ class Model:
         self, texts: str | Texts, text_pairs: str | Texts | None = None, *, truncate: bool = False
     ) -> float | list[float]:
         """Predict the value of texts, or pairs of texts, with a regression model."""
-        pairs = None if text_pairs is None else _many("regress", text_pairs)
+        pairs = None if text_pairs is None else texts_of("regress", text_pairs)
         return _one_or_many("regress", texts, lambda texts: regress(self, texts, pairs, truncate))
 
     @overload
@@ -252,7 +254,7 @@ class Model:
         """Find the answer in a context (each question's own, or one for all); top=3 gives `candidates`."""
 
         def run(questions: list[str]) -> list[Answer]:
-            given = [contexts] * len(questions) if isinstance(contexts, str) else _many("answer", contexts)
+            given = [contexts] * len(questions) if isinstance(contexts, str) else texts_of("answer", contexts)
             return answer(self, questions, given, top, require_answer, truncate)
 
         return _one_or_many("answer", questions, run)
@@ -261,7 +263,7 @@ class Model:
         self, texts: str | Texts, *, pooling: str | None = None, normalize: bool = True, truncate: bool = False
     ) -> Vectors:
         """Embed texts: (D,) for one text, (N, D) for a list; `pooling` is mean or cls, by default as in training."""
-        vectors = embed(self, _many("embed", texts), pooling, normalize, truncate)
+        vectors = embed(self, texts_of("embed", texts), pooling, normalize, truncate)
         return cast(Vectors, vectors[0]) if isinstance(texts, str) else vectors
 
     @overload
@@ -272,7 +274,7 @@ class Model:
         self, queries: str | Texts, texts: Texts, *, top: int = 5, truncate: bool = False
     ) -> list[Match] | list[list[Match]]:
         """Rank the `top` texts by cosine similarity with each query, best first."""
-        searched = _many("similar", texts)
+        searched = texts_of("similar", texts)
         vectors = embed(self, searched, truncate=truncate)
         return _one_or_many(
             "similar",
@@ -284,6 +286,9 @@ class Model:
 
     def logits(self, ids: Tensor, target_ids: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) of the reference network for ids (B, T); a translator also needs target ids."""
+        for given in (ids,) if target_ids is None else (ids, target_ids):
+            if not isinstance(given, Tensor):
+                raise UserError(f"logits: {type(given).__name__} is not a tensor; give ids as torch.tensor([[…]])")
         with torch.inference_mode():
             if isinstance(self.network, EncoderDecoder):
                 if target_ids is None:
@@ -304,13 +309,13 @@ class Model:
         """Write a model folder; an existing model folder is replaced."""
         from clearhead.predict.export import save
 
-        save(self, Path(folder))
+        save(self, as_path("save", folder))
 
     def export(self, folder: str | Path, to: str = "hf") -> None:
         """Write the model for another library: hf, ctranslate2, onnx, gguf or gguf-q8_0."""
         from clearhead.predict.export import export
 
-        export(self, Path(folder), to)
+        export(self, as_path("export", folder), to)
 
     # Properties
 
@@ -373,6 +378,7 @@ class Model:
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """The ids of a prompt, starting with BOS if the model has one."""
+        check_string("prompt_ids", prompt)
         return encode_prompts(self, [prompt])[0]
 
     def inference_network_for(self, family: type[Any], command: str) -> Any:
@@ -383,16 +389,7 @@ class Model:
         return cast(Any, self.inference_network)
 
 
-def _many(command: str, texts: Any) -> list[Any]:
-    """Texts as a list; one text is a list of one."""
-    if isinstance(texts, str):
-        return [texts]
-    if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
-        raise UserError(f"{command}: {type(texts).__name__} is not a text; give a string, or a list of strings")
-    return list(texts)
-
-
 def _one_or_many(command: str, texts: Any, run: Callable[[list[Any]], list[A]]) -> Any:
     """The result of one text, or a list of results."""
-    results = run(_many(command, texts))
+    results = run(texts_of(command, texts))
     return results[0] if isinstance(texts, str) else results

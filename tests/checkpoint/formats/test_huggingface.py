@@ -1,6 +1,7 @@
 """Hugging Face folders: equal outputs after import and export, and bit-exact round trips."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -290,3 +291,24 @@ def test_a_tensor_in_two_shards_or_a_shard_outside_the_folder_is_refused(tmp_pat
     index.write_text(index.read_text().replace(first.name, "../elsewhere.safetensors"))
     with pytest.raises(UserError, match="names files that are missing"):
         read_foreign(tmp_path / "theirs")
+
+
+def test_files_that_are_no_model_get_their_own_sentence(tmp_path: Path) -> None:
+    saved("llama2", tmp_path / "mlx")
+    config = tmp_path / "mlx" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization": {"group_size": 64, "bits": 4}}))
+    torch.save({"a": torch.zeros(1)}, tmp_path / "model.pt")
+    torch.save({"a": torch.zeros(1)}, tmp_path / "model.bin", _use_new_zipfile_serialization=False)
+    (tmp_path / "checkpoint").mkdir()
+    torch.save({"a": torch.zeros(1)}, tmp_path / "checkpoint" / "last.ckpt")
+    (tmp_path / "notes.txt").write_text("PK")
+    for name, message in {
+        "mlx": "quantized by MLX; import the model they were made from, or dequantize them",
+        "model.pt": "model.pt is a pickle, which can run code when it is read; convert it to safetensors first",
+        "model.bin": "model.bin is a pickle",
+        "checkpoint": "last.ckpt is a pickle",
+        "mlx/model.safetensors": "is only the weights of a model; give its folder, with config.json",
+        "notes.txt": "notes.txt is in an unknown format; supported:",
+    }.items():
+        with pytest.raises(UserError, match=re.escape(message)):
+            read_foreign(tmp_path / name)

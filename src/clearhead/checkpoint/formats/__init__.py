@@ -10,6 +10,7 @@ from clearhead.checkpoint.formats import ctranslate2, ctranslate2_write, gguf, g
 from clearhead.checkpoint.formats.imported_model import ImportedModel
 from clearhead.checkpoint.model_folder import LoadedModel
 from clearhead.errors import UserError
+from clearhead.files import open_regular
 
 __all__ = ["EXPORTS", "ImportedModel", "check_new_folder", "export_model", "import_model", "read_foreign"]
 
@@ -31,14 +32,35 @@ def read_foreign(source: Path) -> ImportedModel:
             return huggingface.read(source)
         if not source.exists():
             raise UserError(f"{source} does not exist; check the path")
+        inside = list(source.glob("*.gguf")) if source.is_dir() else []
+        if len(inside) == 1:
+            source = inside[0]
+        if len(inside) > 1:
+            names = ", ".join(sorted(path.name for path in inside)[:5])
+            raise UserError(f"{source} has {len(inside)} GGUF files: {names}; name one of them")
+        if source.is_dir() and any(path.name.endswith(huggingface.PICKLES) for path in source.iterdir()):
+            pickled = min(path for path in source.iterdir() if path.name.endswith(huggingface.PICKLES))
+            raise UserError(huggingface.pickle_refused(pickled))
         if source.is_file() and gguf.is_gguf(source):
             return gguf.read(source)
+        if source.is_file() and _is_pickle(source):
+            raise UserError(huggingface.pickle_refused(source))
         if source.is_file() and source.suffix == ".bin":
             return llama2c.read(source)
+        if source.is_file() and source.suffix == ".safetensors":
+            raise UserError(f"{source} is only the weights of a model; give its folder, with config.json")
     raise UserError(
         f"{source} is in an unknown format; supported: a folder of Hugging Face (config.json) or "
-        "CTranslate2 (model.bin), a file of llama.cpp (GGUF) or llama2.c (.bin)"
+        "CTranslate2 (model.bin), a file (or a folder with one) of llama.cpp (GGUF) or llama2.c (.bin)"
     )
+
+
+def _is_pickle(path: Path) -> bool:
+    """Whether a file is a pickle, plain or in the zip archive that torch.save writes."""
+    with open_regular(path) as file:
+        start = file.read(2)
+    is_protocol = len(start) == 2 and start[0] == 0x80 and start[1] <= 5  # PROTO opcode
+    return is_protocol or (start == b"PK" and path.name.endswith(huggingface.PICKLES))
 
 
 def import_model(source: Path, folder: Path, dtype: torch.dtype | None = None, replace: bool = False) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.checkpoint.export_advice import train_with
 from clearhead.checkpoint.formats.ctranslate2 import TABLE
 from clearhead.checkpoint.formats.hf_tokenizer import bos_ids, eos_ids, vocabulary_list
 from clearhead.checkpoint.formats.name_table import NameTable, to_foreign
@@ -49,21 +50,26 @@ def write(loaded: LoadedModel, folder: Path) -> None:
 def _check(config: ModelConfig) -> None:
     """Refuse models with settings that CTranslate2 does not support, naming them."""
     translator = config.family == "encoder-decoder"
-    problems = {
-        f"family: {config.family}": config.family == "encoder",
-        f"norm: {config.norm}": config.norm == "batch",
-        "bias: false, with layer norms": not config.bias and config.norm == "layer",
-        f"attention: {', '.join(config.attention)}": config.attention != ("full",),
-        f"outputs: {', '.join(config.outputs)}": config.outputs != ("lm",),
-        "embedding_norm: true": config.embedding_norm,
-        "rope_scaling (it computes Llama 3's rule differently)": config.rope_scaling is not None,
-        "position: rotary, in a translator": translator and config.position == "rotary",
-        f"kv_heads: {config.kv_heads} of {config.heads}, in a translator": translator
-        and config.kv_heads != config.heads,
-        f"head_dim: {config.head_dim}, not dim / heads": config.heads * config.head_dim != config.dim,
+    problems = {  # setting of this model: whether it is a problem, and the setting that is none
+        f"family: {config.family}": (config.family == "encoder", ""),
+        f"norm: {config.norm}": (config.norm == "batch", "model.norm=layer"),
+        "bias: false, with layer norms": (not config.bias and config.norm == "layer", "model.bias=true"),
+        f"attention: {', '.join(config.attention)}": (config.attention != ("full",), "model.attention=full"),
+        f"outputs: {', '.join(config.outputs)}": (config.outputs != ("lm",), "model.outputs=lm"),
+        "embedding_norm: true": (config.embedding_norm, "model.embedding_norm=false"),
+        "rope_scaling (it computes Llama 3's rule differently)": (config.rope_scaling is not None, ""),
+        "position: rotary, in a translator": (translator and config.position == "rotary", "model.position=sinusoidal"),
+        f"kv_heads: {config.kv_heads} of {config.heads}, in a translator": (
+            translator and config.kv_heads != config.heads,
+            f"model.kv_heads={config.heads}",
+        ),
+        f"head_dim: {config.head_dim}, not dim / heads": (
+            config.heads * config.head_dim != config.dim,
+            f"model.head_dim={config.dim // config.heads}",
+        ),
     }
-    if unsupported := [setting for setting, applies in problems.items() if applies]:
-        raise UserError(f"export: CTranslate2 does not support {'; '.join(unsupported)}")
+    if found := {name: change for name, (applies, change) in problems.items() if applies}:
+        raise UserError(f"export: CTranslate2 does not support {'; '.join(found)}" + train_with([*found.values()]))
 
 
 def _specification(config: ModelConfig) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from clearhead.checkpoint.export_advice import train_with
 from clearhead.checkpoint.formats.bpe import LLAMA3_PRETOKENIZER, PRETOKENIZERS, pretokenizer_json
 from clearhead.checkpoint.formats.gguf import ADDED, CONTROL, NORMAL, ROPE_SCALING_KEY, UNKNOWN, table
 from clearhead.checkpoint.formats.hf_tokenizer import bos_ids, eos_ids, vocabulary_list
@@ -66,14 +67,16 @@ def _write(loaded: LoadedModel, folder: Path, kind: str) -> None:
 
 
 def _check(config: ModelConfig) -> None:
-    problems = differences(LLAMA, config) if config.family == "decoder" else [f"family is {config.family}"]
-    problems += (
-        []
-        if config.attention == ("full",)
-        else ["attention has a window, which llama.cpp ignores for this architecture"]
-    )
+    problems = [(f"family is {config.family}", "")] if config.family != "decoder" else differences(LLAMA, config)
+    if config.attention != ("full",):
+        window = "attention has a window, which llama.cpp ignores for this architecture"
+        problems.append((window, "model.attention=full"))
     if problems:
-        raise UserError(f"export: GGUF is supported for Llama-architecture models only, but {'; '.join(problems)}")
+        what = "; ".join(line for line, _ in problems)
+        raise UserError(
+            f"export: GGUF is supported for Llama-architecture models only, but {what}"
+            + train_with([change for _, change in problems])
+        )
 
 
 def _add_settings(writer: Any, config: ModelConfig) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead.checkpoint import disk
+from clearhead.checkpoint.export_advice import setting, train_with
 from clearhead.checkpoint.formats.adapter import Adapter
 from clearhead.checkpoint.formats.bert import BERT
 from clearhead.checkpoint.formats.config_fields import Fields
@@ -52,6 +53,14 @@ MARIAN_IGNORED = {"output_bias", "vocab_size", "source_vocab_size", "target_voca
 LM_ONLY = {"tie", "output_bias"}  # without meaning if there is no LM head
 
 
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")  # file names
+
+
+def pickle_refused(path: Path) -> str:
+    """Why a pickle is not read."""
+    return f"{path} is a pickle, which can run code when it is read; convert it to safetensors first"
+
+
 def is_folder(source: Path) -> bool:
     """Whether this looks like a Hugging Face folder."""
     return (source / CONFIG).is_file()
@@ -65,6 +74,11 @@ def read(folder: Path) -> ImportedModel:
     adapter = adapter_of(fields)
     if (folder / PEFT_CONFIG).is_file():
         raise UserError(f"{folder / PEFT_CONFIG}: adapters are not supported; merge them into the model first")
+    if "quantization" in fields.data:
+        raise UserError(
+            f"{folder / CONFIG}: the weights are quantized by MLX; import the model they were made from, or dequantize "
+            "them with `mlx_lm.convert --dequantize` first"
+        )
     fields.require("quantized weights", "quantization_config")
     fields.require("custom code", "auto_map")
     fields.ignore(*IGNORED_KEYS)
@@ -108,9 +122,9 @@ def adapter_of(fields: Fields) -> Adapter:
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
     names = {path.name for path in folder.iterdir()}
-    pickled = next((name for name in sorted(names) if name.endswith((".bin", ".pt", ".pth", ".ckpt"))), None)
+    pickled = next((name for name in sorted(names) if name.endswith(PICKLES)), None)
     if not names & {WEIGHTS, INDEX} and pickled:
-        raise UserError(f"{folder / pickled} is a pickle, which can run code; convert it to safetensors first")
+        raise UserError(pickle_refused(folder / pickled))
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder, names):
         shard = read_tensors(folder / file)
@@ -154,12 +168,16 @@ def _matching_adapter(config: ModelConfig) -> Adapter:
     candidates = [(differences(adapter, config), adapter) for adapter in ADAPTERS if adapter.family == config.family]
     lines, adapter = min(candidates, key=lambda candidate: len(candidate[0]))
     if lines:
-        raise UserError(f"export: the closest Hugging Face architecture is {adapter.name}, but {'; '.join(lines)}")
+        what = "; ".join(line for line, _ in lines)
+        raise UserError(
+            f"export: the closest Hugging Face architecture is {adapter.name}, but {what}"
+            + train_with([change for _, change in lines])
+        )
     return adapter
 
 
-def differences(adapter: Adapter, config: ModelConfig) -> list[str]:
-    """Return every setting that would change if the exported config were imported again."""
+def differences(adapter: Adapter, config: ModelConfig) -> list[tuple[str, str]]:
+    """Return what would change if the exported config were imported again, each with the setting that prevents it."""
     ignored = (
         TRAINING_ONLY
         | (MARIAN_IGNORED if adapter is MARIAN else set())
@@ -170,13 +188,13 @@ def differences(adapter: Adapter, config: ModelConfig) -> list[str]:
         names = {entry.name for entry in entries.values() if entry is not None}
         back = adapter.from_hf(Fields(adapter.to_hf(config), adapter.name), names)
     except UserError as error:
-        return [str(error)]
+        return [(str(error), "")]
     lines = [
-        f"{key} is {_shown(getattr(config, key))} in this model, but {_shown(value)} there"
+        (f"{key} is {_shown(getattr(config, key))} in this model, but {_shown(value)} there", setting(key, value))
         for key, value in back
         if key not in ignored and value != getattr(config, key)
     ]
-    return lines or [f"it does not have {name}" for name, entry in entries.items() if entry is None]
+    return lines or [(f"it does not have {name}", "") for name, entry in entries.items() if entry is None]
 
 
 def _shown(value: Any) -> str:

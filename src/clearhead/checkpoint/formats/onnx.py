@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.checkpoint.export_advice import train_with
 from clearhead.checkpoint.formats.optional_import import import_optional
 from clearhead.checkpoint.model_folder import LoadedModel, write_tokenizers
 from clearhead.config import ModelConfig
@@ -31,7 +32,10 @@ def write(loaded: LoadedModel, folder: Path) -> None:
     """Write model.onnx, with our tokenizers."""
     config = loaded.config
     if not set(config.attention) <= {"full", "window"}:
-        raise UserError(f"export: ONNX does not support attention: {', '.join(config.attention)}; only full and window")
+        raise UserError(
+            f"export: ONNX does not support attention: {', '.join(config.attention)}; only full and window"
+            + train_with(["model.attention=full"])
+        )
     onnx = import_optional("onnx")
     graph = Graph({name: tensor.float() for name, tensor in loaded.network.state_dict().items()}, config)
     {"encoder": _add_encoder, "decoder": _add_decoder, "encoder-decoder": _add_encoder_decoder}[config.family](graph)
@@ -274,7 +278,9 @@ def _add_heads(graph: Graph, hidden: str, sequence: str) -> None:
     if pooled_heads and config.family != "encoder":
         raise UserError(f"export: ONNX does not support outputs: {', '.join(sorted(pooled_heads))} of a decoder")
     if (pooled_heads or config.pooler) and config.pooling != "cls":
-        raise UserError(f"export: ONNX does not support pooling: {config.pooling}; only cls")
+        raise UserError(
+            f"export: ONNX does not support pooling: {config.pooling}; only cls" + train_with(["model.pooling=cls"])
+        )
     pooled = ""
     if config.family == "encoder":
         pooled = graph.op("Gather", hidden, graph.constant(np.int64(0)), axis=1)
