@@ -9,7 +9,7 @@ import pytest
 from tests.cli.forked import calls
 from tests.cli.models import clearhead, make
 
-TRANSLATE, GENERATE = "translate tr", "generate gpt"
+TRANSLATE, GENERATE, STOP = "translate tr", "generate gpt", "--on-error stop"
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ CASES: list[tuple[str, bytes, str]] = [
     (f"{GENERATE} x --samples 2 --temperature 0", b"", "--samples: 2 identical greedy samples; set a --temperature"),
     (f"{GENERATE} x --max-new-tokens 127", b"", "prompt: 2 tokens and 127 more are requested.*at most 126"),
     (f"{GENERATE} {'x' * 300}", b"", "prompt: 301 tokens.*128 positions; shorten the prompt$"),
-    (f"{GENERATE} --max-new-tokens 9", b"fine\n" + b"x" * 130 + b"\n", "marked: line 2: 131 tokens"),
-    (f"{GENERATE} --max-new-tokens 9", b"fine\n\xff\n", "marked: line 2: not valid UTF-8"),
+    (f"{GENERATE} --max-new-tokens 9 {STOP}", b"fine\n" + b"x" * 130 + b"\n", "standard input, line 2: 131 tokens"),
+    (f"{GENERATE} --max-new-tokens 9 {STOP}", b"fine\n\xff\n", "standard input, line 2: not valid UTF-8"),
     (f"{GENERATE} --stream", b"fine\n", "--stream: needs a PROMPT"),
     (f"{GENERATE} x --max-new-tokens 5 --seed 9223372036854775808", b"", "a seed is a 64-bit integer"),
     (f"{GENERATE} x --device cuda:99", b"", "device: cuda"),
@@ -60,8 +60,12 @@ CASES: list[tuple[str, bytes, str]] = [
     (f"{TRANSLATE} x --beam 60", b"", "beam: 60 is more than the vocabulary size 28"),
     (f"{TRANSLATE} x --n-best 5", b"", "--n-best: 5 is more than --beam 4"),
     (TRANSLATE, b"a man\n\0\1\2\3\n", "standard input, line 2: contains a zero byte"),
-    (TRANSLATE, b"a man\nca\xe9\n", "marked: line 2: not valid UTF-8"),
-    (TRANSLATE, b"a man\n\n" + b"a " * 200, "marked: line 3: 201 tokens.*128 positions; shorten it$"),
+    (f"{TRANSLATE} {STOP}", b"a man\nca\xe9\n", "standard input, line 2: not valid UTF-8"),
+    (
+        f"{TRANSLATE} {STOP}",
+        b"a man\n\n" + b"a " * 200,
+        "standard input, line 3: 201 tokens.*128 positions; shorten it$",
+    ),
     ("chat gpt --max-new-tokens 100", b"x" * 50, "system prompt and 100 for the answer are more than"),
 ]
 

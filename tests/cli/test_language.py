@@ -156,7 +156,7 @@ def test_help_errors_and_a_dry_run_are_chinese(tmp_path: Path) -> None:
     encode, commands, dry, *failed = results
     for text in (
         "用法：",
-        "把标准输入的各行编码成用空格分隔的 id 或文本片段。",
+        "把标准输入的每一行编码成",
         "示例：echo",
         "参数",
         "[必填]",

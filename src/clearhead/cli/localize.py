@@ -44,6 +44,7 @@ PARSER_MESSAGES = (
     "Input should be a valid number, unable to parse string as a number",
     "Input should be {values}",
     "warning: {message}",
+    "Next",
     # what messages put together from words
     "a decoder",
     "an encoder",
