@@ -82,9 +82,8 @@ def test_an_error_is_one_line_after_the_results_of_the_lines_before_it(
     results: Any, arguments: str, stdin: bytes, message: str
 ) -> None:
     code, output, errors = results[arguments, stdin]
-    marked, message = message.startswith("marked: "), message.removeprefix("marked: ")
-    line = re.match(r"(?:standard input, )?line (\d+)", message)
-    assert (code, output.count("\n")) == (2, int(line[1]) - (not marked) if line else 0), errors
+    line = re.match(r"standard input, line (\d+)", message)
+    assert (code, output.count("\n")) == (2, int(line[1]) - 1 if line else 0), errors
     assert output.endswith("\n") or not output
     assert errors.count("\n") == 1
     parts = message.removesuffix("$").split(".*")
