@@ -64,6 +64,9 @@ class BackgroundStream(io.TextIOBase):
             with contextlib.suppress(queue.Full):
                 self._queue.put(None, timeout=END_SECONDS)
                 self._thread.join(END_SECONDS)
+            if self._descriptor is not None and not self._thread.is_alive():
+                os.close(self._descriptor)
+                self._descriptor = None
         super().close()
 
     def _write_queue(self) -> None:
@@ -82,8 +85,9 @@ class BackgroundStream(io.TextIOBase):
 
 
 def _descriptor(stream: TextIO | None) -> int | None:
+    """Return a descriptor of our own: while a tokenizer loads, that of stderr points to /dev/null."""
     try:
-        return None if stream is None else stream.fileno()
+        return None if stream is None else os.dup(stream.fileno())
     except (OSError, ValueError):  # a stream in memory, or closed
         return None
 
