@@ -138,7 +138,7 @@ def test_wrong_arguments_are_one_line_errors(gpt: Model, translator: Model) -> N
         (lambda: gpt.generate(b"a"), "generate: bytes is not a text"),  # type: ignore[call-overload]
         (lambda: gpt.generate("a", max_tokens=3), "max_tokens: unknown setting; did you mean max_new_tokens"),  # type: ignore[call-overload]
         (lambda: gpt.generate("a", top_k="many"), "top_k: 'many' is not a whole number"),  # type: ignore[call-overload]
-        (lambda: gpt.generate("a", stop=[""]), "stop: every stop string needs at least one character"),
+        (lambda: gpt.generate("a", stop=[""]), "stop: not a list of strings with at least one character each"),
         (lambda: gpt.generate("a", draft="prompt-lookup", beam=2, max_new_tokens=5), "use beam=1"),
         (lambda: gpt.alternatives("a", prefix="b"), "prefix: only translators support it"),
         (lambda: gpt.inspect("a", "b"), "target: a decoder reads one text"),

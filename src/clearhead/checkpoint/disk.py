@@ -38,14 +38,14 @@ def atomic_folder(folder: Path, check: Callable[[Path], None] = lambda folder: N
     used = None
     try:
         make_folder(folder.parent)
-        with _writers_turn(folder.parent):
+        with writers_turn(folder.parent):
             _clean_up(folder.parent, folder.name)
             check(folder)
             temporary.mkdir()
             used = _lock(temporary, wait=False)
         yield temporary
         _write_manifest(temporary)
-        with _writers_turn(folder.parent):
+        with writers_turn(folder.parent):
             _clean_up_old(folder)
             check(folder)
             _replace(folder, temporary)
@@ -139,7 +139,7 @@ def discard(folder: Path) -> None:
 def recover(parent: Path) -> None:
     """Clean up after all processes that were killed while writing folders in `parent`."""
     if parent.is_dir():
-        with _writers_turn(parent):
+        with writers_turn(parent):
             _clean_up(parent)
 
 
@@ -160,7 +160,7 @@ def _old_path(folder: Path) -> Path:
 
 
 @contextmanager
-def _writers_turn(parent: Path) -> Iterator[None]:
+def writers_turn(parent: Path) -> Iterator[None]:
     """Wait for the lock that every writer takes to create, rename and clean up folders in `parent`."""
     lock = _lock(parent, wait=True)
     try:
@@ -171,7 +171,10 @@ def _writers_turn(parent: Path) -> Iterator[None]:
 
 def _lock(folder: Path, wait: bool) -> int | None:
     """Lock a folder and return the descriptor; None if another has it, or the file system has no such locks."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | NO_LINK)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | NO_LINK)
+    except OSError:  # gone, or not readable
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:

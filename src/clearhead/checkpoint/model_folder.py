@@ -1,8 +1,8 @@
 """Model folders: config.json, model.safetensors, tokenizer.json, README.md, and a manifest that detects damage."""
 
-import time
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ CONFIG, CARD = "config.json", "README.md"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARED_TOKENIZER, SEPARATE_TOKENIZERS = ("tokenizer.json",), ("tokenizer.source.json", "tokenizer.target.json")
 SHARD_BYTES = 4_000_000_000
-MAX_ATTEMPTS = 100  # at reading a folder that another process keeps replacing
+FREE_ATTEMPTS, MAX_ATTEMPTS = 5, 20  # at reading a folder that others keep replacing; after the free ones, they wait
 A = TypeVar("A")
 
 
@@ -117,17 +117,18 @@ def load_model(
 def read_unchanged(folder: Path, read: Callable[[Path], A]) -> A:
     """Return `read(path)` of a folder, read again if another process replaced the folder meanwhile."""
     for attempt in range(MAX_ATTEMPTS):
-        before = path, _ = _find(folder)
-        try:
-            with disk.read_errors(path):
-                result = read(path)
-        except UserError:
-            if _find(folder) == before:
-                raise
-        else:
-            if _find(folder) == before:  # else files of two models may be mixed
-                return result
-        time.sleep(0.001 * attempt)
+        parent = Path(os.path.realpath(folder)).parent
+        with disk.writers_turn(parent) if attempt >= FREE_ATTEMPTS else nullcontext():
+            before = path, _ = _find(folder)
+            try:
+                with disk.read_errors(path):
+                    result = read(path)
+            except UserError:
+                if _find(folder) == before:
+                    raise
+            else:
+                if _find(folder) == before:  # else files of two models may be mixed
+                    return result
     raise UserError(f"{folder} is being replaced continuously; try again when no process is writing it")
 
 
