@@ -35,3 +35,9 @@ def between(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     elif native.library() is None:
         pytest.skip("native.c was not compiled here")
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def default_ctrl_c() -> None:
+    """Undo the handler of a command that ran in this process, which ends the process once the command is done."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
