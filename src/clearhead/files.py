@@ -39,6 +39,14 @@ NO_WAIT, NO_LINK = (getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOFOLLOW"
 _used_stdin: WeakSet[IO[bytes]] = WeakSet()  # standard input streams already taken by a reader
 
 
+def check_utf8_name(path: Path) -> None:
+    """Refuse a name that is not UTF-8: safetensors cannot open such a file."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{path}: the name is not UTF-8; choose another folder") from None
+
+
 def read_text(path: Path, limit: int = MAX_SETTINGS_BYTES) -> str:
     """Read a small UTF-8 file such as a config; raise if it has more than `limit` bytes."""
     with file_errors(str(path)), open_regular(path) as file:

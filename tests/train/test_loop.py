@@ -1,5 +1,6 @@
 """Results of a run: models and their cards, averaged checkpoints, fine-tuning, dry runs."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import torch
 from torch import Tensor
 
 from clearhead.checkpoint import average_weights, load_model
+from clearhead.checkpoint.disk import atomic_folder
 from clearhead.config.recipe import Recipe, load_recipe
 from clearhead.data import Loader
+from clearhead.errors import UserError
 from clearhead.model import Network
 from clearhead.train import loop
 from clearhead.train.dry_run import dry_run
@@ -200,3 +203,12 @@ def test_every_token_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     steps = Loader(prepared(made)[0].train, batch_tokens=made.data.batch_tokens, workers=0)
     counts = [sum(batch.num_tokens for batch in step.batches) for step, _ in zip(steps, range(4), strict=False)]
     assert seen == [sum(counts[:2]), sum(counts[2:])]
+
+
+def test_a_folder_whose_name_is_not_utf8_is_refused_before_training(tmp_path: Path) -> None:
+    name = Path(os.fsdecode(bytes(tmp_path) + b"/run-\xff"))
+    with pytest.raises(UserError, match="the name is not UTF-8"):
+        loop.train(recipe("gpt", steps=1), name)
+    with pytest.raises(UserError, match="the name is not UTF-8"), atomic_folder(name):
+        pass
+    assert not list(tmp_path.iterdir())

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.errors import UserError
-from clearhead.files import NO_LINK, check_regular, open_regular, parse_json, read_text
+from clearhead.files import NO_LINK, check_regular, check_utf8_name, open_regular, parse_json, read_text
 from clearhead.limits import MAX_JSON_BYTES
 
 MANIFEST = "manifest.json"
@@ -33,6 +33,7 @@ def atomic_folder(folder: Path, check: Callable[[Path], None] = lambda folder: N
 
     `check` refuses a folder that may not be replaced, before the block and again before the renames.
     """
+    check_utf8_name(folder)
     folder = folder.resolve()  # follow links: the temporary folder must be on the same file system
     temporary = _temporary_path(folder)
     used = None

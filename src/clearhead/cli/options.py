@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from clearhead.errors import UserError
+from clearhead.files import check_utf8_name
 
 
 def _dtype_option(name: str | None) -> str | None:
@@ -15,11 +16,9 @@ def _dtype_option(name: str | None) -> str | None:
 
 
 def utf8_path(path: Path | None) -> Path | None:
-    """Check the name of a folder to write before any work is done: safetensors cannot read one that is not UTF-8."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise UserError(f"{path}: the name is not UTF-8; choose another folder") from None
+    """Check the name of a folder to write before any work is done."""
+    if path is not None:
+        check_utf8_name(path)
     return path
 
 

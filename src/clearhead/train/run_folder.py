@@ -8,7 +8,7 @@ from pathlib import Path
 from clearhead.checkpoint import run_lock
 from clearhead.config.recipe import dump_recipe
 from clearhead.errors import UserError
-from clearhead.files import write_text
+from clearhead.files import check_utf8_name, write_text
 from clearhead.model.cost import count_parameters
 from clearhead.train.events import write_event
 from clearhead.train.run_info import data_facts, machine
@@ -18,6 +18,7 @@ from clearhead.train.state import Event, RunState
 
 def check_folder(out: Path, resume: bool, run_files: tuple[str, ...]) -> None:
     """Refuse a folder that is not empty and not a run (no `run_files`), or that is a run and not to be resumed."""
+    check_utf8_name(out)
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     is_run = any(any(out.glob(name)) for name in run_files)
