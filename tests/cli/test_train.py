@@ -111,6 +111,9 @@ def test_several_values_and_seeds_are_a_sweep_that_resumes(folder: Path) -> None
     code, again, errors = clearhead(folder, *grid, "--resume")
     assert (code, again) == (0, output), errors
     assert "step" not in errors, "nothing is trained again"
+    code, _, errors = clearhead(folder, *grid, "train.grad_clip=0.5", "--resume")
+    assert code == 2
+    assert "was started with other settings (train.grad_clip" in errors
 
 
 def test_recipes_are_listed_with_descriptions(folder: Path) -> None:

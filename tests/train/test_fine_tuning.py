@@ -247,8 +247,9 @@ def test_truncated_texts_are_named_in_the_log_and_the_report(bases: dict[str, Pa
 def test_a_sweep_makes_a_table_and_copies_the_best_model(bases: dict[str, Path], tmp_path: Path) -> None:
     made, out = tuned(bases["bert"], "classification", train={"metric": "loss"}), tmp_path / "grid"
 
-    def compare(resume: bool = False) -> list[dict[str, Any]]:
-        recipes = [made.model_copy(update={"train": made.train.model_copy(update={"lr": lr})}) for lr in (1e-4, 1e-2)]
+    def compare(resume: bool = False, **changes: Any) -> list[dict[str, Any]]:
+        train = made.train.model_copy(update=changes)
+        recipes = [made.model_copy(update={"train": train.model_copy(update={"lr": lr})}) for lr in (1e-4, 1e-2)]
         grid = [GridPoint({"train.lr": each.train.lr}, each) for each in recipes]
         table = sweep(grid, 2, out, resume, lambda line: None, lambda event: None)
         assert table is not None
@@ -273,7 +274,11 @@ def test_a_sweep_makes_a_table_and_copies_the_best_model(bases: dict[str, Path],
         compare()
     before = (out / "lr-0.0001-seed-0" / "log.jsonl").read_bytes()
     assert compare(resume=True) == table
+    with pytest.raises(UserError, match=r"lr-0.0001-seed-0: .*other settings \(train.grad_clip: .* is now 0.5\)"):
+        compare(resume=True, grad_clip=0.5)
     assert (out / "lr-0.0001-seed-0" / "log.jsonl").read_bytes() == before
+    compare(resume=True, steps=made.train.steps + 1)
+    assert events(out / "lr-0.0001-seed-0", "end")[-1]["step"] == made.train.steps + 1, "finished runs go on"
 
 
 def test_a_sweep_over_any_setting_has_one_report_and_survives_a_diverged_run(

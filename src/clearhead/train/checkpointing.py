@@ -20,13 +20,12 @@ from clearhead.errors import UserError
 from clearhead.train.events import write_event
 from clearhead.train.finite import check_finite
 from clearhead.train.progress import Progress, progress_of, restore_progress
-from clearhead.train.resume_check import comparable, differences, vocabulary
+from clearhead.train.resume_check import check_same_settings, comparable, vocabulary
 from clearhead.train.run_folder import lock_folder, open_folder
 from clearhead.train.run_info import model_card_of_run
 from clearhead.train.run_log import read_log
 from clearhead.train.state import RunState
 
-MAX_SHOWN = 10  # changed settings in an error
 FINISHED = "finished"  # the end reason of a run that did all its steps
 
 
@@ -77,12 +76,7 @@ def resume_run(run: RunState) -> None:
         return
     where, total = f"{state.folder / 'state.json'}: progress", run.settings.steps
     saved = Progress.build(state.progress, where=where)
-    if changed := differences(saved.recipe, comparable(run.recipe)):
-        shown = [*changed[:MAX_SHOWN], *([f"{len(changed) - MAX_SHOWN} more"] if len(changed) > MAX_SHOWN else [])]
-        raise UserError(
-            f"{run.out}: this run was started with other settings ({'; '.join(shown)}); use the same, or start "
-            "another run"
-        )
+    check_same_settings(run.out, saved.recipe, comparable(run.recipe))
     if saved.vocabulary != vocabulary(run.data):
         raise UserError(f"{run.out}: the vocabulary is not the one this run started with; restore the data")
     if state.step > total or (state.step == total and _finished(run)):

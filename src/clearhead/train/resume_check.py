@@ -2,11 +2,14 @@
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 from clearhead.config.recipe import Recipe
 from clearhead.data import Data
+from clearhead.errors import UserError
 
+MAX_SHOWN = 10  # changed settings in an error
 MAX_CHARS = 200  # of a key or value in an error
 
 # Settings that may differ on resume: they do not change what is learned.
@@ -23,6 +26,15 @@ def comparable(recipe: Recipe) -> dict[str, Any]:
     for group, names in MAY_CHANGE.items():
         settings[group] = {key: value for key, value in settings[group].items() if key not in names}
     return settings
+
+
+def check_same_settings(run: Path, old: Any, new: Any) -> None:
+    """Refuse to resume a run that was started with other settings."""
+    if changed := differences(old, new):
+        shown = [*changed[:MAX_SHOWN], *([f"{len(changed) - MAX_SHOWN} more"] if len(changed) > MAX_SHOWN else [])]
+        raise UserError(
+            f"{run}: this run was started with other settings ({'; '.join(shown)}); use the same, or start another run"
+        )
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:

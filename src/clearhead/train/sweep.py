@@ -11,10 +11,13 @@ from typing import Any
 
 from clearhead.checkpoint import load_model, save_model
 from clearhead.config.grid import GridPoint, Values, point_name, short_names, value_text
+from clearhead.config.recipe import Recipe, load_recipe
 from clearhead.errors import UserError
 from clearhead.files import read_text, write_text
 from clearhead.train.finite import Diverged
+from clearhead.train.init_from import fit_to_initial_model, load_initial_model
 from clearhead.train.loop import train
+from clearhead.train.resume_check import check_same_settings, comparable
 from clearhead.train.run_folder import check_folder
 from clearhead.train.run_log import number, read_log
 from clearhead.train.signals import Stopped
@@ -42,9 +45,9 @@ def sweep(grid: Sequence[GridPoint], seeds: int, out: Path, resume: bool, log: L
         first = recipe.train.seed
         folders = [run_folder(out, values, seed) for seed in range(first, first + seeds)]
         for seed, folder in enumerate(folders, start=first):
-            if not _finished(folder):
+            changed = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
+            if not _finished(folder, changed):
                 log(f"{folder.name}:")
-                changed = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
                 try:
                     summary = train(changed, folder, resume=resume and folder.exists(), log=log, on_event=on_event)
                 except Diverged as error:  # a result too
@@ -99,10 +102,18 @@ def mean_and_std(row: dict[str, Any], metric: str) -> str:
     return f"{row[metric]:.4g}" + (f" ± {row['std']:.2g}" if row["seeds"] > 1 else "")
 
 
-def _finished(folder: Path) -> bool:
+def _finished(folder: Path, recipe: Recipe | None = None) -> bool:
+    """Return whether a run has ended, with all the steps of `recipe`; refuse one with other settings."""
     path = folder / "log.jsonl"
     end = read_log(path)[-1:] if path.exists() else []
-    return bool(end) and end[0]["kind"] == "end" and str(end[0].get("reason")) != "stopped"
+    if not end or end[0]["kind"] != "end" or str(end[0].get("reason")) == "stopped":
+        return False
+    if recipe is None:
+        return True
+    trained = load_recipe(str(folder / "recipe.yaml"))
+    recipe = fit_to_initial_model(recipe, load_initial_model(recipe))
+    check_same_settings(folder, comparable(trained), comparable(recipe))
+    return trained.train.steps >= recipe.train.steps
 
 
 def _best_validation(folder: Path, metric: str) -> dict[str, float]:
