@@ -9,7 +9,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from clearhead.cli import main as run
 
-    run()
+    run(ends_process=True)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def run(arguments: list[str]) -> None:
         sys.argv = ["clearhead", *arguments]
         from clearhead.cli import main
 
-        main()
+        main(ends_process=True)
         code = 0
     except SystemExit as stop:
         code = stop.code

@@ -215,7 +215,7 @@ def run_command(arguments: list[str], pipe: int) -> int:
     loop.setup, validate.evaluate_losses, disk._sync = reported_setup, reported_validation, slow_sync
     sys.argv = ["clearhead", *arguments]
     try:
-        cli.main()
+        cli.main(ends_process=True)
     except SystemExit as stop:
         return int(stop.code or 0)
     return 0

@@ -86,7 +86,7 @@ def _root(
         echo(context.get_help())
 
 
-def main() -> None:
+def main(ends_process: bool = False) -> None:
     """Run the command line: a user error is one line on stderr and exit code 2; a closed pipe is not an error."""
     prepare_streams()
     interrupt.install()
@@ -110,7 +110,9 @@ def main() -> None:
             _exit_with_os_error(error)
         raise
     finally:
-        interrupt.ending = True  # not by a call, which Ctrl-C could interrupt
+        interrupt.ending = ends_process  # not by a call, which Ctrl-C could interrupt
+        if not ends_process:
+            interrupt.restore()
 
 
 def _run() -> int:

@@ -4,17 +4,26 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import Any
 
 received = False  # and not handled: an error that comes now comes from Ctrl-C
 ending = False  # Python prints a traceback for KeyboardInterrupt while it shuts down
+_before: Any = signal.default_int_handler  # the handler that `install` found
 
 
 def install() -> None:
     """Handle SIGINT, unless it is ignored."""
-    global received, ending
+    global received, ending, _before
     received = ending = False
-    if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL):
+    _before = signal.getsignal(signal.SIGINT)
+    if _before in (signal.default_int_handler, signal.SIG_DFL):
         signal.signal(signal.SIGINT, _interrupt)
+
+
+def restore() -> None:
+    """Give SIGINT back to a program that called the command line."""
+    if signal.getsignal(signal.SIGINT) is _interrupt:
+        signal.signal(signal.SIGINT, _before)
 
 
 def handled() -> None:
