@@ -143,7 +143,7 @@ def _full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the full tensors on the CPU of rank 0, and {} on other ranks."""
     is_first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
     full = {}
-    for name, tensor in tensors.items():
+    for name, tensor in sorted(tensors.items()):  # every rank in the same order, as below
         if hasattr(tensor, "full_tensor"):
             tensor = tensor.full_tensor()  # collective: all ranks must call it
         if is_first:
