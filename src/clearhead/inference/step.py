@@ -1,9 +1,10 @@
-"""The contract of a decode step: one new token for every row of a batch, over a paged KV cache.
+"""The contract of an inference step: new tokens of several rows, over a paged KV cache.
 
-R rows · P pages · G key-value heads · C slots of a page · E head dim · V vocabulary
+N tokens · R rows · M outputs · B table entries of a row · G key-value heads · E head dim · V vocabulary
 
 The engine describes a step in host arrays (`StepInputs`, `SamplingInputs`) and a `StepRunner` computes it: eagerly over
 the reference network, in one native call on a CPU, or as a captured CUDA graph. All of them choose the same tokens.
+A decode step has one token per row; a row with several tokens is a chunk of its prompt, or draft tokens to verify.
 """
 
 from __future__ import annotations
@@ -18,55 +19,83 @@ from torch import Tensor
 
 from clearhead.config import ModelConfig
 
+PAGE_SIZE = 16  # slots of a page
+SCRATCH_PAGE = 0  # never allocated: padding of a captured step is written there
+LAST_TOKEN = -1  # as an id: the token that the row's last step chose, which the host may not know yet
+
 
 class PagedKVCache:
-    """Keys and values of all rows in one pool of pages; block tables say which pages belong to a row.
+    """Keys and values of all rows in one pool of slots; a page is PAGE_SIZE slots, and slot 0 starts page 0.
 
-    Slot p of a row is in page `block_table[p // page_size]` at offset `p % page_size`. The cross-attention keys and
-    values of a source are in pages of the same pool, which a source table lists; a page belongs to one of the two.
+    The cross-attention keys and values of a source are in pages of the same pool; a page belongs to one of the two.
     """
 
-    def __init__(self, config: ModelConfig, pages: int, page_size: int, dtype: torch.dtype, device: torch.device):
-        self.pages, self.page_size, self.dtype, self.device = pages, page_size, dtype, device
-        shape = (pages, config.kv_heads, page_size, config.head_dim)  # (P, G, C, E), one tensor per decoder layer
+    def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device):
+        self.config, self.pages, self.dtype, self.device = config, pages, dtype, device
+        shape = (pages * PAGE_SIZE, config.kv_heads, config.head_dim)  # (slots, G, E), one tensor per decoder layer
         self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.decoder_layers)]
         self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.decoder_layers)]
 
 
 @dataclass
 class StepInputs:
-    """One new token for each of R rows."""
+    """N tokens of R rows; the tokens of a row are neighbors, in the order of their positions.
 
-    ids: NDArray[np.int64]  # (R,) the token to process, where `carry` is -1
-    carry: NDArray[np.int32]  # (R,) row of the previous step whose chosen token is processed, or -1
-    positions: NDArray[np.int32]  # (R,) cached tokens of the row: position and slot of the new token
-    block_tables: NDArray[np.int32]  # (R, B) page ids; entries beyond the row's pages are ignored
-    source_tables: NDArray[np.int32] | None = None  # (R, B') page ids of the source, of a translator
-    source_lengths: NDArray[np.int32] | None = None  # (R,) tokens of the source
+    All new keys and values are written before attention, so a token sees the earlier ones of its row in this step.
+    Entry i of a row's table is a page (`span` PAGE_SIZE) or a slot (`span` 1, for beams, whose paths share slots):
+    position p of the row is cached at slot `table[p // span] * span + p % span`.
+    """
+
+    ids: NDArray[np.int32]  # (N,) or LAST_TOKEN
+    rows: NDArray[np.int32]  # (N,) index into the arrays below
+    positions: NDArray[np.int32]  # (N,) a token attends to positions 0 to its own
+    slots: NDArray[np.int32]  # (N,) where its keys and values are written
+    outputs: NDArray[np.int32]  # (M,) the tokens whose logits are wanted
+    numbers: NDArray[np.int32]  # (R,) a number below the runner's `max_rows` that a row keeps while it runs
+    table: NDArray[np.int32]  # (R, B)
+    span: int = PAGE_SIZE
+    source_table: NDArray[np.int32] | None = None  # (R, B') pages of the source, of a translator
+    source_lengths: NDArray[np.int32] | None = None  # (R,)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every row has one token."""
+        return len(self.ids) == len(self.numbers)
+
+
+@dataclass
+class EncodeInputs:
+    """Sources of a translator, whose cross-attention keys and values go to the slots of their pages."""
+
+    ids: list[list[int]]
+    tables: list[list[int]]  # pages of each source
 
 
 @dataclass
 class SamplingInputs:
-    """How the next token of each of R rows is chosen from its logits; temperature 0 is greedy."""
+    """How a token is chosen from each of M logits; temperature 0 is greedy."""
 
-    temperature: NDArray[np.float32]  # (R,)
-    top_k: NDArray[np.int32]  # (R,) 0: off
-    top_p: NDArray[np.float32]  # (R,) 1: off
-    min_p: NDArray[np.float32]  # (R,) 0: off
-    repetition_penalty: NDArray[np.float32]  # (R,) 1: off
-    presence_penalty: NDArray[np.float32]  # (R,) 0: off
-    seeds: NDArray[np.int64]  # (R,)
-    num_new: NDArray[np.int64]  # (R,) tokens that the row has generated so far
-    slots: NDArray[np.int32]  # (R,) a number that the row keeps while it runs: its place in tables of seen tokens
-    logprobs: bool = False  # whether any row needs them
+    numbers: NDArray[np.int32]  # (M,) row numbers, for the last chosen token and the tokens seen so far
+    temperature: NDArray[np.float32]  # (M,)
+    top_k: NDArray[np.int32]  # (M,) 0: off
+    top_p: NDArray[np.float32]  # (M,) 1: off
+    min_p: NDArray[np.float32]  # (M,) 0: off
+    repetition_penalty: NDArray[np.float32]  # (M,) 1: off; counts the prompt
+    presence_penalty: NDArray[np.float32]  # (M,) 0: off; counts new tokens only
+    frequency_penalty: NDArray[np.float32]  # (M,) 0: off; counts new tokens only
+    seeds: NDArray[np.int64]  # (M,)
+    num_new: NDArray[np.int64]  # (M,) tokens that the row has generated so far
+    logprobs: int = -1  # -1: not wanted; 0: of the chosen token; n: and of the n most likely ones
 
 
 class StepOutput(NamedTuple):
     """The chosen tokens of a step, on the host."""
 
-    tokens: list[int]  # (R,)
-    logprobs: list[float] | None  # (R,) of the unprocessed logits
-    finite: list[bool]  # (R,) False where the logits had NaN or only -inf: the row fails, the others go on
+    tokens: list[int]  # (M,)
+    finite: list[bool]  # (M,) False where the logits had NaN or only -inf: the row fails, the others go on
+    logprobs: list[float] | None = None  # (M,) of the logits before penalties and temperature
+    top_tokens: list[list[int]] | None = None  # (M, n)
+    top_logprobs: list[list[float]] | None = None  # (M, n)
 
 
 class StepHandle(Protocol):
@@ -76,17 +105,27 @@ class StepHandle(Protocol):
         """Wait for the step."""
 
 
-class DecodeStep(Protocol):
-    """A step of a network: write the new keys and values to the cache, return logits (R, V) in fp32."""
-
-    def __call__(self, ids: Tensor, inputs: StepInputs, cache: PagedKVCache) -> Tensor: ...
-
-
 class StepRunner(Protocol):
-    """Run steps one after another; `launch` may return before the step is done."""
+    """Run steps of one network, one after another."""
+
+    cache: PagedKVCache
+    max_rows: int
+    asynchronous: bool  # whether `launch` returns before the step is done, so that the host may stay a step behind
+
+    def start_row(self, number: int, prompt: list[int]) -> None:
+        """Give a row number to a new row: its tokens seen so far are those of the prompt (or of a resumed row)."""
+
+    def encode(self, inputs: EncodeInputs) -> None:
+        """Run the encoder, and write the cross-attention keys and values of every decoder layer."""
 
     def launch(self, inputs: StepInputs, sampling: SamplingInputs) -> StepHandle:
-        """Start a step; a second one may be started before the result of the first is read."""
+        """Run a step and choose a token for each output; the next step may start before the result is read."""
 
     def logits(self, inputs: StepInputs) -> Tensor:
-        """Run a step without choosing tokens: logits (R, V) in fp32 (beam search, draft verification, processors)."""
+        """Run a step without choosing: logits (M, V) in fp32 (beam search, draft verification, constraints)."""
+
+    def choose(self, logits: Tensor, sampling: SamplingInputs) -> StepOutput:
+        """Choose tokens from logits (M, V) that were changed on the way."""
+
+    def copy_slots(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
+        """Copy keys and values of all layers between slots (copy-on-write of shared pages)."""
