@@ -13,7 +13,7 @@ from clearhead.model import build
 from tests.checkpoint.small_models import tokenizer
 
 CASES = [
-    ("tiny-translator", [], "hf"),
+    ("tiny-translator", ["kv_heads=1"], "hf"),
     ("tiny-translator", ["norm_eps=1e-6"], "hf"),
     ("tiny-gpt", [], "gguf"),
     ("tiny-llama", ["attention=[window]", "window=8"], "gguf"),

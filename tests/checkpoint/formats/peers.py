@@ -45,6 +45,7 @@ PEERS: dict[str, tuple[str, dict[str, Any]]] = {
         {**MARIAN, "share_encoder_decoder_embeddings": False, "decoder_vocab_size": 83, "pad_token_id": 82}
         | {"decoder_start_token_id": 82},
     ),
+    "pegasus": ("PegasusForConditionalGeneration", {**MARIAN, "pad_token_id": 96, "decoder_start_token_id": 96}),
 }
 DECODERS = [name for name, (model, _) in PEERS.items() if "LM" in model and "Bert" not in model]
 
@@ -55,7 +56,7 @@ def peer(name: str) -> Any:
     kind = getattr(transformers, model)
     model = kind(kind.config_class(vocab_size=WORDS, attn_implementation="eager", **settings))
     disturb(model, 0.12)
-    if name.startswith("marian"):
+    if name.startswith(("marian", "pegasus")):
         model.final_logits_bias.normal_()
     return model.eval()
 

@@ -94,7 +94,7 @@ def test_fifty_greedy_tokens_are_the_same(name: str, tmp_path: Path) -> None:
     assert results[0][0].ids == expected.tolist()
 
 
-@pytest.mark.parametrize("name", ["marian", "marian-two"])
+@pytest.mark.parametrize("name", ["marian", "marian-two", "pegasus"])
 def test_fifty_greedy_tokens_of_a_translator_are_the_same(name: str, tmp_path: Path) -> None:
     theirs = saved(name, tmp_path / "theirs")
     network, padding = read_and_build(tmp_path / "theirs"), theirs.config.pad_token_id
@@ -210,8 +210,8 @@ def test_every_setting_that_transformers_writes_is_known(name: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sinusoid": "interleaved"}, "sinusoid is interleaved in this model, but halves there"),
-        ({"norm_position": "pre"}, "norm_position is pre in this model, but post there"),
+        ({"kv_heads": 1}, "kv_heads is 1 in this model, but 4 there"),
+        ({"tie": "none"}, "tie is none in this model, but output there"),
         ({"norm_eps": 1e-6}, "norm_eps is 1e-06 in this model, but 1e-05 there"),
     ],
 )

@@ -77,7 +77,7 @@ def bert(draw: Any) -> ModelSettings:
 
 
 @st.composite
-def marian(draw: Any) -> ModelSettings:
+def marian(draw: Any, pegasus: bool = False) -> ModelSettings:
     heads, inner = draw(HEADS), draw(INNER)
     values = {"d_model": heads * draw(st.sampled_from([2, 4, 8])), "max_position_embeddings": 40}
     values |= {f"{stack}_attention_heads": heads for stack in ("encoder", "decoder")}
@@ -91,10 +91,21 @@ def marian(draw: Any) -> ModelSettings:
     shared = draw(st.booleans())
     values |= {"share_encoder_decoder_embeddings": shared, "pad_token_id": 5, "eos_token_id": 0}
     values |= {"decoder_vocab_size": WORDS if shared else draw(st.sampled_from([83, WORDS, 120]))}
-    return "MarianMTModel", values | {"decoder_start_token_id": 3, "forced_eos_token_id": None}
+    values |= {"decoder_start_token_id": 3, "forced_eos_token_id": None}
+    if pegasus:
+        return "PegasusForConditionalGeneration", {
+            key: value
+            for key, value in values.items()
+            if key not in ("share_encoder_decoder_embeddings", "decoder_vocab_size")
+        }
+    return "MarianMTModel", values
 
 
-@pytest.mark.parametrize("family", [llama, gpt, bert, marian])
+def pegasus() -> Any:
+    return marian(pegasus=True)
+
+
+@pytest.mark.parametrize("family", [llama, gpt, bert, marian, pegasus])
 def test_any_configuration_gives_the_same_outputs_after_import_and_export(family: Any) -> None:
     @settings(max_examples=COUNT, deadline=None)
     @given(drawn=family(), seed=st.integers(0, 1000), length=st.integers(1, 8) | st.just(40))

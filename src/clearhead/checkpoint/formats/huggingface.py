@@ -17,8 +17,9 @@ from clearhead.checkpoint.formats.gpt import GPT1, GPT2
 from clearhead.checkpoint.formats.hf_tokenizer import read_hf_tokenizer, special_ids, write_hf_tokenizer
 from clearhead.checkpoint.formats.imported_model import ImportedModel
 from clearhead.checkpoint.formats.llama import LLAMA
-from clearhead.checkpoint.formats.marian import MARIAN, check_positions
+from clearhead.checkpoint.formats.marian import MARIAN, check_positions, to_halves
 from clearhead.checkpoint.formats.name_table import find_entry, from_foreign, to_foreign
+from clearhead.checkpoint.formats.pegasus import PEGASUS, stored_positions
 from clearhead.checkpoint.formats.sentence_transformers import read_pooling, write_pooling
 from clearhead.checkpoint.model_folder import (
     CONFIG,
@@ -36,7 +37,8 @@ from clearhead.errors import UserError
 from clearhead.model import build
 
 log = logging.getLogger("clearhead")
-ADAPTERS = (BERT, GPT2, GPT1, LLAMA, MARIAN)
+ADAPTERS = (BERT, GPT2, GPT1, LLAMA, MARIAN, PEGASUS)
+SINUSOIDAL = (MARIAN, PEGASUS)
 MODEL_TYPES = [model_type for adapter in ADAPTERS for model_type in adapter.model_types]
 PEFT_CONFIG = "adapter_config.json"  # of a LoRA or similar, which transformers would load
 TASKS = {"classes": "classification", "tags": "tagging", "span": "answering"}
@@ -48,8 +50,8 @@ IGNORED_KEYS = (
     *("_attn_implementation_autoset", "output_past", "task_specific_params", "gradient_checkpointing"),
 )
 TRAINING_ONLY = {"init", "dropout", "attention_dropout"}
-# Marian always has an output bias, which may be zero, and may have one vocabulary size as two.
-MARIAN_IGNORED = {"output_bias", "vocab_size", "source_vocab_size", "target_vocab_size"}
+# These always have an output bias, which may be zero, and may have one vocabulary size as two; see to_halves.
+SINUSOIDAL_IGNORED = {"output_bias", "sinusoid", "vocab_size", "source_vocab_size", "target_vocab_size"}
 LM_ONLY = {"tie", "output_bias"}  # without meaning if there is no LM head
 
 
@@ -84,7 +86,7 @@ def read(folder: Path) -> ImportedModel:
     fields.ignore(*IGNORED_KEYS)
     tensors = _read_tensors(folder)
     config = adapter.from_hf(fields, tensors.keys())
-    if adapter is MARIAN:
+    if adapter in SINUSOIDAL:
         check_positions(config, tensors, folder)
     if unknown := fields.unknown():
         log.warning("%s: %s: unknown settings, ignored", folder / CONFIG, ", ".join(unknown))
@@ -154,13 +156,17 @@ def write(loaded: LoadedModel, folder: Path) -> None:
     settings = adapter.to_hf(config) | {"dtype": str(next(iter(tensors.values())).dtype).removeprefix("torch.")}
     ids = write_hf_tokenizer(loaded, folder)
     write_pooling(loaded, folder)
-    if adapter is MARIAN and "heads.lm_head.proj.bias" not in tensors:
-        tensors["heads.lm_head.proj.bias"] = tensors["encoder.embedding.tokens.weight"].new_zeros(config.target_vocab)
+    if adapter in SINUSOIDAL:
+        bias = tensors["encoder.embedding.tokens.weight"].new_zeros(config.target_vocab)
+        tensors = to_halves(config, {"heads.lm_head.proj.bias": bias} | tensors)
     if config.labels and loaded.extra.get("labels"):
         names = [str(name) for name in loaded.extra["labels"]]
         settings |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
     disk.write_json(folder / CONFIG, settings | ids)
-    save_weights(folder, to_foreign(adapter.table(config), tensors))
+    foreign = to_foreign(adapter.table(config), tensors)
+    if adapter is PEGASUS:
+        foreign |= stored_positions(config, foreign["model.shared.weight"].dtype)
+    save_weights(folder, foreign)
 
 
 def _matching_adapter(config: ModelConfig) -> Adapter:
@@ -180,7 +186,7 @@ def differences(adapter: Adapter, config: ModelConfig) -> list[tuple[str, str]]:
     """Return what would change if the exported config were imported again, each with the setting that prevents it."""
     ignored = (
         TRAINING_ONLY
-        | (MARIAN_IGNORED if adapter is MARIAN else set())
+        | (SINUSOIDAL_IGNORED if adapter in SINUSOIDAL else set())
         | (set() if "lm" in config.outputs else LM_ONLY)
     )
     entries = {name: find_entry(name, adapter.table(config)) for name in named_tensors(build(config, "meta"))}

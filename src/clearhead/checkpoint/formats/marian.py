@@ -43,14 +43,25 @@ def table(config: ModelConfig) -> NameTable:
 
 
 def from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
-    """Read the settings; encoder and decoder must have the same dimensions, as in ours."""
+    """Read the settings of a MarianMT translator."""
+    fields.require("pre-norm", "normalize_before", False)
+    fields.require("a final norm", "add_final_layer_norm", False)
+    size = fields.integer("vocab_size")
+    vocabulary: dict[str, Any] = {"vocab_size": size, "tie": "all"}
+    target = fields.integer("decoder_vocab_size", size)
+    if not fields.flag("share_encoder_decoder_embeddings", True):
+        vocabulary = {"source_vocab_size": size, "target_vocab_size": target, "tie": "output"}
+    settings = read_settings(fields) | {"norm_position": "post"} | vocabulary
+    return ModelConfig.build(settings, where=str(fields.where))
+
+
+def read_settings(fields: Fields) -> dict[str, Any]:
+    """Read what Marian and Pegasus share; encoder and decoder must have the same dimensions, as in ours."""
     for key in ("attention_heads", "ffn_dim"):
         if fields.integer(f"encoder_{key}") != fields.integer(f"decoder_{key}"):
             raise UserError(f"{fields.where}: decoder_{key}: must equal encoder_{key}; other models are not supported")
     fields.require("learned positions", "static_position_embeddings", True)
-    fields.require("pre-norm", "normalize_before", False)
     fields.require("an embedding norm", "normalize_embedding", False)
-    fields.require("a final norm", "add_final_layer_norm", False)
     fields.require("add_bias_logits", "add_bias_logits", False)
     fields.require("a causal encoder", "is_decoder", False)
     fields.ignore("activation_dropout", "encoder_layerdrop", "decoder_layerdrop", "init_std", "num_hidden_layers")
@@ -58,12 +69,7 @@ def from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
     fields.ignore("num_beams", "max_length", "id2label", "label2id", "num_labels", "bad_words_ids")
     fields.require("an untied output matrix", "tie_word_embeddings", True)
     fields.require("a forced first token", "forced_bos_token_id")
-    size = fields.integer("vocab_size")
-    vocabulary: dict[str, Any] = {"vocab_size": size, "tie": "all"}
-    target = fields.integer("decoder_vocab_size", size)
-    if not fields.flag("share_encoder_decoder_embeddings", True):
-        vocabulary = {"source_vocab_size": size, "target_vocab_size": target, "tie": "output"}
-    settings: dict[str, Any] = {
+    return {
         "family": "encoder-decoder",
         "encoder_layers": fields.integer("encoder_layers"),
         "decoder_layers": fields.integer("decoder_layers"),
@@ -71,7 +77,6 @@ def from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
         "heads": fields.integer("encoder_attention_heads"),
         "ff_dim": fields.integer("encoder_ffn_dim"),
         "activation": read_activation(fields, "activation_function", "gelu"),
-        "norm_position": "post",
         "norm_eps": 1e-5,  # the default of torch.nn.LayerNorm; not in their config
         "dropout": fields.number("dropout", 0.1),
         "attention_dropout": fields.number("attention_dropout", 0.0),
@@ -82,7 +87,6 @@ def from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
         "output_bias": True,
         "init": "xavier",
     }
-    return ModelConfig.build(settings | vocabulary, where=str(fields.where))
 
 
 def to_hf(config: ModelConfig) -> dict[str, Any]:
@@ -104,6 +108,20 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_positions,
         "scale_embedding": config.scale_embedding,
     }
+
+
+def to_halves(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Reorder the hidden dimensions: interleaved sinusoids become halves, and the network computes the same."""
+    if config.sinusoid == "halves":
+        return tensors
+    order = torch.arange(config.dim).view(-1, 2).t().flatten()  # the even dimensions, then the odd ones
+    inputs = r".*(tokens|query|key|value|up|gate|lm_head\.proj)\.weight"  # the hidden dimension is their last one
+    outputs = r".*((output|down)\.(weight|bias)|norm\.(weight|bias))"  # their first one
+    reordered = {}
+    for name, tensor in tensors.items():
+        axis = 1 if re.fullmatch(inputs, name) else 0 if re.fullmatch(outputs, name) else None
+        reordered[name] = tensor if axis is None else tensor.index_select(axis, order.to(tensor.device))
+    return reordered
 
 
 def renames(config: ModelConfig) -> Renames:
