@@ -46,6 +46,13 @@ def test_repetition_penalty_applies_to_prompt_and_new_tokens() -> None:
     assert processed[1].tolist() == [-1.0, 2.0, -3.0, 2.0, 5.0, 3.0, 7.0, 8.0, 9.0, 10.0]
 
 
+def test_frequency_penalty_counts_only_new_tokens() -> None:
+    processed = processed_logits([[0.0] * VOCAB], buffer_with([[1, 2]], [[4, 2, 4]]), frequency_penalty=1.5)
+    expected = torch.zeros(1, VOCAB)
+    expected[0, 2], expected[0, 4] = -1.5, -3.0
+    assert torch.equal(processed, expected)
+
+
 def test_presence_penalty_applies_once_and_only_to_new_tokens() -> None:
     processed = processed_logits([[0.0] * VOCAB], buffer_with([[1, 2]], [[4, 2, 4]]), presence_penalty=1.5)
     assert processed[0].tolist() == [0, 0, -1.5, 0, -1.5, 0, 0, 0, 0, 0]

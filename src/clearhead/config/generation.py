@@ -46,6 +46,7 @@ class GenerationConfig(Settings):
     # Scales the logits of tokens in the prompt or the output; 1: off
     repetition_penalty: float = Field(default=1.0, gt=0, le=100)
     presence_penalty: float = Field(default=0.0, ge=-100, le=100)  # subtracted from the logits of tokens in the output
+    frequency_penalty: float = Field(default=0.0, ge=-100, le=100)  # the same, times how often they occur in the output
     no_repeat_ngram_size: int = Field(default=0, ge=0, le=1024)  # no n-gram of this size occurs twice; 0: off
     banned_ids: TokenSequences = ()  # token sequences that never occur
     forced_ids: TokenSequences = ()  # token sequences that occur before the end token

@@ -30,6 +30,8 @@ def build_processors(config: GenerationConfig, eos_ids: Tensor) -> list[LogitsPr
         processors.append(RepetitionPenalty(config.repetition_penalty))
     if config.presence_penalty:
         processors.append(PresencePenalty(config.presence_penalty))
+    if config.frequency_penalty:
+        processors.append(FrequencyPenalty(config.frequency_penalty))
     if config.no_repeat_ngram_size:
         processors.append(NoRepeatNgram(config.no_repeat_ngram_size))
     if config.banned_ids:
@@ -60,6 +62,18 @@ class PresencePenalty:
 
     def __call__(self, logits: Tensor, buffer: TokenBuffer) -> Tensor:
         return logits - self.penalty * _present(buffer.new_ids, logits).to(logits.dtype)
+
+
+@dataclass(frozen=True)
+class FrequencyPenalty:
+    """Subtract a penalty from the logits of the new tokens, times how often each occurs."""
+
+    penalty: float
+
+    def __call__(self, logits: Tensor, buffer: TokenBuffer) -> Tensor:
+        counts = logits.new_zeros(logits.shape[0], logits.shape[1] + 1)
+        counts.scatter_add_(1, buffer.new_ids, torch.ones_like(buffer.new_ids, dtype=logits.dtype))
+        return logits - self.penalty * counts[:, :-1]
 
 
 @dataclass(frozen=True)

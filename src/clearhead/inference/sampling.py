@@ -12,12 +12,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from clearhead.config import GenerationConfig
+from clearhead.inference.step import SamplingInputs, StepOutput
 from clearhead.ops.native import library as native
 
 # splitmix64 (Steele, Lea and Flood 2014): the odd increment and the two multipliers; int64 wraps around.
@@ -62,6 +63,136 @@ class Sampler:
             threshold = logits.amax(dim=-1, keepdim=True) + math.log(self.min_p)
             logits = logits.masked_fill(logits < threshold, -math.inf)
         return logits
+
+
+class SamplingTensors(NamedTuple):
+    """`SamplingInputs` on the device, each (M,), and what the host knows about them: branches of a captured step."""
+
+    numbers: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    repetition_penalty: Tensor
+    presence_penalty: Tensor
+    frequency_penalty: Tensor
+    seeds: Tensor
+    num_new: Tensor
+    logprobs: int
+    greedy: bool  # all rows are
+    candidates: int  # tokens that top-k leaves to any row: 0 if neither top-k nor top-p is used, -1 if all may remain
+    penalties: bool  # whether any row has one
+
+    @classmethod
+    def from_inputs(cls, inputs: SamplingInputs, device: torch.device) -> Self:
+        """Copy the arrays to a device."""
+        columns = [torch.from_numpy(getattr(inputs, name)).to(device, non_blocking=True) for name in COLUMNS]
+        return cls(*columns, inputs.logprobs, *sampling_features(inputs))  # type: ignore[call-arg, arg-type]
+
+
+def sampling_features(inputs: SamplingInputs) -> tuple[bool, int, bool]:
+    """Return `greedy`, `candidates` and `penalties` of SamplingTensors."""
+    sampled = inputs.temperature > 0
+    top_k, filtered = inputs.top_k[sampled], (inputs.top_k[sampled] > 0) | (inputs.top_p[sampled] < 1)
+    candidates = int(top_k.max(initial=0)) if (top_k > 0).all() else -1 if filtered.any() else 0
+    unpenalized = (inputs.repetition_penalty == 1).all() and not inputs.presence_penalty.any()
+    return not sampled.any(), candidates, not (unpenalized and not inputs.frequency_penalty.any())
+
+
+COLUMNS = SamplingTensors._fields[: SamplingTensors._fields.index("logprobs")]
+
+
+class TokenCounts:
+    """Tokens seen by each row, for penalties; V columns for each of `max_rows` row numbers."""
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device):
+        self.prompt = torch.zeros(max_rows, vocab_size, dtype=torch.bool, device=device)
+        self.new = torch.zeros(max_rows, vocab_size, dtype=torch.int32, device=device)
+
+    def start(self, number: int, prompt: Sequence[int], new: Sequence[int]) -> None:
+        """Begin a row with its prompt and, if it is resumed, its new tokens."""
+        device, tokens = self.new.device, len(self.new[number])
+        self.prompt[number] = False
+        self.prompt[number, torch.tensor(prompt, device=device)] = True
+        self.new[number] = torch.bincount(torch.tensor(new, dtype=torch.long, device=device), minlength=tokens)
+
+    def add(self, numbers: Tensor, tokens: Tensor) -> None:
+        """Count a new token (M,) of some rows."""
+        self.new.index_put_((numbers, tokens), torch.ones_like(tokens, dtype=torch.int32), accumulate=True)
+
+
+class Choice(NamedTuple):
+    """Chosen tokens on the device; the fields are those of StepOutput."""
+
+    tokens: Tensor  # (M,)
+    finite: Tensor  # (M,)
+    logprobs: Tensor | None = None  # (M,)
+    top_tokens: Tensor | None = None  # (M, n)
+    top_logprobs: Tensor | None = None  # (M, n)
+
+    def output(self) -> StepOutput:
+        """Copy to the host, which waits for the device."""
+        return StepOutput(*(None if x is None else x.tolist() for x in self))  # type: ignore[arg-type]
+
+
+def choose_tokens(logits: Tensor, inputs: SamplingTensors, counts: TokenCounts | None = None) -> Choice:
+    """Choose a token for each row of logits (M, V), which may change in place; nothing waits for the device.
+
+    The choice of a row depends on its own logits and options only. `counts` is needed for penalties, and updated.
+    """
+    finite, logprobs = logits.amax(dim=-1).isfinite(), None
+    if inputs.logprobs >= 0:
+        logprobs = logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    if inputs.penalties:
+        assert counts is not None, "penalties need the tokens of each row"
+        logits = penalize(logits, inputs, counts)
+    tokens = argmax(logits) if inputs.greedy else _sample(logits, inputs)
+    if counts is not None:
+        counts.add(inputs.numbers, tokens)
+    if logprobs is None:
+        return Choice(tokens, finite)
+    chosen = logprobs.gather(1, tokens[:, None])[:, 0]
+    if inputs.logprobs == 0:
+        return Choice(tokens, finite, chosen)
+    top = logprobs.topk(min(inputs.logprobs, logits.shape[1]), dim=-1)
+    return Choice(tokens, finite, chosen, top.indices, top.values)
+
+
+def penalize(logits: Tensor, inputs: SamplingTensors, counts: TokenCounts) -> Tensor:
+    """Apply the repetition, presence and frequency penalties to logits (M, V)."""
+    new = counts.new[inputs.numbers]
+    seen = (new > 0) | counts.prompt[inputs.numbers]
+    repetition = torch.where(seen, inputs.repetition_penalty[:, None], 1).to(logits.dtype)
+    logits = torch.where(logits < 0, logits * repetition, logits / repetition)
+    presence = inputs.presence_penalty[:, None] * (new > 0)
+    return logits - (presence + inputs.frequency_penalty[:, None] * new).to(logits.dtype)
+
+
+def _sample(logits: Tensor, inputs: SamplingTensors) -> Tensor:
+    """Return a sample (M,) of the filtered softmax of each row, or the argmax where the temperature is 0."""
+    is_greedy = (inputs.temperature == 0)[:, None]
+    scaled = logits / torch.where(is_greedy, 1, inputs.temperature[:, None]).to(logits.dtype)
+    noise = gumbel_noise(inputs.seeds, inputs.num_new, torch.arange(logits.shape[1], device=logits.device))
+    sampled = (scaled + noise).masked_fill(scaled < sampling_threshold(scaled, inputs), -math.inf)
+    return torch.where(is_greedy, logits, sampled).argmax(dim=-1)
+
+
+def sampling_threshold(scaled: Tensor, inputs: SamplingTensors) -> Tensor:
+    """Return the lowest logit (M, 1) that top-k, top-p and min-p keep of logits (M, V) divided by the temperature.
+
+    Tokens with equal logits are kept or dropped together, so the order in which they are sorted does not matter.
+    """
+    threshold = scaled.amax(dim=-1, keepdim=True) + inputs.min_p.log().to(scaled.dtype)[:, None]
+    if inputs.candidates == 0:
+        return threshold
+    count = scaled.shape[1] if inputs.candidates < 0 else min(inputs.candidates, scaled.shape[1])
+    ordered = scaled.topk(count, dim=-1).values  # (M, C)
+    rank = torch.arange(count, device=scaled.device)
+    ordered = ordered.masked_fill(rank >= torch.where(inputs.top_k > 0, inputs.top_k, count)[:, None], -math.inf)
+    probs = ordered.softmax(dim=-1, dtype=torch.float64)  # so exact that C does not matter to the sums
+    kept = (probs.cumsum(dim=-1) - probs < inputs.top_p[:, None]) | (inputs.top_p[:, None] == 1)
+    kept &= ordered > -math.inf
+    return threshold.maximum(ordered.masked_fill(~kept, math.inf).amin(dim=-1, keepdim=True))
 
 
 def top_continuations(logprobs: Tensor, beam_scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,7 +242,7 @@ def _block_size(vocab_size: int) -> int | None:
 
 
 def gumbel_noise(seeds: Tensor, num_new: Tensor, vocab: Tensor) -> Tensor:
-    """Return Gumbel noise (B, V) for the tokens `vocab` (V,) from seeds (B,) and numbers of new tokens (B,).
+    """Return Gumbel noise (B, V) for tokens (V,) or (B, V) from seeds (B,) and numbers of new tokens (B,).
 
     `vocab` is a parameter because a range made here would be multiplied in 32 bits under torch.compile, and INCREMENT
     needs 64.

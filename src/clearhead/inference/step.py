@@ -112,8 +112,8 @@ class StepRunner(Protocol):
     max_rows: int
     asynchronous: bool  # whether `launch` returns before the step is done, so that the host may stay a step behind
 
-    def start_row(self, number: int, prompt: list[int]) -> None:
-        """Give a row number to a new row: its tokens seen so far are those of the prompt (or of a resumed row)."""
+    def start_row(self, number: int, prompt: list[int], new: list[int]) -> None:
+        """Give a row number to a row with penalties, which count its prompt and, if it is resumed, its new tokens."""
 
     def encode(self, inputs: EncodeInputs) -> None:
         """Run the encoder, and write the cross-attention keys and values of every decoder layer."""

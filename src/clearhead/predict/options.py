@@ -26,6 +26,7 @@ class GenerationOptions(TypedDict, total=False):
     early_stopping: Literal["full", "likely", "never"]
     repetition_penalty: float
     presence_penalty: float
+    frequency_penalty: float
     no_repeat_ngram_size: int
     banned_ids: Sequence[Sequence[int]]
     forced_ids: Sequence[Sequence[int]]
