@@ -82,7 +82,7 @@ class Watch:
         paths: list[str] = []
         if event == "open" and isinstance(arguments[0], str | bytes) and (arguments[2] or 0) & WRITES:
             follows = not arguments[2] & os.O_NOFOLLOW
-            paths = [os.path.realpath(arguments[0]) if follows else _parent_resolved(arguments[0])]
+            paths = [os.path.realpath(os.fsdecode(arguments[0])) if follows else _parent_resolved(arguments[0])]
         elif event in OPERATIONS:
             folders = [value for value in arguments if isinstance(value, int) and value >= 0]
             paths = [_parent_resolved(arguments[index], *folders[:1]) for index in OPERATIONS[event]]
