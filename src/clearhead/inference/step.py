@@ -9,6 +9,7 @@ A decode step has one token per row; a row with several tokens is a chunk of its
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -33,8 +34,15 @@ class PagedKVCache:
     def __init__(self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device):
         self.config, self.pages, self.dtype, self.device = config, pages, dtype, device
         shape = (pages * PAGE_SIZE, config.kv_heads, config.head_dim)  # (slots, G, E), one tensor per decoder layer
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.decoder_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.decoder_layers)]
+        self.keys = [_zeros(shape, dtype, device) for _ in range(config.decoder_layers)]
+        self.values = [_zeros(shape, dtype, device) for _ in range(config.decoder_layers)]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros; on a CPU by calloc, which takes no memory for pages until they are written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 @dataclass
