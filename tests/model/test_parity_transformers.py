@@ -132,6 +132,15 @@ def test_llama_has_the_same_logits(kv_heads: int, tied: bool, scaled: bool, trai
 
 
 @MODES
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("model", ["Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM"])
+def test_qwen_and_phi3_have_the_same_logits(model: str, tied: bool, training: bool) -> None:
+    settings = {**LLAMA, "num_key_value_heads": 2, "tie_word_embeddings": tied, "pad_token_id": None}
+    peer = peer_of(getattr(transformers, model), **settings, head_dim=16)
+    assert_decoder_parity(peer, training)
+
+
+@MODES
 def test_llama_with_its_own_head_dim_has_the_same_logits(training: bool) -> None:
     peer = peer_of(transformers.LlamaForCausalLM, **LLAMA, num_key_value_heads=2, head_dim=24)
     assert_decoder_parity(peer, training)

@@ -72,11 +72,14 @@ class ModelConfig(Settings):
 
     # Feed-forward, norms, dropout
     ff_dim: int = Field(default_factory=lambda known: 4 * known["dim"], ge=1, le=1 << 20)
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"] = "relu"
+    # swiglu and geglu: gated, the activation is applied to the gate projection
+    activation: Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "geglu"] = "relu"
     norm: Literal["layer", "rms", "batch"] = "layer"
     norm_position: Literal["pre", "post"] = "pre"  # post: LayerNorm(x + Sublayer(x)), as in the paper
     norm_eps: float = Field(default=1e-5, gt=0, le=0.1)
     bias: bool = True  # in linear layers and LayerNorm
+    qkv_bias: bool = Field(default_factory=lambda known: known["bias"])  # Qwen2: there, but in no other linear layer
+    qk_norm: bool = False  # Qwen3: RMSNorm of each query and key head, before rotary positions
     dropout: float = Field(default=0.0, ge=0, lt=1)  # of embeddings and sublayer outputs
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)  # of attention weights
 
@@ -101,6 +104,11 @@ class ModelConfig(Settings):
     def source_vocab(self) -> int:
         """Size of the encoder's vocabulary."""
         return self.source_vocab_size or self.vocab_size or 0
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward layer has a gate projection."""
+        return self.activation in ("swiglu", "geglu")
 
     @property
     def target_vocab(self) -> int:

@@ -25,11 +25,14 @@ class FusedAttention(Attention):
             self.query, self.kv = attention.query, _fuse(attention.key, attention.value)
         else:
             self.qkv = _fuse(attention.query, attention.key, attention.value)
-        self.output = attention.output
+        self.query_norm, self.key_norm, self.output = attention.query_norm, attention.key_norm, attention.output
 
     def project_qkv(self, x: Tensor, rope: Rope | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, H, T, E), keys and values (B, G, T, E) of x (B, T, D)."""
         heads = self.qkv(x).unflatten(-1, (self.heads + 2 * self.kv_heads, -1))  # (B, T, H + 2G, E)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
+            heads = torch.cat([self.query_norm(q), self.key_norm(k), v], dim=2)
         if rope is not None:
             qk, v = heads.tensor_split((self.heads + self.kv_heads,), dim=2)
             heads = torch.cat([apply_rope(qk, rope), v], dim=2)
@@ -45,7 +48,7 @@ class FusedAttention(Attention):
         if not self.is_cross:
             return self.project_qkv(x, rope)[1:]
         k, v = self.kv(x).unflatten(-1, (2 * self.kv_heads, -1)).transpose(1, 2).chunk(2, dim=1)
-        return k, v
+        return k if self.key_norm is None else self.key_norm(k), v
 
 
 class FusedFeedForward(FeedForward):

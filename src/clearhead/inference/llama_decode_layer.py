@@ -117,6 +117,8 @@ def _supports(layer: Layer) -> bool:
     attention, feed_forward = layer.attention, layer.feed_forward
     if not isinstance(attention, FusedAttention) or attention.pattern.kind != "full":
         return False
+    if attention.query_norm is not None:
+        return False
     return isinstance(feed_forward, FusedFeedForward) and feed_forward.is_gated and feed_forward.activation is F.silu
 
 

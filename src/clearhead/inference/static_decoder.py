@@ -89,6 +89,7 @@ class StaticAttention(nn.Module):
         self.heads, self.kv_heads = attention.heads, attention.kv_heads
         self.qkv = FusedLinear([attention.query, attention.key, attention.value])
         self.output = FusedLinear([attention.output])
+        self.query_norm, self.key_norm = attention.query_norm, attention.key_norm
         self.use_triton = triton_works(self.qkv.weight.device)
 
     def forward(
@@ -102,6 +103,9 @@ class StaticAttention(nn.Module):
         """(B, 1, D) to (B, 1, D); the new key and value are stored in the cache."""
         assert cache is not None
         heads = self.qkv(x).unflatten(-1, (self.heads + 2 * self.kv_heads, -1))  # (B, 1, H + 2G, E)
+        if self.query_norm is not None and self.key_norm is not None:
+            q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
+            heads = torch.cat([self.query_norm(q), self.key_norm(k), v], dim=2)
         if self.use_triton and triton_decode_attention_supports(heads[:, 0], cache.keys):
             out = triton_decode_attention(heads[:, 0], rope, cache.keys, cache.values, cache.lengths)
             return self.output(out.reshape(len(x), 1, -1))

@@ -265,7 +265,7 @@ def _supports(layer: Layer) -> bool:
         return False
     if not isinstance(attention, FusedAttention) or not isinstance(cross, FusedAttention):
         return False
-    full = attention.pattern.kind == "full" and attention.heads == attention.kv_heads
+    full = attention.pattern.kind == "full" and attention.heads == attention.kv_heads and attention.query_norm is None
     return full and isinstance(feed_forward, FusedFeedForward) and not feed_forward.is_gated
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from clearhead.config import ModelConfig
 from clearhead.model.cache import LayerKVCache
+from clearhead.model.norms import RMSNorm
 from clearhead.model.positions import apply_rope
 from clearhead.ops.attention import attend
 from clearhead.ops.masks import FULL, Mask, Pattern
@@ -27,9 +28,11 @@ class Attention(nn.Module):
         self.heads, self.kv_heads, self.pattern, self.is_cross = config.heads, config.kv_heads, pattern, cross
         self.dropout = config.attention_dropout
         q_dim, kv_dim = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.query = nn.Linear(config.dim, q_dim, bias=config.bias)
-        self.key = nn.Linear(config.dim, kv_dim, bias=config.bias)
-        self.value = nn.Linear(config.dim, kv_dim, bias=config.bias)
+        self.query = nn.Linear(config.dim, q_dim, bias=config.qkv_bias)
+        self.key = nn.Linear(config.dim, kv_dim, bias=config.qkv_bias)
+        self.value = nn.Linear(config.dim, kv_dim, bias=config.qkv_bias)
+        self.query_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.key_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
         self.output = nn.Linear(q_dim, config.dim, bias=config.bias)
 
     def forward(
@@ -65,11 +68,12 @@ class Attention(nn.Module):
 
     def project_q(self, x: Tensor, rope: Rope | None = None) -> Tensor:
         """Return queries: (B, T, D) to (B, H, T, E)."""
-        return split_heads(self.query(x), self.heads, rope)
+        return split_heads(self.query(x), self.heads, self.query_norm, rope)
 
     def project_kv(self, x: Tensor, rope: Rope | None = None) -> tuple[Tensor, Tensor]:
-        """Return keys and values: (B, S, D) to (B, G, S, E) each; only keys are rotated."""
-        return split_heads(self.key(x), self.kv_heads, rope), split_heads(self.value(x), self.kv_heads)
+        """Return keys and values: (B, S, D) to (B, G, S, E) each; only keys are normalized and rotated."""
+        k = split_heads(self.key(x), self.kv_heads, self.key_norm, rope)
+        return k, split_heads(self.value(x), self.kv_heads)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         """Per-head attention output: (B, H, T, E)."""
@@ -82,7 +86,8 @@ class Attention(nn.Module):
         return self.output(heads.transpose(1, 2).flatten(2))  # (B, T, H·E) to (B, T, D)
 
 
-def split_heads(x: Tensor, heads: int, rope: Rope | None = None) -> Tensor:
-    """Split x (B, T, H·E) into heads (B, H, T, E), as a view; `rope` rotates them."""
+def split_heads(x: Tensor, heads: int, norm: RMSNorm | None = None, rope: Rope | None = None) -> Tensor:
+    """Split x (B, T, H·E) into heads (B, H, T, E), as a view; `norm` normalizes and `rope` rotates them."""
     x = x.unflatten(-1, (heads, -1))  # (B, T, H, E)
+    x = x if norm is None else norm(x)
     return (x if rope is None else apply_rope(x, rope)).transpose(1, 2)  # (B, H, T, E)

@@ -13,18 +13,18 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": gelu_tanh,
     "silu": F.silu,
-    "swiglu": F.silu,  # applied to the gate projection
+    "swiglu": F.silu,  # of the gate projection, like geglu
+    "geglu": F.gelu,
 }
 
 
 class FeedForward(nn.Module):
-    """down(activation(up(x))), section 3.3; with SwiGLU, down(silu(gate(x)) · up(x))."""
+    """down(activation(up(x))), section 3.3; with SwiGLU or GeGLU, down(activation(gate(x)) · up(x))."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.activation = ACTIVATIONS[config.activation]
-        gated = config.activation == "swiglu"
-        self.gate = nn.Linear(config.dim, config.ff_dim, bias=config.bias) if gated else None
+        self.gate = nn.Linear(config.dim, config.ff_dim, bias=config.bias) if config.is_gated else None
         self.up = nn.Linear(config.dim, config.ff_dim, bias=config.bias)
         self.down = nn.Linear(config.ff_dim, config.dim, bias=config.bias)
 

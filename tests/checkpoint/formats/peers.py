@@ -39,6 +39,21 @@ PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-head-dim": ("LlamaForCausalLM", {**LLAMA, "num_key_value_heads": 2, "head_dim": 24}),
     "mistral": ("MistralForCausalLM", {**LLAMA, "num_key_value_heads": 2, "sliding_window": 5}),
     "mistral-full": ("MistralForCausalLM", {**LLAMA, "num_key_value_heads": 2, "sliding_window": None}),
+    "qwen2": ("Qwen2ForCausalLM", {**LLAMA, "num_key_value_heads": 2}),
+    "qwen2.5": ("Qwen2ForCausalLM", {**LLAMA, "num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "qwen2-window": (
+        "Qwen2ForCausalLM",
+        {**LLAMA, "num_key_value_heads": 4, "num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 5}
+        | {"max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", {**LLAMA, "num_key_value_heads": 2, "head_dim": 24, "tie_word_embeddings": True}),
+    "qwen3-window": (
+        "Qwen3ForCausalLM",
+        {**LLAMA, "num_key_value_heads": 4, "head_dim": 16, "use_sliding_window": True, "sliding_window": 5}
+        | {"max_window_layers": 0},
+    ),
+    "phi3": ("Phi3ForCausalLM", {**LLAMA, "num_key_value_heads": 2, "eos_token_id": 3, "pad_token_id": None}),
+    "phi3-window": ("Phi3ForCausalLM", {**LLAMA, "sliding_window": 5, "tie_word_embeddings": True, "pad_token_id": 0}),
     "marian": ("MarianMTModel", {**MARIAN, "pad_token_id": 96, "decoder_start_token_id": 96}),
     "marian-two": (
         "MarianMTModel",

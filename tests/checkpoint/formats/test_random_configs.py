@@ -54,6 +54,22 @@ def llama(draw: Any) -> ModelSettings:
 
 
 @st.composite
+def qwen(draw: Any) -> ModelSettings:
+    values = draw(llama())[1]
+    values["rope_parameters"] = {"rope_type": "default", "rope_theta": draw(st.sampled_from([100.0, 1e6]))}
+    model = draw(st.sampled_from(["Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM"]))
+    if model != "Qwen3ForCausalLM":
+        values["hidden_size"] = values["num_attention_heads"] * values.pop("head_dim")
+    values["sliding_window"] = draw(st.sampled_from([1, 3, 100]))
+    if model == "Phi3ForCausalLM":
+        return model, values | {"pad_token_id": None}
+    return model, values | {
+        "use_sliding_window": draw(st.booleans()),
+        "max_window_layers": draw(st.integers(0, 2)),
+    }
+
+
+@st.composite
 def gpt(draw: Any) -> ModelSettings:
     heads = draw(HEADS)
     values = {"n_head": heads, "n_embd": heads * draw(st.sampled_from([1, 3, 8])), "n_layer": draw(LAYERS)}
@@ -105,7 +121,7 @@ def pegasus() -> Any:
     return marian(pegasus=True)
 
 
-@pytest.mark.parametrize("family", [llama, gpt, bert, marian, pegasus])
+@pytest.mark.parametrize("family", [llama, qwen, gpt, bert, marian, pegasus])
 def test_any_configuration_gives_the_same_outputs_after_import_and_export(family: Any) -> None:
     @settings(max_examples=COUNT, deadline=None)
     @given(drawn=family(), seed=st.integers(0, 1000), length=st.integers(1, 8) | st.just(40))

@@ -29,6 +29,11 @@ class Adapter(NamedTuple):
     renames: Callable[[ModelConfig], Renames]  # from older spellings of tensor names to those of the table
     computed: tuple[str, ...] = ()  # patterns of tensors that we compute, so they are not read
 
+    @property
+    def prefix(self) -> str:
+        """What the names of its classes begin with."""
+        return self.name.replace("-", "")
+
 
 def read_activation(fields: Fields, key: str, default: str) -> str:
     """Return our name of the activation in a config."""

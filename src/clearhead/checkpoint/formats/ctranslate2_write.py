@@ -17,7 +17,8 @@ from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 from clearhead.model.positions import sinusoidal_positions
 
-ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH", "swiglu": "SWISH"}
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
+ACTIVATIONS |= {"swiglu": ACTIVATIONS["silu"], "geglu": ACTIVATIONS["gelu"]}
 GATED_TABLE: NameTable = {
     "*.layers.*.feed_forward.gate.*": "*/layer_*/ffn/linear_0/*",
     "*.layers.*.feed_forward.up.*": "*/layer_*/ffn/linear_0_noact/*",
@@ -35,7 +36,7 @@ def write(loaded: LoadedModel, folder: Path) -> None:
     tensors: dict[str, Tensor] = {name: tensor.float() for name, tensor in loaded.network.state_dict().items()}
     tensors |= _position_tables(config) | _banned_bias(loaded, tensors)
     table = {"encoder.embedding.tokens.weight": "encoder/embeddings_0/weight", **TABLE}
-    table |= GATED_TABLE if config.activation == "swiglu" else {}
+    table |= GATED_TABLE if config.is_gated else {}
     for name, tensor in to_foreign(table, tensors).items():
         _set_variable(spec, name, tensor)
     for stack in _stacks(spec, config):
@@ -54,6 +55,8 @@ def _check(config: ModelConfig) -> None:
         f"family: {config.family}": (config.family == "encoder", ""),
         f"norm: {config.norm}": (config.norm == "batch", "model.norm=layer"),
         "bias: false, with layer norms": (not config.bias and config.norm == "layer", "model.bias=true"),
+        "qk_norm: true": (config.qk_norm, "model.qk_norm=false"),
+        f"qkv_bias: {str(config.qkv_bias).lower()}": (config.qkv_bias != config.bias, f"model.bias={config.qkv_bias}"),
         f"attention: {', '.join(config.attention)}": (config.attention != ("full",), "model.attention=full"),
         f"outputs: {', '.join(config.outputs)}": (config.outputs != ("lm",), "model.outputs=lm"),
         "embedding_norm: true": (config.embedding_norm, "model.embedding_norm=false"),
@@ -78,7 +81,7 @@ def _specification(config: ModelConfig) -> Any:
     common: dict[str, Any] = {
         "pre_norm": config.norm_position == "pre",
         "activation": getattr(activations, ACTIVATIONS[config.activation]),
-        "ffn_glu": config.activation == "swiglu",
+        "ffn_glu": config.is_gated,
         "rms_norm": config.norm == "rms",
     }
     if config.family == "encoder-decoder":

@@ -20,6 +20,8 @@ from clearhead.checkpoint.formats.llama import LLAMA
 from clearhead.checkpoint.formats.marian import MARIAN, check_positions, to_halves
 from clearhead.checkpoint.formats.name_table import find_entry, from_foreign, to_foreign
 from clearhead.checkpoint.formats.pegasus import PEGASUS, stored_positions
+from clearhead.checkpoint.formats.phi3 import PHI3
+from clearhead.checkpoint.formats.qwen import QWEN2, QWEN3
 from clearhead.checkpoint.formats.sentence_transformers import read_pooling, write_pooling
 from clearhead.checkpoint.model_folder import (
     CONFIG,
@@ -37,7 +39,7 @@ from clearhead.errors import UserError
 from clearhead.model import build
 
 log = logging.getLogger("clearhead")
-ADAPTERS = (BERT, GPT2, GPT1, LLAMA, MARIAN, PEGASUS)
+ADAPTERS = (BERT, GPT2, GPT1, LLAMA, QWEN2, QWEN3, PHI3, MARIAN, PEGASUS)
 SINUSOIDAL = (MARIAN, PEGASUS)
 MODEL_TYPES = [model_type for adapter in ADAPTERS for model_type in adapter.model_types]
 PEFT_CONFIG = "adapter_config.json"  # of a LoRA or similar, which transformers would load
@@ -152,7 +154,7 @@ def _extra(folder: Path, fields: Fields, config: ModelConfig, tokenizers: tuple[
 def write(loaded: LoadedModel, folder: Path) -> None:
     """Write a Hugging Face folder; if no architecture fits, raise an error with the differences to the nearest."""
     config, tensors = loaded.config, named_tensors(loaded.network)
-    adapter = _matching_adapter(config)
+    adapter = _matching_adapter(config, str(loaded.extra.get("imported", "")))
     settings = adapter.to_hf(config) | {"dtype": str(next(iter(tensors.values())).dtype).removeprefix("torch.")}
     ids = write_hf_tokenizer(loaded, folder)
     write_pooling(loaded, folder)
@@ -169,9 +171,13 @@ def write(loaded: LoadedModel, folder: Path) -> None:
     save_weights(folder, foreign)
 
 
-def _matching_adapter(config: ModelConfig) -> Adapter:
-    """Return the adapter of the same architecture, or name the differences to the nearest."""
-    candidates = [(differences(adapter, config), adapter) for adapter in ADAPTERS if adapter.family == config.family]
+def _matching_adapter(config: ModelConfig, imported: str) -> Adapter:
+    """Return the adapter of the same architecture, or name the differences to the nearest.
+
+    Of several that fit, the one that the model was imported as is returned: a Phi-3 is also a Llama.
+    """
+    adapters = sorted(ADAPTERS, key=lambda adapter: not imported.startswith(adapter.prefix))
+    candidates = [(differences(adapter, config), adapter) for adapter in adapters if adapter.family == config.family]
     lines, adapter = min(candidates, key=lambda candidate: len(candidate[0]))
     if lines:
         what = "; ".join(line for line, _ in lines)

@@ -49,20 +49,9 @@ MISTRAL_WINDOW = 4096  # default of its config
 
 def from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
     """Read the settings; only a Mistral has a window, and every layer has it."""
-    fields.require("attention biases", "attention_bias", False)
-    fields.require("feed-forward biases", "mlp_bias", False)
-    fields.require("this activation", "hidden_act", "silu", "swish")
+    settings = decoder_settings(fields)
     fields.require("interleaved rotary pairs", "rope_interleaved", False)
-    fields.require("a partial rotary embedding", "partial_rotary_factor", 1.0, 1)
     fields.ignore("pretraining_tp", "is_llama_config", "transformers.js_config")
-    settings: dict[str, Any] = {ours: fields.integer(theirs) for theirs, ours in NAMES.items()} | {
-        **LLAMA_SETTINGS,
-        "kv_heads": fields.integer("num_key_value_heads", fields.integer("num_attention_heads")),
-        "norm_eps": fields.number("rms_norm_eps", 1e-6),
-        "attention_dropout": fields.number("attention_dropout", 0.0),
-        "tie": "output" if fields.flag("tie_word_embeddings", False) else "none",
-    }
-    settings |= rope_settings(fields)
     if fields.has("head_dim"):
         settings["head_dim"] = fields.integer("head_dim")
     if fields.data.get("model_type") != "mistral":
@@ -71,6 +60,22 @@ def from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
         settings |= {"attention": "window", "window": fields.integer("sliding_window", MISTRAL_WINDOW)}
     fields.ignore("head_dim", "sliding_window")
     return ModelConfig.build(settings, where=str(fields.where))
+
+
+def decoder_settings(fields: Fields) -> dict[str, Any]:
+    """Read the settings that all decoders of this kind have: Llama, Qwen, Phi-3."""
+    fields.require("attention biases", "attention_bias", False)
+    fields.require("feed-forward biases", "mlp_bias", False)
+    fields.require("this activation", "hidden_act", "silu", "swish")
+    fields.require("a partial rotary embedding", "partial_rotary_factor", 1.0, 1)
+    settings: dict[str, Any] = {ours: fields.integer(theirs) for theirs, ours in NAMES.items()} | {
+        **LLAMA_SETTINGS,
+        "kv_heads": fields.integer("num_key_value_heads", fields.integer("num_attention_heads")),
+        "norm_eps": fields.number("rms_norm_eps", 1e-6),
+        "attention_dropout": fields.number("attention_dropout", 0.0),
+        "tie": "output" if fields.flag("tie_word_embeddings", False) else "none",
+    }
+    return settings | rope_settings(fields)
 
 
 def rope_settings(fields: Fields) -> dict[str, Any]:
@@ -92,23 +97,27 @@ def rope_settings(fields: Fields) -> dict[str, Any]:
 
 def to_hf(config: ModelConfig) -> dict[str, Any]:
     """Return config.json of Hugging Face; a model with a window is a Mistral."""
+    window = config.window if config.attention == ("window",) else None
+    architecture = ("MistralForCausalLM", "mistral") if window else ("LlamaForCausalLM", "llama")
+    settings = decoder_to_hf(config, *architecture) | {"head_dim": config.head_dim}
+    return settings | ({"sliding_window": window} if window else {})
+
+
+def decoder_to_hf(config: ModelConfig, architecture: str, model_type: str) -> dict[str, Any]:
+    """Return what `decoder_settings` reads."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta or 10_000.0}
     if config.rope_scaling is not None:
         rope |= {"rope_type": "llama3"}
         rope |= {theirs: getattr(config.rope_scaling, ours) for ours, theirs in ROPE_SCALING_NAMES.items()}
-    window = config.window if config.attention == ("window",) else None
-    architecture = ("MistralForCausalLM", "mistral") if window else ("LlamaForCausalLM", "llama")
     return {theirs: getattr(config, ours) for theirs, ours in NAMES.items()} | {
-        "architectures": [architecture[0]],
-        "model_type": architecture[1],
+        "architectures": [architecture],
+        "model_type": model_type,
         "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": config.norm_eps,
         "attention_dropout": config.attention_dropout,
         "rope_parameters": rope,
         "tie_word_embeddings": config.tie == "output",
-        **({"sliding_window": window} if window else {}),
     }
 
 

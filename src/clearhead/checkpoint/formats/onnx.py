@@ -123,7 +123,7 @@ class Graph:
         match self.config.activation:
             case "relu":
                 return self.op("Relu", x)
-            case "gelu":
+            case "gelu" | "geglu":
                 return self.op("Gelu", x)
             case "gelu_tanh":
                 return self.op("Gelu", x, approximate="tanh")
@@ -131,15 +131,17 @@ class Graph:
 
     def feed_forward(self, x: str, name: str) -> str:
         """Feed-forward layer: down(activation(up(x))), or gated."""
-        if self.config.activation == "swiglu":
+        if self.config.is_gated:
             hidden = self.op("Mul", self.activation(self.linear(x, f"{name}.gate")), self.linear(x, f"{name}.up"))
         else:
             hidden = self.activation(self.linear(x, f"{name}.up"))
         return self.linear(hidden, f"{name}.down")
 
-    def split_heads(self, x: str, heads: int, rotary: tuple[str, str] | None = None) -> str:
-        """Split heads, (B, T, H·E) to (B, H, T, E), and apply the rotary embedding."""
+    def split_heads(self, x: str, heads: int, norm: str = "", rotary: tuple[str, str] | None = None) -> str:
+        """Split heads, (B, T, H·E) to (B, H, T, E), and apply their norm and the rotary embedding."""
         x = self.op("Reshape", x, self.constant([0, 0, heads, self.config.head_dim]))
+        if f"{norm}.weight" in self.tensors:
+            x = self.norm(x, norm, "rms")
         if rotary is not None:
             half = self.config.head_dim // 2
             a, b = (self._slice(x, start, start + half) for start in (0, half))
@@ -159,8 +161,8 @@ class Graph:
     ) -> str:
         """Self-attention over x (B, T, D), or cross-attention over encoder_output (B, S, D)."""
         config, encoder_output = self.config, encoder_output or x
-        q = self.split_heads(self.linear(x, f"{name}.query"), config.heads, rotary)
-        k = self.split_heads(self.linear(encoder_output, f"{name}.key"), config.kv_heads, rotary)
+        q = self.split_heads(self.linear(x, f"{name}.query"), config.heads, f"{name}.query_norm", rotary)
+        k = self.split_heads(self.linear(encoder_output, f"{name}.key"), config.kv_heads, f"{name}.key_norm", rotary)
         v = self.split_heads(self.linear(encoder_output, f"{name}.value"), config.kv_heads)
         if config.kv_heads < config.heads:  # repeat key-value heads (grouped-query attention)
             groups = self.constant(np.repeat(np.arange(config.kv_heads), config.heads // config.kv_heads))
