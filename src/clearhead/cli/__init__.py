@@ -21,6 +21,7 @@ from clearhead.cli import (
     interrupt,
     new,
     presets,
+    serve,
     tokenizer,
     train,
     translate,
@@ -62,6 +63,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "embed": embed.embed,
         "similar": embed.similar,
     },
+    "Serve": {"serve": serve.serve},
     "Tools": {"demo": demo.demo},
 }
 for panel, commands in PANELS.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 from clearhead.inference.engine import Engine, EngineRequest
@@ -13,11 +13,12 @@ from clearhead.inference.output import GenerationOutput
 class EngineThread:
     """Step an engine while it is busy, sleep otherwise; a context manager that closes the engine.
 
-    Only this thread steps the engine and frees rows; other threads queue, read and cancel requests.
+    Only this thread steps the engine and frees rows; other threads queue, read and cancel requests. `on_step` is called
+    here after each step with the requests that got a token, and with all that are left when the thread ends.
     """
 
-    def __init__(self, engine: Engine):
-        self.engine = engine
+    def __init__(self, engine: Engine, on_step: Callable[[Sequence[EngineRequest]], None] | None = None):
+        self.engine, self.on_step = engine, on_step
         self._changed = threading.Condition()  # notified of every request and after every step
         self._cancellations: list[EngineRequest] = []
         self._closed = False
@@ -61,6 +62,11 @@ class EngineThread:
                 self._wait()
         return request.output
 
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the thread, if the engine failed."""
+        return self._error
+
     def close(self) -> None:
         """Cancel all requests and stop the thread."""
         with self._changed:
@@ -89,16 +95,21 @@ class EngineThread:
             while not self._closed:
                 for request in self._wait_for_work():
                     self.engine.cancel(request)
-                self.engine.step()
+                advanced = self.engine.step()
                 with self._changed:
                     self._changed.notify_all()
+                if self.on_step is not None:
+                    self.on_step(advanced)
         except BaseException as error:  # raised again in the threads that wait
             self._error = error
         with self._changed:
             self._closed = True
-            for request in [*self.engine.waiting, *self.engine.running]:
+            left = [*self.engine.waiting, *self.engine.running]
+            for request in left:
                 self.engine.cancel(request)
             self._changed.notify_all()
+        if self.on_step is not None:
+            self.on_step(left)
 
     def _wait_for_work(self) -> list[EngineRequest]:
         """Sleep until there is something to do; return the requests to cancel."""

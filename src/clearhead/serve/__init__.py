@@ -1,0 +1,1 @@
+"""One HTTP server for every model and task."""

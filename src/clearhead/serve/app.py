@@ -1,0 +1,55 @@
+"""The application: routes, middleware and the models behind them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from clearhead.config.serve import ServeConfig
+from clearhead.predict.model import Model
+from clearhead.serve import errors
+from clearhead.serve.keys import Keys
+from clearhead.serve.middleware import AccessLog, Bounds, Guard
+from clearhead.serve.registry import Registry
+from clearhead.serve.routes import health, models
+
+
+def create_app(models_: Mapping[str, Model], config: ServeConfig | None = None, keys: Keys | None = None) -> FastAPI:
+    """The server of some models by name; `app.state.registry` has them, `app.state.keys` can be reloaded."""
+    config, keys = config or ServeConfig(), keys or Keys()
+    registry = Registry(models_, config)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await registry.start()
+        yield
+        await registry.close()
+
+    app = FastAPI(
+        title="Clearhead",
+        description="Every model and task of one process: OpenAI's and LibreTranslate's routes, and our own.",
+        version="1",
+        lifespan=lifespan,
+        docs_url=None,  # from a content delivery network; ours come from the package
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.registry, app.state.config, app.state.keys = registry, config, keys
+    errors.install(app)
+    for router in (health.router, models.router):
+        app.include_router(router)
+    # The last one added is the first to see a request.
+    app.add_middleware(Bounds, config=config)
+    app.add_middleware(Guard, config=config, keys=keys, is_draining=lambda: registry.draining)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
+    app.add_middleware(AccessLog)
+    return app

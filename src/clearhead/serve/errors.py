@@ -1,0 +1,118 @@
+"""Errors of the API in OpenAI's form: {"error": {"message", "type", "param", "code"}}; nothing internal is in them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from clearhead.errors import UserError
+
+log = logging.getLogger("clearhead.serve")
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    421: "invalid_request_error",
+    429: "overloaded_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+INTERNAL = "the server failed on this request; its log says why"
+
+
+class ApiError(Exception):
+    """An answer that is an error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error as JSON."""
+        return error_body(self.status, self.message, self.param, self.code)
+
+    def response(self) -> JSONResponse:
+        """The answer."""
+        return JSONResponse(self.body, self.status, headers=self.headers)
+
+
+class Overloaded(ApiError):
+    """Too many requests wait already."""
+
+    def __init__(self, retry_seconds: int = 1):
+        message = f"too many requests are waiting; try again in {retry_seconds} s"
+        super().__init__(429, message, code="queue_full", headers={"Retry-After": str(retry_seconds)})
+
+
+def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI's clients read it."""
+    kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def install(app: FastAPI) -> None:
+    """Answer every exception in this form."""
+    app.add_exception_handler(ApiError, _api_error)
+    app.add_exception_handler(UserError, _user_error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _internal)
+
+
+async def _api_error(request: Request, error: Exception) -> JSONResponse:
+    return cast(ApiError, error).response()
+
+
+async def _user_error(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse(error_body(400, str(error)), 400)
+
+
+async def _invalid(request: Request, error: Exception) -> JSONResponse:
+    message, param = describe(cast(RequestValidationError, error).errors())
+    return JSONResponse(error_body(400, message, param), 400)
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    found = cast(HTTPException, error)
+    messages = {404: "no such route; see /docs", 405: "this route has other methods; see /docs"}
+    message = messages.get(found.status_code, str(found.detail))
+    return JSONResponse(error_body(found.status_code, message), found.status_code, headers=found.headers)
+
+
+async def _internal(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse(error_body(500, INTERNAL), 500)
+
+
+def describe(problems: Sequence[Any]) -> tuple[str, str | None]:
+    """The first problem of a body that does not match its schema, and the key concerned."""
+    problem = problems[0]
+    place = [str(part) for part in problem["loc"] if part not in ("body", "query", "path")]
+    key = ".".join(part for part in place if "[" not in part)[:100] or None
+    if problem["type"] == "extra_forbidden":
+        return f"{key}: not supported; leave it out", key
+    if problem["type"] in ("json_invalid", "missing") and key is None:
+        return "the body is not valid JSON; send an object with Content-Type: application/json", None
+    if problem["type"] == "missing":
+        return f"{key}: missing; add it", key
+    text = problem["msg"].removeprefix("Value error, ")
+    return f"{key}: {text[:1].lower()}{text[1:]}" if key else text, key

@@ -1,0 +1,228 @@
+"""The served models: each with its own thread for calls and, if it generates, an engine on another."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from clearhead.config import GenerationConfig
+from clearhead.config.model import supported_commands
+from clearhead.config.serve import ServeConfig
+from clearhead.inference import EngineRequest, EngineThread, QueueFull
+from clearhead.model import Decoder, EncoderDecoder
+from clearhead.predict.batch_generate import engine_for
+from clearhead.predict.model import Model
+from clearhead.serve.errors import ApiError, Overloaded
+
+A = TypeVar("A")
+log = logging.getLogger("clearhead.serve")
+FIRST_BACKOFF, LAST_BACKOFF = 1.0, 60.0  # seconds before a failed engine is started again
+IDLE_CHECKED = 0.25  # seconds between looks at an engine without requests
+
+
+class ServedModel:
+    """A model in the server; its methods are called on the event loop."""
+
+    def __init__(self, name: str, model: Model, config: ServeConfig):
+        self.name, self.model, self.config = name, model, config
+        self.created = int(time.time())
+        self.commands = supported_commands(model.config)
+        self.generates = isinstance(model.network, Decoder | EncoderDecoder) and "lm" in model.config.outputs
+        self.engine: EngineThread | None = None
+        self.calls = 0  # `run` calls that wait or run
+        self.last_run = 0.0  # monotonic time when the model last did something
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"clearhead-{name}"[:60])
+        self._text_thread = ThreadPoolExecutor(1, thread_name_prefix=f"clearhead-text-{name}"[:60])
+        self._requests: dict[EngineRequest, asyncio.Event] = {}
+        self._advanced: deque[EngineRequest] = deque()  # filled by the engine's thread
+        self._scheduled = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+
+    # Life
+
+    async def start(self) -> None:
+        """Start the engine, and watch over it."""
+        self._loop = asyncio.get_running_loop()
+        if self.generates:
+            await self._start_engine()
+            self._supervisor = asyncio.create_task(self._supervise())
+
+    async def _start_engine(self) -> None:
+        self.engine = await self.run_text(self._new_engine)
+
+    def _new_engine(self) -> EngineThread:
+        limits = self.config.engine.model_dump(exclude_unset=True) | {"max_queue": max(1, self.config.max_waiting)}
+        return EngineThread(engine_for(self.model, **limits), on_step=self._on_step)
+
+    async def _supervise(self) -> None:
+        """Start an engine that failed again, later each time; other models are not concerned."""
+        backoff = FIRST_BACKOFF
+        started = time.monotonic()
+        while True:
+            await asyncio.sleep(IDLE_CHECKED)
+            if self.engine is None or self.engine.error is None:
+                continue
+            log.error("%s: the engine failed; starting again in %g s", self.name, backoff, exc_info=self.engine.error)
+            self.engine = None
+            self._wake_all()
+            await asyncio.sleep(backoff)
+            backoff = FIRST_BACKOFF if time.monotonic() - started > LAST_BACKOFF else min(2 * backoff, LAST_BACKOFF)
+            started = time.monotonic()
+            try:
+                await self._start_engine()
+            except Exception:
+                log.exception("%s: the engine cannot be started", self.name)
+
+    async def close(self) -> None:
+        """Stop the threads; what still runs is cancelled."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+        if self.engine is not None:
+            await asyncio.to_thread(self.engine.close)
+        for thread in (self._thread, self._text_thread):
+            thread.shutdown(wait=False, cancel_futures=True)
+
+    # Calls
+
+    async def run(self, function: Callable[..., A], *args: Any, **options: Any) -> A:
+        """Call a function on the model's thread; too many calls waiting: Overloaded."""
+        if self.calls > self.config.max_waiting:
+            raise Overloaded
+        self.calls += 1
+        try:
+            result = await self._call(self._thread, functools.partial(function, *args, **options))
+            self.last_run = time.monotonic()
+            return result
+        finally:
+            self.calls -= 1
+
+    async def run_text(self, function: Callable[..., A], *args: Any, **options: Any) -> A:
+        """Call a function that does not need the network (tokenizing, templates), on a thread of its own."""
+        return await self._call(self._text_thread, functools.partial(function, *args, **options))
+
+    async def _call(self, thread: ThreadPoolExecutor, function: Callable[[], A]) -> A:
+        return await asyncio.get_running_loop().run_in_executor(thread, function)
+
+    # Generation
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a row of the batch, and calls that wait for the thread."""
+        engine = self.engine
+        return max(0, self.calls - 1) + (0 if engine is None else len(engine.engine.waiting))
+
+    def admit(self) -> None:
+        """Refuse a request while the queue is full: called first, before any work for it is done."""
+        if self.generates and self.engine is None:
+            raise ApiError(503, f"{self.name} is being started again", code="not_ready", headers={"Retry-After": "2"})
+        if self.waiting >= max(1, self.config.max_waiting):
+            raise Overloaded
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        config: GenerationConfig,
+        *,
+        seed: int = 0,
+        source: Sequence[int] | None = None,
+        stop: Sequence[str] = (),
+        **hooks: Any,
+    ) -> EngineRequest:
+        """Queue a request of ids."""
+        self.admit()
+        assert self.engine is not None
+        try:
+            request = self.engine.submit(prompt, config, seed=seed, source=source, stop=stop, **hooks)
+        except QueueFull:
+            raise Overloaded from None
+        self._requests[request] = asyncio.Event()
+        return request
+
+    def probe(self) -> tuple[list[int], list[int] | None]:
+        """A prompt, and a source of a translator, to make one token from."""
+        begin = [*self.model.special_tokens.begin] or [0]
+        return begin, begin if isinstance(self.model.network, EncoderDecoder) else None
+
+    async def follow(self, request: EngineRequest) -> AsyncIterator[None]:
+        """Yield whenever a request may have got tokens, at last when it is done; leaving early cancels it."""
+        event = self._requests[request]
+        try:
+            while not request.done:
+                await event.wait()
+                event.clear()
+                if request.cancelled:
+                    raise ApiError(503, f"{self.name} failed; try again", code="engine_failed")
+                yield
+        finally:
+            self.release(request)
+
+    def release(self, request: EngineRequest) -> None:
+        """Forget a request; one that is not done is cancelled."""
+        self._requests.pop(request, None)
+        if not request.done and self.engine is not None:
+            self.engine.cancel(request)
+
+    def _on_step(self, requests: Sequence[EngineRequest]) -> None:
+        """Wake those who wait; called on the engine's thread after each step."""
+        self._advanced.extend(requests)
+        if not self._scheduled and self._loop is not None:
+            self._scheduled = True
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:  # the loop is closed
+                self._loop = None
+
+    def _deliver(self) -> None:
+        self._scheduled = False  # first: what is added from now on schedules again
+        self.last_run = time.monotonic()
+        while self._advanced:
+            event = self._requests.get(self._advanced.popleft())
+            if event is not None:
+                event.set()
+
+    def _wake_all(self) -> None:
+        for event in self._requests.values():
+            event.set()
+
+
+class Registry:
+    """The served models by name."""
+
+    def __init__(self, models: Mapping[str, Model], config: ServeConfig):
+        self.config = config
+        self.models = {name: ServedModel(name, model, config) for name, model in models.items()}
+        self.draining = False
+
+    def get(self, name: str | None, *commands: str) -> ServedModel:
+        """The model of this name; without a name, the only one that can do one of the commands."""
+        able = [each for each in self.models.values() if not commands or {*commands} & {*each.commands}]
+        what = " or ".join(commands)
+        if name is None:
+            if len(able) == 1:
+                return able[0]
+            if not able:
+                raise ApiError(404, f"no served model can {what}", param="model", code="model_not_found")
+            raise ApiError(400, f"model: several can {what}; choose one of /v1/models", param="model")
+        found = self.models.get(name)
+        if found is None:
+            message = "model: no such model is served; /v1/models lists those that are"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        if found not in able:
+            raise ApiError(400, f"model: it cannot {what}; it can {', '.join(found.commands)}", param="model")
+        return found
+
+    async def start(self) -> None:
+        """Start all models."""
+        for served in self.models.values():
+            await served.start()
+
+    async def close(self) -> None:
+        """Stop all models."""
+        await asyncio.gather(*(served.close() for served in self.models.values()))
