@@ -34,6 +34,7 @@ SILENT_FILES = (
     "predict/summary.py",
     "serve/app.py",
     "serve/errors.py",
+    "serve/inspect/",
     "serve/middleware.py",
     "serve/registry.py",
     "serve/routes/",

@@ -173,7 +173,7 @@ class Trace:
         trace = self.layers["encoder" if kind == "encoder" else "decoder", layer]
         if kind != "cross":
             return trace.x
-        block = self._stack(kind).layers[layer]
+        block = self.stack(kind).layers[layer]
         assert isinstance(block, Layer)
         after = trace.x + trace.attention
         return after if block.pre else block.attention_norm(after)
@@ -199,7 +199,8 @@ class Trace:
         """The network's logits (T, V), or None without lm_head."""
         return None if self.network.heads.lm_head is None else self.network.logits(self.hidden)
 
-    def _stack(self, kind: Kind) -> Any:
+    def stack(self, kind: Kind) -> Any:
+        """The stack with this kind of attention."""
         return self.network.encoder if kind == "encoder" else self.network.decoder
 
 
@@ -295,3 +296,17 @@ def _only(rows: Tensor, head: int, heads: int) -> Tensor:
     out = rows.new_zeros(1, heads, *rows.shape)
     out[0, head] = rows
     return out
+
+
+def read_out(network: Network, hidden: Tensor) -> Tensor:
+    """The logits (N, K) of the first head that the network has: (T, V) of tokens, else of classes, tags or a span."""
+    heads = network.heads
+    if heads.lm_head is not None:
+        return network.logits(hidden)
+    if heads.tags is not None:
+        return heads.tags(hidden)
+    if heads.classes is not None:
+        return heads.classes(heads.pool(hidden[None]))
+    if heads.span is not None:
+        return heads.span(hidden).T
+    return hidden

@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from clearhead.config.serve import ServeConfig
 from clearhead.predict.model import Model
 from clearhead.serve import errors
+from clearhead.serve.inspect import mount_inspect
 from clearhead.serve.keys import Keys
 from clearhead.serve.middleware import AccessLog, Bounds, Guard
 from clearhead.serve.registry import Registry
@@ -41,6 +42,7 @@ def create_app(models_: Mapping[str, Model], config: ServeConfig | None = None, 
     errors.install(app)
     for router in (health.router, models.router):
         app.include_router(router)
+    mount_inspect(app, models_)
     # The last one added is the first to see a request.
     app.add_middleware(Bounds, config=config)
     app.add_middleware(Guard, config=config, keys=keys, is_draining=lambda: registry.draining)
