@@ -82,13 +82,13 @@ test-gpu: $(VENV)/.dev
 	TORCHDYNAMO_DISABLE=0 $(BIN)/python -m pytest -n 0 -m gpu -rs tests/gpu $(ARGS)
 
 clean:
-	rm -rf build src/*.egg-info src/clearhead/ops/native/_native.* $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build src/*.egg-info src/clearhead/ops/native/_native.* src/clearhead/ops/native/_step.* $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Clearhead needs Python 3.11 or newer; try: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(VENV)/.runtime: pyproject.toml constraints.txt src/clearhead/ops/native/native.c | $(VENV)/bin/python
+$(VENV)/.runtime: pyproject.toml constraints.txt src/clearhead/ops/native/native.c $(wildcard src/clearhead/ops/native/step/*) | $(VENV)/bin/python
 	@echo "Installing runtime dependencies into $(VENV) (torch is the large one) …"
 	$(PIP) --editable .
 	@touch $@

@@ -1,0 +1,197 @@
+/* Linear layers on packed weights, for one or many rows.
+
+   An output is a sum in the order of the inputs, whatever the number of rows, so that a row's result never depends on
+   the others. A tile is a few rows times a few panels, whose sums stay in registers. */
+
+#if SIMD_LEVEL == 2
+#define TILE_ROWS 8
+#define TILE_PANELS 3
+#else
+#define TILE_ROWS 4
+#define TILE_PANELS 1
+#endif
+#define UNROLL _Pragma("GCC unroll 8")
+
+INLINE int64_t panel_groups(const struct linear *l) { return (l->inputs + GROUP - 1) / GROUP; }
+
+/* Bytes of a panel. */
+INLINE int64_t panel_size(const struct linear *l) {
+    if (l->kind == FP32) return l->inputs * LANES * 4;
+    if (l->kind == BF16) return (l->inputs + 1) / 2 * LANES * 4;
+    return panel_groups(l) * GROUP * LANES / (l->kind == INT4 ? 2 : 1);
+}
+
+INLINE void fp32_tile(const struct linear *l, const struct activations *in, int64_t row, int64_t panel, int rows,
+                      int panels, f32x16 *acc) {
+    const int64_t size = l->inputs * LANES;
+    const float *weight = (const float *)l->weight + panel * size, *x = in->values + row * in->stride;
+    for (int64_t k = 0; k < l->inputs; k++) {
+        f32x16 w[TILE_PANELS];
+        UNROLL for (int p = 0; p < panels; p++) w[p] = load(weight + p * size + k * LANES);
+        UNROLL for (int r = 0; r < rows; r++) {
+            const f32x16 value = broadcast(x[r * in->stride + k]);
+            UNROLL for (int p = 0; p < panels; p++) acc[r * panels + p] += value * w[p];
+        }
+    }
+}
+
+INLINE void bf16_tile(const struct linear *l, const struct activations *in, int64_t row, int64_t panel, int rows,
+                      int panels, f32x16 *acc) {
+    const int64_t pairs = (l->inputs + 1) / 2, size = pairs * LANES;
+    const int32_t *weight = (const int32_t *)l->weight + panel * size;
+    const float *x = in->values + row * in->stride;
+    for (int64_t k = 0; k < pairs; k++) {
+        f32x16 even[TILE_PANELS], odd[TILE_PANELS];
+        UNROLL for (int p = 0; p < panels; p++) {
+            const i32x16 w = *(const i32x16 *)(weight + p * size + k * LANES);
+            even[p] = (f32x16)(w << 16), odd[p] = (f32x16)(w & (int32_t)0xffff0000);
+        }
+        UNROLL for (int r = 0; r < rows; r++) {
+            const f32x16 first = broadcast(x[r * in->stride + 2 * k]), second = broadcast(x[r * in->stride + 2 * k + 1]);
+            UNROLL for (int p = 0; p < panels; p++) {
+                acc[r * panels + p] += first * even[p];
+                acc[r * panels + p] += second * odd[p];
+            }
+        }
+    }
+}
+
+INLINE int32_t load_int(const int8_t *src) {
+    int32_t x;
+    memcpy(&x, src, sizeof x);
+    return x;
+}
+
+INLINE void int8_tile(const struct linear *l, const struct activations *in, int64_t row, int64_t panel, int rows,
+                      int panels, f32x16 *acc) {
+    const int64_t groups = panel_groups(l), stride = in->stride / GROUP;
+    const uint8_t *weight = (const uint8_t *)l->weight + panel * groups * GROUP * LANES;
+    const uint16_t *scales = l->scales + panel * groups * LANES;
+    const int8_t *x = in->quantized + row * in->stride;
+    (void)panels;
+    for (int64_t g = 0; g < groups; g++) {
+        i32x16 dots[TILE_ROWS];
+        UNROLL for (int r = 0; r < rows; r++) dots[r] = dot_start(in->offsets[(row + r) * stride + g]);
+        UNROLL for (int k = 0; k < GROUP; k += 4) {
+            const bytes64 w = load_bytes(weight + (g * GROUP + k) * LANES);
+            UNROLL for (int r = 0; r < rows; r++) dots[r] = dot_int8(dots[r], w, load_int(x + r * in->stride + g * GROUP + k));
+        }
+        const f32x16 scale = load_fp16(scales + g * LANES);
+        UNROLL for (int r = 0; r < rows; r++) acc[r] += to_float(dots[r]) * (scale * in->scales[(row + r) * stride + g]);
+    }
+}
+
+INLINE void int4_tile(const struct linear *l, const struct activations *in, int64_t row, int64_t panel, int rows,
+                      int panels, f32x16 *acc) {
+    const int64_t groups = panel_groups(l), stride = in->stride / GROUP;
+    const uint8_t *weight = (const uint8_t *)l->weight + panel * groups * GROUP * LANES / 2;
+    const uint16_t *scales = l->scales + panel * groups * 2 * LANES;
+    const int8_t *x = in->quantized + row * in->stride;
+    (void)panels;
+    for (int64_t g = 0; g < groups; g++) {
+        i32x16 dots[TILE_ROWS];
+        UNROLL for (int r = 0; r < rows; r++) dots[r] = (i32x16){};
+        UNROLL for (int k = 0; k < GROUP; k += 8) {
+            const bytes64 w = load_bytes(weight + (g * GROUP + k) * LANES / 2), low = low_bits(w), high = high_bits(w);
+            UNROLL for (int r = 0; r < rows; r++) {
+                const int8_t *at = x + r * in->stride + g * GROUP + k;
+                dots[r] = dot_int4(dot_int4(dots[r], low, load_int(at)), high, load_int(at + 4));
+            }
+        }
+        const f32x16 scale = load_fp16(scales + g * 2 * LANES), minimum = load_fp16(scales + (g * 2 + 1) * LANES);
+        UNROLL for (int r = 0; r < rows; r++) {
+            acc[r] += to_float(dots[r]) * (scale * in->scales[(row + r) * stride + g]);
+            acc[r] += minimum * in->sums[(row + r) * stride + g];
+        }
+    }
+}
+
+/* Write a tile: scale, add the bias and, with `add`, what `out` holds (the residual). */
+INLINE void finish_tile(const struct linear *l, const f32x16 *acc, int64_t row, int64_t panel, int rows, int panels,
+                        float *out, int64_t out_stride, int add) {
+    const float factor = (float)l->factor;
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int p = 0; p < panels; p++) {
+        float *dst = out + (row + r) * out_stride + (panel + p) * LANES;
+        f32x16 y = acc[r * panels + p];
+        if (l->kind >= INT8) y *= factor;
+        if (l->bias) y += load(l->bias + (panel + p) * LANES);
+        if (add) y += load(dst);
+        store(dst, y);
+    }
+}
+
+#define TILE(kind, rows, panels)                                                   \
+    do {                                                                           \
+        f32x16 acc[(rows) * (panels)] = {};                                        \
+        kind##_tile(l, in, row, panel, rows, panels, acc);                         \
+        finish_tile(l, acc, row, panel, rows, panels, out, out_stride, add);       \
+        row += rows;                                                               \
+    } while (0)
+
+/* One function for each kind and number of panels: all rows times these panels. */
+#define PANEL_FUNCTION(kind, panels)                                                                             \
+    static void kind##_times_##panels(const struct linear *l, const struct activations *in, int64_t row,         \
+                                      int64_t end, int64_t panel, float *out, int64_t out_stride, int add) {     \
+        while (end - row >= TILE_ROWS) TILE(kind, TILE_ROWS, panels);                                            \
+        if (TILE_ROWS > 4 && end - row >= 4) TILE(kind, 4, panels);                                              \
+        if (end - row >= 2) TILE(kind, 2, panels);                                                               \
+        if (end - row >= 1) TILE(kind, 1, panels);                                                               \
+    }
+PANEL_FUNCTION(fp32, 1)
+PANEL_FUNCTION(bf16, 1)
+PANEL_FUNCTION(int8, 1)
+PANEL_FUNCTION(int4, 1)
+#if TILE_PANELS == 3
+PANEL_FUNCTION(fp32, 3)
+PANEL_FUNCTION(bf16, 3)
+#endif
+
+#define ROW_BLOCK 96 /* rows whose activations stay in the cache while panels pass */
+
+static void linear_panels(const struct linear *l, const struct activations *in, int64_t rows, int64_t first,
+                          int64_t last, float *out, int64_t out_stride, int add) {
+    for (int64_t row = 0; row < rows; row += ROW_BLOCK) {
+        const int64_t end = rows - row > ROW_BLOCK ? row + ROW_BLOCK : rows;
+        int64_t panel = first;
+#if TILE_PANELS == 3
+        for (; l->kind <= BF16 && panel + 3 <= last; panel += 3)
+            (l->kind == FP32 ? fp32_times_3 : bf16_times_3)(l, in, row, end, panel, out, out_stride, add);
+#endif
+        for (; panel < last; panel++) {
+            if (l->kind == FP32) fp32_times_1(l, in, row, end, panel, out, out_stride, add);
+            else if (l->kind == BF16) bf16_times_1(l, in, row, end, panel, out, out_stride, add);
+            else if (l->kind == INT8) int8_times_1(l, in, row, end, panel, out, out_stride, add);
+            else int4_times_1(l, in, row, end, panel, out, out_stride, add);
+        }
+    }
+}
+
+INLINE float from_fp16(uint16_t bits) {
+    uint16_t sixteen[LANES] = {bits};
+    return load_fp16(sixteen)[0];
+}
+
+/* Row `id` of the weight, dequantized: an embedding that shares its weight with lm_head. */
+static void embed(const struct linear *l, int64_t id, float scale, float *out) {
+    const int64_t panel = id / LANES, n = id % LANES, groups = panel_groups(l);
+    const char *weight = (const char *)l->weight + panel * panel_size(l);
+    const uint16_t *scales = l->scales + panel * groups * LANES * (l->kind == INT4 ? 2 : 1);
+    for (int64_t k = 0; k < l->inputs; k++) {
+        float value = 0;
+        if (l->kind == FP32) {
+            value = ((const float *)weight)[k * LANES + n];
+        } else if (l->kind == BF16) {
+            const uint32_t bits = (uint32_t)((const uint16_t *)weight)[(k / 2 * LANES + n) * 2 + k % 2] << 16;
+            memcpy(&value, &bits, sizeof value);
+        } else if (l->kind == INT8) {
+            const int32_t q = ((const uint8_t *)weight)[(k / 4 * LANES + n) * 4 + k % 4] - 128;
+            value = (float)q * (from_fp16(scales[k / GROUP * LANES + n]) * (float)l->factor);
+        } else {
+            const int32_t byte = ((const uint8_t *)weight)[(k / 8 * LANES + n) * 4 + k % 4];
+            const uint16_t *group = scales + k / GROUP * 2 * LANES + n;
+            const float q = (float)(k % 8 < 4 ? byte & 15 : byte >> 4);
+            value = (q * from_fp16(group[0]) + from_fp16(group[LANES])) * (float)l->factor;
+        }
+        out[k] = value * scale;
+    }
+}
