@@ -19,6 +19,7 @@ from clearhead.cli import (
     import_export,
     info,
     interrupt,
+    lab,
     new,
     presets,
     serve,
@@ -71,6 +72,7 @@ for panel, commands in PANELS.items():
         app.command(name, rich_help_panel=panel)(function)
 app.add_typer(tokenizer.app, name="tokenizer", rich_help_panel="Tokenizers and word vectors")
 app.add_typer(word2vec.app, name="word2vec", rich_help_panel="Tokenizers and word vectors")
+app.add_typer(lab.app, name="lab", rich_help_panel="Tools")
 
 NEAR = 0.75  # similarity of an option worth suggesting; with typer's 0.6, --model suggests --help
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]  # typer may vendor click

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 MAX_ITERATIONS = 300
 
@@ -14,6 +15,7 @@ def t_cdf(t: float, freedom: int) -> float:
     return 1 - tail if t > 0 else tail
 
 
+@lru_cache(maxsize=1024)
 def t_quantile(probability: float, freedom: int) -> float:
     """Return the t below which a share `probability` of the distribution lies, by bisection."""
     low, high = -1e6, 1e6

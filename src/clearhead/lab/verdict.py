@@ -5,11 +5,11 @@ support: "there is no effect in the predicted direction"; refute: "the effect is
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from clearhead.lab.experiment import Prediction
+from clearhead.lab.experiment import Experiment, Prediction, Results
 from clearhead.lab.statistics import holm, interval, mean_and_error, p_above
 
 LEVEL = 0.05
@@ -73,3 +73,14 @@ def _outcome(prediction: Prediction, effect: float, support: float, refute: floa
     if refute <= LEVEL:
         return "no difference" if equivalence <= LEVEL else "not held"
     return "undecided"
+
+
+def judge(finished: Mapping[str, tuple[Experiment, Results]]) -> dict[str, list[Verdict]]:
+    """Return the verdicts of finished experiments by name, corrected over all their predictions."""
+    flat = [
+        (prediction, prediction.effects(results))
+        for experiment, results in finished.values()
+        for prediction in experiment.predictions
+    ]
+    verdicts = iter(decide(flat))
+    return {name: [next(verdicts) for _ in experiment.predictions] for name, (experiment, _) in finished.items()}
