@@ -79,24 +79,24 @@ class SharedQueryKey(Attention):
     """Queries are the keys' projection: q = k."""
 
     def project_q(self, x: Tensor, rope: Rope | None = None) -> Tensor:
-        return split_heads(self.key(x), self.heads, rope)
+        return split_heads(self.key(x), self.heads, None, rope)
 
 
 class SharedKeyValue(Attention):
     """Values are the keys' projection: v = k."""
 
     def project_kv(self, x: Tensor, rope: Rope | None = None) -> tuple[Tensor, Tensor]:
-        return split_heads(self.key(x), self.kv_heads, rope), split_heads(self.key(x), self.kv_heads)
+        return split_heads(self.key(x), self.kv_heads, None, rope), split_heads(self.key(x), self.kv_heads)
 
 
 class WithoutProjections(Attention):
     """Queries, keys and values are the input itself, cut into heads."""
 
     def project_q(self, x: Tensor, rope: Rope | None = None) -> Tensor:
-        return split_heads(x, self.heads, rope)
+        return split_heads(x, self.heads, None, rope)
 
     def project_kv(self, x: Tensor, rope: Rope | None = None) -> tuple[Tensor, Tensor]:
-        return split_heads(x, self.kv_heads, rope), split_heads(x, self.kv_heads)
+        return split_heads(x, self.kv_heads, None, rope), split_heads(x, self.kv_heads)
 
 
 class FullValueAttention(nn.Module):
@@ -111,7 +111,7 @@ class FullValueAttention(nn.Module):
         nn.init.zeros_(self.value.bias)
 
     def forward(self, x: Tensor, mask: Mask, encoder_output: Any, rope: Rope | None, cache: Any) -> Tensor:
-        q, k = (split_heads(project(x), self.heads, rope) for project in (self.query, self.key))
+        q, k = (split_heads(project(x), self.heads, None, rope) for project in (self.query, self.key))
         _, weights = attention_with_weights(q, k, k, mask)
         return (weights @ split_heads(self.value(x), self.heads)).sum(1)  # (B, T, D)
 
