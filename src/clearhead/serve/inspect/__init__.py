@@ -8,10 +8,18 @@ from collections.abc import Mapping
 from fastapi import FastAPI
 
 from clearhead.predict import Model
-from clearhead.serve.inspect import attention, models
+from clearhead.serve.inspect import attention, models, next_token, switches, tokens, translate, understand
 from clearhead.serve.inspect.explorer import Explorer
 
-ROUTERS = (models.router, attention.router)
+ROUTERS = (
+    models.router,
+    tokens.router,
+    attention.router,
+    next_token.router,
+    translate.router,
+    switches.router,
+    understand.router,
+)
 
 
 def mount_inspect(app: FastAPI, served: Mapping[str, Model]) -> Explorer:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.errors import UserError
-from clearhead.interpret.switches import Switch, effect_of, loss_of
+from clearhead.interpret.switches import Switch, effect_of
 from clearhead.interpret.trace import HeadSteps, Kind, Trace
 from clearhead.serve.inspect.explorer import Answer, Exploring, InspectRoute
 from clearhead.serve.inspect.requests import CellRequest, HeadRequest, LayerRequest, Request
@@ -30,7 +30,7 @@ async def trace(body: Request, explorer: Exploring) -> Response:
 
     def work(explored: ExploredModel) -> Answer:
         start = time.perf_counter()
-        text = explored.trace(body.text, body.target)
+        text = explored.trace(body)
         kinds = {kind: text.trace.depth(kind) for kind in text.trace.kinds}
         overviews: dict[str, Any] = {kind: pooled(text.trace.overview(kind)) for kind in kinds}
         header = {
@@ -40,7 +40,7 @@ async def trace(body: Request, explorer: Exploring) -> Response:
             "kinds": kinds,
             "heads": explored.network.config.heads,
             "labels": None if text.labels is None else text.labels.tolist(),
-            "loss": loss_of(text.logits, text.labels),
+            "loss": text.loss,
             "milliseconds": 1000 * (time.perf_counter() - start),
         }
         return header, overviews
@@ -59,13 +59,13 @@ async def head(body: HeadRequest, explorer: Exploring) -> Response:
     """Attention weights and mask of one head, and what changes when it is switched off."""
 
     def work(explored: ExploredModel) -> Answer:
-        text = explored.trace(body.text, body.target)
+        text = explored.trace(body)
         found = text.trace.at(body.kind, body.layer, body.head)
         with torch.no_grad():
             weights = found.heads_and_weights()[1][body.head]
         switch = Switch("head", body.kind, body.layer, body.head)
         effect = effect_of(text.logits, text.without([switch]), text.labels)
-        header = {"effect": asdict(effect), "loss": loss_of(text.logits, text.labels)}
+        header = {"effect": asdict(effect), "loss": text.loss}
         return header, {"weights": weights, "mask": found.dense_mask()}
 
     return await explorer.frame(body.model, work)
@@ -76,7 +76,7 @@ async def steps(body: HeadRequest, explorer: Exploring) -> Response:
     """Every intermediate result of one head."""
 
     def work(explored: ExploredModel) -> Answer:
-        text = explored.trace(body.text, body.target)
+        text = explored.trace(body)
         result = text.trace.steps(body.kind, body.layer, body.head)
         found = text.trace.at(body.kind, body.layer, body.head).layer
         config = explored.network.config
@@ -99,7 +99,7 @@ async def cell(body: CellRequest, explorer: Exploring) -> Response:
     """The two vectors whose dot product (or sum) is one number of a head."""
 
     def work(explored: ExploredModel) -> Answer:
-        text = explored.trace(body.text, body.target)
+        text = explored.trace(body)
         result = text.trace.steps(body.kind, body.layer, body.head)
         return _cell(text.trace, result, body)
 
@@ -150,7 +150,7 @@ async def layer(body: LayerRequest, explorer: Exploring) -> Response:
     """The residual stream through the layers of a stack: lengths (L², norms) of the stream and of what is added."""
 
     def work(explored: ExploredModel) -> Answer:
-        text = explored.trace(body.text, body.target)
+        text = explored.trace(body)
         stack: Kind = "encoder" if body.kind == "encoder" else "decoder"
         text.trace.at(body.kind, body.layer)
         layers = [text.trace.layers[stack, number] for number in range(text.trace.depth(stack))]

@@ -23,6 +23,7 @@ class Request(BaseModel):
     model: Annotated[str, Field(max_length=4096)] = ""  # "" is the first one
     text: Text
     target: Text | None = None
+    appended: Annotated[list[TokenId], Field(max_length=512)] = []  # after the text or the target, as chosen by a user
 
 
 class LayerRequest(Request):

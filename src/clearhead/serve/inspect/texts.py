@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.data.labeled_tasks import add_special_tokens
 from clearhead.errors import UserError
-from clearhead.interpret.switches import Switch, switched_off
+from clearhead.interpret.switches import Switch, loss_of, switched_off
 from clearhead.interpret.trace import Trace, own_copy, read_out, run_network, trace_network
 from clearhead.limits import MAX_TEXT_CHARS
 from clearhead.model import Decoder, Encoder, EncoderDecoder, Network
@@ -24,6 +24,7 @@ from clearhead.predict.export import require_unquantized
 from clearhead.predict.fill import MASK, masked_rows
 from clearhead.predict.inspect import shown
 from clearhead.predict.requests import requests
+from clearhead.serve.inspect.requests import Request
 from clearhead.text import Tokenizer
 
 MAX_TOKENS = 1024  # of a text on the page: one head is then a picture of a million cells
@@ -75,6 +76,11 @@ class TextTrace:
             return read_out(self.trace.network, self.trace.hidden)
 
     @property
+    def loss(self) -> float | None:
+        """Mean negative logprob of the tokens that came next, in nats."""
+        return loss_of(self.logits, self.labels)
+
+    @property
     def last(self) -> Side:
         """The tokens whose hidden states the heads read."""
         side = self.target or self.source
@@ -95,7 +101,7 @@ class ExploredModel:
     def __init__(self, model: Model, name: str):
         require_unquantized(model, "explore")
         self.model, self.name, self.lock, self.waiting = model, name, threading.Lock(), 0
-        self.traces: OrderedDict[tuple[str, str | None], TextTrace] = OrderedDict()
+        self.traces: OrderedDict[tuple[str, str | None, tuple[int, ...]], TextTrace] = OrderedDict()
 
     @cached_property
     def network(self) -> Network:
@@ -111,53 +117,62 @@ class ExploredModel:
         """A token as a reader sees it."""
         return shown(self.tokenizer, token) if token < len(self.tokenizer) else f"[{token}]"
 
-    def trace(self, text: str, target: str | None = None) -> TextTrace:
-        """The trace of a text; hold the lock."""
-        key = (text, target)
+    def trace(self, body: Request) -> TextTrace:
+        """The trace of a request's text; hold the lock."""
+        key = (body.text, body.target, tuple(body.appended))
         if key not in self.traces:
-            self.traces[key] = self._trace(text, target)
+            self.traces[key] = self._trace(*key)
             while len(self.traces) > KEPT_TRACES:
                 self.traces.popitem(last=False)
         self.traces.move_to_end(key)
         return self.traces[key]
 
-    def _trace(self, text: str, target: str | None) -> TextTrace:
+    def _trace(self, text: str, target: str | None, appended: tuple[int, ...]) -> TextTrace:
         check_text(0, text)
         if target is not None:
             check_text(0, target, "target: ")
         if not text.strip():
             raise UserError("text: it is empty; write some text")
         network = self.network
+        if any(token >= self.model.config.target_vocab for token in appended):
+            raise UserError(f"appended: a token outside the vocabulary of {self.model.config.target_vocab}; remove it")
         if isinstance(network, EncoderDecoder):
-            return self._translation(network, text, target)
+            return self._translation(network, text, target, appended)
         if isinstance(network, Decoder):
-            return self._continuation(network, text, target)
+            return self._continuation(network, text, target, appended)
         assert isinstance(network, Encoder)
+        if appended:
+            raise UserError("appended: an encoder writes nothing; leave it out")
         return self._encoding(network, text, target)
 
-    def _translation(self, network: EncoderDecoder, text: str, target: str | None) -> TextTrace:
+    def _translation(
+        self, network: EncoderDecoder, text: str, target: str | None, appended: tuple[int, ...]
+    ) -> TextTrace:
         model = self.model
         _check_length("text", len(model.tokenizer.encode(text)), model.config.max_positions)
         [(prompt, source, _)] = requests(model, [text], {}, [target or ""])
         if not source:
             raise UserError("text: no token in it; write some text")
-        if target is None:
+        if target is None and not appended:
             written = list(model.translate(text).ids)[: min(model.config.max_positions, MAX_TOKENS) - len(prompt)]
             right = _written_side(self.tokenizer, prompt, written)
             prompt = [*prompt, *written]
         else:
-            right = _side(self.tokenizer, model, prompt, [target])
+            right = _append(_side(self.tokenizer, model, prompt, [target or ""]), self.tokenizer, appended)
+            prompt = list(right.ids)
+            _check_length("target", len(prompt), model.config.max_positions)
         sides = (_side(model.tokenizer, model, source, [text]), right)
         labels = torch.tensor([*prompt[1:], *model.special_tokens.eos_ids[:1]], device=model.device)
         return TextTrace(trace_network(network, source, prompt), *sides, None, labels)
 
-    def _continuation(self, network: Decoder, text: str, target: str | None) -> TextTrace:
+    def _continuation(self, network: Decoder, text: str, target: str | None, appended: tuple[int, ...]) -> TextTrace:
         if target is not None:
             raise UserError("target: a decoder reads one text; leave the target out")
-        ids = self.model.prompt_ids(text)
+        prompt = self.model.prompt_ids(text)
+        ids = [*prompt, *appended]
         _check_length("text", len(ids), self.model.config.max_positions)
         labels = torch.tensor([*ids[1:], -100], device=self.model.device)
-        side = _side(self.tokenizer, self.model, ids, [text])
+        side = _append(_side(self.tokenizer, self.model, prompt, [text]), self.tokenizer, appended)
         return TextTrace(trace_network(network, None, ids), None, side, None, labels)
 
     def _encoding(self, network: Encoder, text: str, second: str | None) -> TextTrace:
@@ -204,6 +219,17 @@ def _side(tokenizer: Tokenizer, model: Model, ids: Sequence[int], texts: Sequenc
         spans.append(None if ahead is None else expected[ahead][1])
         position = position if ahead is None else ahead + 1
     return _with_pieces(tokenizer, ids, spans, texts)
+
+
+def _append(side: Side, tokenizer: Tokenizer, ids: Sequence[int]) -> Side:
+    """A side with further tokens at its end."""
+    if not ids:
+        return side
+    text = side.texts[-1]
+    more = _written_side(tokenizer, [], ids)
+    moved = [span and (len(side.texts) - 1, span[1] + len(text), span[2] + len(text)) for span in more.spans]
+    texts = (*side.texts[:-1], text + more.texts[0])
+    return Side((*side.ids, *ids), (*side.spans, *moved), texts, (*side.pieces, *more.pieces))
 
 
 def _written_side(tokenizer: Tokenizer, prompt: Sequence[int], written: Sequence[int]) -> Side:
