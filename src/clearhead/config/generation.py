@@ -53,6 +53,7 @@ class GenerationConfig(Settings):
 
     # Additional outputs
     logprobs: bool = False  # log-probabilities of the tokens; beam search always returns its scores
+    top_logprobs: int = Field(default=0, ge=0, le=20)  # also of this many most likely tokens (batching engine only)
     align: bool = False  # for translators: attention-based alignment of target to source words
 
     # Batching

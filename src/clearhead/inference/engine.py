@@ -11,9 +11,11 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.config import EngineConfig, GenerationConfig
@@ -32,15 +34,26 @@ class QueueFull(RuntimeError):
     """The queue of waiting requests is full; try again later."""
 
 
+class Constraint(Protocol):
+    """What a request may generate, like JSON that matches a schema."""
+
+    def allowed(self, ids: Sequence[int]) -> NDArray[np.bool_] | None:
+        """Return which tokens (V,) may follow these new ones; None: all."""
+
+
 class EngineRequest:
     """A request and its output so far: `ids` and `text` grow with every step until it is `done`."""
+
+    constraint: Constraint | None = None
+    error: BaseException | None = None  # why the request was cancelled, if it failed
 
     def __init__(self, prompt: TokenIds, source: TokenIds | None, config: GenerationConfig, seed: int, limit: int):
         self.prompt, self.source, self.config, self.seed, self.limit = prompt, source, config, seed, limit
         # Only what decides how tokens are chosen: requests for which it is equal are sampled together.
-        self.sampling_config = config.model_copy(update={"max_new_tokens": 0, "logprobs": False})
+        self.sampling_config = config.model_copy(update={"max_new_tokens": 0, "logprobs": False, "top_logprobs": 0})
         self.ids: list[int] = []
         self.logprobs: list[float] = []  # of each id and of EOS, if config.logprobs
+        self.top_logprobs: list[list[tuple[int, float]]] = []  # the most likely tokens, if config.top_logprobs
         self.output: GenerationOutput | None = None
         self.cancelled = False
         self.detokenizer: IncrementalDetokenizer | None = None  # if the engine has a tokenizer
@@ -124,6 +137,7 @@ class Engine:
         seed: int = 0,
         source: TokenIds | None = None,
         stop: Sequence[str] = (),
+        constraint: Constraint | None = None,
     ) -> EngineRequest:
         """Queue a request; for a translator, `source` is the source and the prompt starts with BOS.
 
@@ -146,6 +160,7 @@ class Engine:
             )
         if len(self.waiting) >= self.config.max_queue:
             raise QueueFull(f"{len(self.waiting)} requests are waiting already")
+        request.constraint = constraint
         if self.tokenizer is not None:
             request.detokenizer = StopStrings(stop, self.tokenizer).detokenizer()
         self.waiting.append(request)
@@ -221,14 +236,35 @@ class Engine:
     def _append_tokens(self, logits: Tensor) -> None:
         """Choose the next token of each row from logits (B, V) and append it to its request."""
         assert self._buffer is not None
-        tokens = self._choose(logits, self._buffer)
+        tokens = self._choose(self._constrained(logits), self._buffer)
         self._buffer.append(tokens)
         logprobs: list[float | None] = [None] * len(self.running)
         if any(request.config.logprobs for request in self.running):
             values = logits.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0].float().tolist()
             logprobs = [x if request.config.logprobs else None for x, request in zip(values, self.running, strict=True)]
+        if count := max(request.config.top_logprobs for request in self.running):
+            top = logits.float().log_softmax(dim=-1).topk(min(count, logits.shape[-1]))
+            for request, *pair in zip(self.running, top.indices.tolist(), top.values.tolist(), strict=True):
+                if request.config.top_logprobs:
+                    request.top_logprobs.append(list(zip(*pair, strict=True))[: request.config.top_logprobs])
         for request, token, logprob in zip(self.running, tokens.tolist(), logprobs, strict=True):
-            request.append(token, self.eos_ids, logprob)
+            if not request.cancelled:
+                request.append(token, self.eos_ids, logprob)
+
+    def _constrained(self, logits: Tensor) -> Tensor:
+        """Return logits (B, V) with -inf for the tokens that constraints exclude; a constraint that fails cancels."""
+        if all(request.constraint is None for request in self.running):
+            return logits
+        logits = logits.clone()
+        for row, request in enumerate(self.running):
+            try:
+                allowed = None if request.constraint is None else request.constraint.allowed(request.ids)
+            except Exception as error:
+                request.error, request.cancelled = error, True
+                continue
+            if allowed is not None:
+                logits[row, ~torch.from_numpy(allowed).to(logits.device)] = -torch.inf
+        return logits
 
     def _group_rows(self) -> None:
         """Group the rows of a changed batch by their sampling options."""

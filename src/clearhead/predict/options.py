@@ -31,6 +31,7 @@ class GenerationOptions(TypedDict, total=False):
     banned_ids: Sequence[Sequence[int]]
     forced_ids: Sequence[Sequence[int]]
     logprobs: bool
+    top_logprobs: int
     align: bool
     batch_tokens: int
     batch_size: int | None

@@ -8,12 +8,12 @@ from clearhead.config.serve import ServeLimits
 from clearhead.serve.registry import Registry
 
 
-def _registry(request: Request) -> Registry:
+async def _registry(request: Request) -> Registry:
     found: Registry = request.app.state.registry
     return found
 
 
-def _limits(request: Request) -> ServeLimits:
+async def _limits(request: Request) -> ServeLimits:
     limits: ServeLimits = request.app.state.config.limits
     return limits
 

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clearhead.config.serve import ServeConfig
+from clearhead.serve.cleanup import cleanup
 from clearhead.serve.errors import ApiError
 from clearhead.serve.keys import Keys, key_of
 
@@ -145,7 +146,8 @@ class Bounds:
         try:
             body = await read_body(Headers(scope=scope), receive, self.config)
             async with asyncio.timeout(limits.deadline_seconds):
-                await self._run(scope, body, receive, bounded_send)
+                with cleanup():
+                    await self._run(scope, body, receive, bounded_send)
         except ClientGone:
             return
         except TimeoutError:

@@ -7,22 +7,28 @@ import functools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, TypeVar
 
 from clearhead.config import GenerationConfig
 from clearhead.config.model import supported_commands
 from clearhead.config.serve import ServeConfig
 from clearhead.inference import EngineRequest, EngineThread, QueueFull
+from clearhead.inference.engine import Constraint
 from clearhead.model import Decoder, EncoderDecoder
 from clearhead.predict.batch_generate import engine_for
 from clearhead.predict.model import Model
+from clearhead.serve.cleanup import at_end
 from clearhead.serve.errors import ApiError, Overloaded
+from clearhead.serve.token_text import TokenTexts
 
 A = TypeVar("A")
 log = logging.getLogger("clearhead.serve")
 FIRST_BACKOFF, LAST_BACKOFF = 1.0, 60.0  # seconds before a failed engine is started again
+MAX_QUEUE = 1 << 20  # of the engine; `admission` bounds it more tightly
 IDLE_CHECKED = 0.25  # seconds between looks at an engine without requests
 
 
@@ -35,6 +41,7 @@ class ServedModel:
         self.commands = supported_commands(model.config)
         self.generates = isinstance(model.network, Decoder | EncoderDecoder) and "lm" in model.config.outputs
         self.engine: EngineThread | None = None
+        self.preparing = 0  # sequences admitted, but not in the engine yet
         self.calls = 0  # `run` calls that wait or run
         self.last_run = 0.0  # monotonic time when the model last did something
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"clearhead-{name}"[:60])
@@ -44,6 +51,11 @@ class ServedModel:
         self._scheduled = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._supervisor: asyncio.Task[None] | None = None
+
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """The texts of single tokens."""
+        return TokenTexts(self.model.tokenizers[-1])
 
     # Life
 
@@ -58,7 +70,7 @@ class ServedModel:
         self.engine = await self.run_text(self._new_engine)
 
     def _new_engine(self) -> EngineThread:
-        limits = self.config.engine.model_dump(exclude_unset=True) | {"max_queue": max(1, self.config.max_waiting)}
+        limits = self.config.engine.model_dump(exclude_unset=True) | {"max_queue": MAX_QUEUE}
         return EngineThread(engine_for(self.model, **limits), on_step=self._on_step)
 
     async def _supervise(self) -> None:
@@ -113,17 +125,22 @@ class ServedModel:
     # Generation
 
     @property
-    def waiting(self) -> int:
-        """Requests that wait for a row of the batch, and calls that wait for the thread."""
-        engine = self.engine
-        return max(0, self.calls - 1) + (0 if engine is None else len(engine.engine.waiting))
+    def load(self) -> int:
+        """Sequences that are being prepared, wait or run."""
+        return self.preparing + len(self._requests)
 
-    def admit(self) -> None:
-        """Refuse a request while the queue is full: called first, before any work for it is done."""
-        if self.generates and self.engine is None:
+    @contextmanager
+    def admission(self, count: int = 1) -> Iterator[None]:
+        """Reserve places for sequences while they are prepared; a full queue refuses before any work is done."""
+        if self.engine is None:
             raise ApiError(503, f"{self.name} is being started again", code="not_ready", headers={"Retry-After": "2"})
-        if self.waiting >= max(1, self.config.max_waiting):
+        if self.load and self.load + count > self.engine.engine.config.max_batch_size + self.config.max_waiting:
             raise Overloaded
+        self.preparing += count
+        try:
+            yield
+        finally:
+            self.preparing -= count
 
     def submit(
         self,
@@ -133,41 +150,58 @@ class ServedModel:
         seed: int = 0,
         source: Sequence[int] | None = None,
         stop: Sequence[str] = (),
-        **hooks: Any,
+        constraint: Constraint | None = None,
+        event: asyncio.Event | None = None,
     ) -> EngineRequest:
-        """Queue a request of ids."""
-        self.admit()
-        assert self.engine is not None
+        """Queue a sequence; those that are followed together share an event."""
+        if self.engine is None:
+            raise ApiError(503, f"{self.name} is being started again", code="not_ready", headers={"Retry-After": "2"})
         try:
-            request = self.engine.submit(prompt, config, seed=seed, source=source, stop=stop, **hooks)
+            request = self.engine.submit(prompt, config, seed=seed, source=source, stop=stop, constraint=constraint)
         except QueueFull:
             raise Overloaded from None
-        self._requests[request] = asyncio.Event()
+        except RuntimeError:
+            raise self._failed() from None
+        self._requests[request] = event or asyncio.Event()
+        at_end(lambda: self.release(request))
         return request
+
+    async def follow(self, *requests: EngineRequest, seconds: float | None = None) -> AsyncIterator[bool]:
+        """Yield True whenever requests may have got tokens, at last when all are done; False after quiet `seconds`.
+
+        Leaving early cancels those that are not done.
+        """
+        event = self._requests[requests[0]]
+        try:
+            while not all(request.done for request in requests):
+                try:
+                    async with asyncio.timeout(seconds):
+                        await event.wait()
+                except TimeoutError:
+                    yield False
+                    continue
+                event.clear()
+                for request in requests:
+                    if request.cancelled:
+                        raise self._failed() if request.error is None else _refused(request.error)
+                yield True
+        finally:
+            self.release(*requests)
+
+    def release(self, *requests: EngineRequest) -> None:
+        """Forget requests; those that are not done are cancelled."""
+        for request in requests:
+            self._requests.pop(request, None)
+            if not request.done and self.engine is not None:
+                self.engine.cancel(request)
 
     def probe(self) -> tuple[list[int], list[int] | None]:
         """A prompt, and a source of a translator, to make one token from."""
         begin = [*self.model.special_tokens.begin] or [0]
         return begin, begin if isinstance(self.model.network, EncoderDecoder) else None
 
-    async def follow(self, request: EngineRequest) -> AsyncIterator[None]:
-        """Yield whenever a request may have got tokens, at last when it is done; leaving early cancels it."""
-        event = self._requests[request]
-        try:
-            while not request.done:
-                await event.wait()
-                event.clear()
-                if request.cancelled:
-                    raise ApiError(503, f"{self.name} failed; try again", code="engine_failed")
-                yield
-        finally:
-            self.release(request)
-
-    def release(self, request: EngineRequest) -> None:
-        """Forget a request; one that is not done is cancelled."""
-        self._requests.pop(request, None)
-        if not request.done and self.engine is not None:
-            self.engine.cancel(request)
+    def _failed(self) -> ApiError:
+        return ApiError(503, f"{self.name} failed; try again", code="engine_failed", headers={"Retry-After": "2"})
 
     def _on_step(self, requests: Sequence[EngineRequest]) -> None:
         """Wake those who wait; called on the engine's thread after each step."""
@@ -190,6 +224,12 @@ class ServedModel:
     def _wake_all(self) -> None:
         for event in self._requests.values():
             event.set()
+
+
+def _refused(error: BaseException) -> ApiError:
+    """A sequence that failed by itself, like one whose constraint cannot be met."""
+    log.error("a sequence failed", exc_info=error)
+    return ApiError(500, "this sequence failed; the server's log says why")
 
 
 class Registry:

@@ -28,3 +28,11 @@ class Error(Answer):
     """An error in OpenAI's form."""
 
     error: ErrorDetail
+
+
+class Usage(Answer):
+    """Token counts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
