@@ -46,7 +46,9 @@ def configs(
         "vocab_size": VOCABULARY,
     }
     if position == "sinusoidal":
-        settings["sinusoid"] = draw(st.sampled_from(["interleaved", "halves"]))
+        settings["sinusoid"] = draw(st.sampled_from(["interleaved", "halves", "fairseq"]))
+    if position in ("sinusoidal", "learned"):
+        settings["position_offset"] = draw(st.sampled_from([0, 2]))
     if position == "rotary" and draw(st.booleans()):
         settings["rope_scaling"] = {"factor": 4.0, "original_positions": 16}
     layers = draw(st.integers(1, 4))
@@ -58,10 +60,14 @@ def configs(
     settings["tie"] = draw(st.sampled_from(ties))
     if family == "encoder":
         settings["segments"] = draw(st.sampled_from([0, 2]))
+        if settings["norm_position"] == "pre" and settings["embedding_norm"]:
+            settings["first_norm"] = draw(st.booleans())
     kinds = draw(st.lists(st.sampled_from(["full", "window", "strided", "fixed"]), min_size=1, max_size=layers))
     settings["attention"] = kinds
     if "window" in kinds:
         settings["window"] = draw(st.integers(1, 6))
+        if (position, family) == ("rotary", "encoder"):
+            settings["local_rope_theta"] = draw(st.sampled_from([None, 100.0]))
     if {"strided", "fixed"} & set(kinds):
         settings["stride"] = draw(st.integers(1, 6))
     if "fixed" in kinds:

@@ -169,11 +169,11 @@ def assert_same(network: nn.Module, peer: nn.Module, table: NameTable, ours: Ten
     for output in (ours, theirs):
         ((output * weights).sum() / output.numel()).backward()
     ours_by_name, expected_by_name = named_tensors(network), to_our_names(network, peer, table, gradients=True)
+    rotary = hasattr(network, "config") and network.config.position == "rotary"
     for name, expected in expected_by_name.items():
         scale = expected.abs().max().item()
-        if (
-            name.endswith("key.bias") and network.config.position != "rotary"
-        ):  # shifts all scores of a query equally, so the softmax ignores it
+        # Without rotary positions it shifts all scores of a query equally, so the softmax ignores it.
+        if name.endswith("key.bias") and not rotary:
             scale = expected_by_name[name.replace("bias", "weight")].abs().max().item()
             assert expected.abs().max() < 1e-4 * scale, f"the gradient of {name} should be zero"
         assert scale > 1e-6, f"the gradient of {name} is too small to compare"

@@ -194,3 +194,26 @@ def test_marian_has_the_same_logits(shared: bool, training: bool) -> None:
         decoder_attention_mask=target_mask.long(),
     ).logits
     assert_same(network, peer, table, ours[target_mask], theirs[target_mask])
+
+
+@MODES
+@pytest.mark.parametrize("model", ["RobertaForMaskedLM", "DistilBertForMaskedLM", "ModernBertForMaskedLM"])
+def test_later_encoders_have_the_same_logits(model: str, training: bool) -> None:
+    """A batch with padding; positions of RoBERTa start after the id of padding."""
+    if model.startswith("Distil"):
+        settings: dict[str, Any] = {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 80, "dropout": 0.0}
+        settings |= {"attention_dropout": 0.0, "max_position_embeddings": 20}
+    else:
+        settings = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 80}
+        settings |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "pad_token_id": 1}
+        settings |= {"max_position_embeddings": 22}
+    if model.startswith("Modern"):
+        settings |= {"local_attention": 6, "cls_token_id": 3, "sep_token_id": 3, "bos_token_id": 3, "eos_token_id": 3}
+    peer = peer_of(getattr(transformers, model), **settings)
+    network, table = ours_and_table(peer, training)
+    ids, lengths = torch.randint(2, 97, (3, 17)), torch.tensor([17, 8, 1])
+    padding_mask = torch.arange(17) < lengths[:, None]
+    ids[~padding_mask] = 1
+    ours = network(ids, lengths)
+    theirs = peer(input_ids=ids, attention_mask=padding_mask.long()).logits
+    assert_same(network, peer, table, ours[padding_mask], theirs[padding_mask])

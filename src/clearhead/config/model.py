@@ -61,13 +61,15 @@ class ModelConfig(Settings):
     # Positions
     position: Literal["sinusoidal", "learned", "rotary", "none"] = "sinusoidal"
     max_positions: int = Field(default=1024, ge=1, le=1 << 24)  # longest sequence in tokens
-    # Layout of sine and cosine: alternating as in the paper, or all sines first as in Marian
-    sinusoid: Literal["interleaved", "halves"] | None = Field(
+    position_offset: int = Field(default=0, ge=0, le=1024)  # of the first position; RoBERTa, BART and M2M100: 2
+    # Layout of sine and cosine: alternating as in the paper, or all sines first as in Marian and (fairseq) M2M100
+    sinusoid: Literal["interleaved", "halves", "fairseq"] | None = Field(
         default_factory=lambda known: "interleaved" if known["position"] == "sinusoidal" else None
     )
     rope_theta: float | None = Field(
         default_factory=lambda known: 10_000.0 if known["position"] == "rotary" else None, gt=1, le=1e12
     )
+    local_rope_theta: float | None = Field(default=None, gt=1, le=1e12)  # ModernBERT: of its layers with a window
     rope_scaling: RopeScaling | None = None
 
     # Feed-forward, norms, dropout
@@ -90,11 +92,13 @@ class ModelConfig(Settings):
     scale_embedding: bool = False  # multiply embeddings by √dim, as in the paper
     segments: int = Field(default=0, ge=0, le=1024)  # BERT's token types; 0: none
     embedding_norm: bool = False  # BERT's LayerNorm after the embeddings
+    first_norm: bool = True  # false: layer 0 has no attention norm, as its input is normalized (ModernBERT)
     outputs: Annotated[tuple[Output, ...], BeforeValidator(as_tuple)] = ("lm",)
     output_bias: bool = False  # of lm_head
     # Input of the sequence heads: the first token (encoder) or the last (decoder), or the mean of all tokens
     pooling: Literal["cls", "mean"] = "cls"
     pooler: bool = False  # BERT's linear layer and tanh after pooling
+    pooler_activation: Literal["tanh", "relu"] = "tanh"  # DistilBERT: relu
     labels: int = Field(default=0, ge=0, le=1 << 20)  # number of classes or tags
 
     # Weight initialization
@@ -187,6 +191,16 @@ def _check_positions(c: ModelConfig) -> Iterator[str]:
         yield f"head_dim: {c.head_dim} is odd, but rotary positions rotate pairs; use an even head_dim"
     if c.position == "sinusoidal" and c.dim % 2:
         yield f"dim: {c.dim} is odd, but sinusoidal positions come in pairs; use an even dim"
+    if c.position_offset and c.position not in ("learned", "sinusoidal"):
+        yield f"position_offset: {c.position_offset}, but position is {c.position}; set it to 0"
+    if c.position == "sinusoidal" and c.sinusoid == "fairseq" and c.dim < 4:
+        yield f"sinusoid: fairseq needs a dim of 4 or more, not {c.dim}; use halves"
+    if c.local_rope_theta is not None and (c.position, c.family) != ("rotary", "encoder"):
+        yield f"local_rope_theta: set, but only an encoder with position=rotary has it, not {c.family}; remove it"
+    if c.local_rope_theta is not None and "window" not in c.attention:
+        yield "local_rope_theta: set, but attention has no window layer; remove it"
+    if not c.first_norm and (c.norm_position, c.embedding_norm, c.family) != ("pre", True, "encoder"):
+        yield "first_norm: false is for an encoder with norm_position=pre and embedding_norm=true; set it to true"
     for key, owner in (("sinusoid", "sinusoidal"), ("rope_theta", "rotary"), ("rope_scaling", "rotary")):
         if getattr(c, key) is not None and c.position != owner:
             yield f"{key}: set, but position is {c.position}; remove {key} or use position={owner}"

@@ -37,12 +37,13 @@ def add_special_tokens(
 ) -> tuple[list[int], int]:
     """Add special tokens, truncating the longer text first to `max_length`; return ids and start of the second text."""
     prefix, suffix = special_prefix_suffix(tokenizer)
-    room = max_length - len(prefix) - len(suffix) * (1 if second is None else 2)
+    between = suffix * tokenizer.separators_in_pair
+    room = max_length - len(prefix) - len(suffix) - (0 if second is None else len(between))
     n, m = len(first), len(second or ())
     if n + m > room:  # each keeps at least half of `room`, or all of its tokens
         half = room // 2
         n, m = (room - m, m) if m <= half else (n, room - n) if n <= half else (room - half, half)
-    ids = [*prefix, *first[:n], *suffix]
+    ids = [*prefix, *first[:n], *(suffix if second is None else between)]
     return (ids, len(ids)) if second is None else ([*ids, *second[:m], *suffix], len(ids))
 
 

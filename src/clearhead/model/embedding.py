@@ -18,7 +18,8 @@ class Embedding(nn.Module):
         self.scale = math.sqrt(config.dim) if config.scale_embedding else 1.0
         self.sinusoid = config.sinusoid  # None unless positions are sinusoidal
         self.tokens = _empty_embedding(vocab_size, config.dim)
-        self.positions = _empty_embedding(config.max_positions, config.dim) if config.position == "learned" else None
+        self.position_offset, rows = config.position_offset, config.max_positions + config.position_offset
+        self.positions = _empty_embedding(rows, config.dim) if config.position == "learned" else None
         self.segments = _empty_embedding(config.segments, config.dim) if config.segments else None
         self.norm = build_norm(config) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.dropout)
@@ -34,6 +35,8 @@ class Embedding(nn.Module):
             raise ValueError(f"ids: a token id is outside the vocabulary of {size} tokens") from None
         if self.scale != 1.0:
             x = x * self.scale
+        if self.position_offset:
+            positions = positions + self.position_offset
         if self.positions is not None:
             x = x + self.positions(positions)
         if self.sinusoid is not None:

@@ -51,14 +51,15 @@ class LabelHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """BERT's pooler: linear and tanh on a pooled hidden state (B, D)."""
+    """BERT's pooler: linear and tanh on a pooled hidden state (B, D); DistilBERT's has relu."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.linear = nn.Linear(config.dim, config.dim)
+        self.activation = torch.tanh if config.pooler_activation == "tanh" else torch.relu
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x).tanh()
+        return self.activation(self.linear(x))
 
 
 class Heads(nn.Module):

@@ -11,7 +11,7 @@ from clearhead.config import ModelConfig
 from clearhead.model.attention import Attention, Rope
 from clearhead.model.cache import LayerKVCache
 from clearhead.model.feedforward import FeedForward
-from clearhead.model.norms import build_norm
+from clearhead.model.norms import NoNorm, build_norm
 from clearhead.ops.masks import Mask, Pattern
 
 
@@ -22,11 +22,11 @@ class Layer(nn.Module):
     pre-norm, GPT-2 and later:   x = x + dropout(sublayer(norm(x)))
     """
 
-    def __init__(self, config: ModelConfig, pattern: Pattern, cross: bool):
+    def __init__(self, config: ModelConfig, pattern: Pattern, cross: bool, attention_norm: bool = True):
         super().__init__()
         self.pre = config.norm_position == "pre"
         self.attention = Attention(config, pattern)
-        self.attention_norm = build_norm(config)
+        self.attention_norm = build_norm(config) if attention_norm else NoNorm()
         self.cross_attention = Attention(config, cross=True) if cross else None
         self.cross_norm = build_norm(config) if cross else None
         self.feed_forward = FeedForward(config)

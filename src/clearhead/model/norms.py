@@ -64,6 +64,13 @@ class BatchNorm(nn.Module):
         return mean, variance
 
 
+class NoNorm(nn.Module):
+    """Return the input, which is normalized already."""
+
+    def forward(self, x: Tensor, norm_mask: Tensor | None = None) -> Tensor:
+        return x
+
+
 def build_norm(config: ModelConfig) -> LayerNorm | RMSNorm | BatchNorm:
     """Build the norm of `config.norm`."""
     match config.norm:

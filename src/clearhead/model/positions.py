@@ -15,19 +15,22 @@ from clearhead.config import ModelConfig, RopeScaling
 def sinusoidal_positions(positions: Tensor, dim: int, layout: str | None = "interleaved") -> Tensor:
     """Return sin(p / 10000^(2i/D)) and cos(p / 10000^(2i/D)), section 3.5: positions (B, T) to (B, T, D).
 
-    `interleaved` alternates sine and cosine, as the paper; `halves` puts all sines before all cosines.
+    `interleaved` alternates sine and cosine, as the paper; `halves` puts all sines before all cosines; so does
+    `fairseq`, with the slowest frequency at 1/10000.
     """
-    exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim
+    slowest = dim - 2 if layout == "fairseq" else dim
+    exponents = torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / slowest
     angles = positions[..., None].float() * torch.exp(-math.log(10_000.0) * exponents)  # (B, T, D/2)
     pairs = torch.stack([angles.sin(), angles.cos()], dim=-1)  # (B, T, D/2, 2)
     return pairs.flatten(-2) if layout == "interleaved" else pairs.transpose(-2, -1).flatten(-2)  # (B, T, D)
 
 
-def rope_frequencies(config: ModelConfig, device: torch.device) -> Tensor:
+def rope_frequencies(config: ModelConfig, device: torch.device, theta: float | None = None) -> Tensor:
     """Rotary frequencies in radians per position, fastest first (RoFormer, Su et al. 2021): (E/2,)."""
     exponents = torch.arange(0, config.head_dim, 2, device=device, dtype=torch.float32) / config.head_dim
-    assert config.rope_theta is not None, "a config with rotary positions has rope_theta"
-    frequencies = 1.0 / config.rope_theta**exponents
+    theta = theta or config.rope_theta
+    assert theta is not None, "a config with rotary positions has rope_theta"
+    frequencies = 1.0 / theta**exponents
     return frequencies if config.rope_scaling is None else scale_rope_frequencies(frequencies, config.rope_scaling)
 
 
@@ -39,9 +42,9 @@ def scale_rope_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     return frequencies * keep + frequencies / scaling.factor * (1 - keep)
 
 
-def rope_cos_sin(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
+def rope_cos_sin(config: ModelConfig, positions: Tensor, theta: float | None = None) -> tuple[Tensor, Tensor]:
     """Return cosines and sines in fp32: positions (B, T) to (B, T, 1, E/2) each, to broadcast over heads."""
-    angles = positions[..., None, None].float() * rope_frequencies(config, positions.device)  # (B, T, 1, E/2)
+    angles = positions[..., None, None].float() * rope_frequencies(config, positions.device, theta)  # (B, T, 1, E/2)
     return angles.cos(), angles.sin()
 
 

@@ -22,7 +22,11 @@ class Stack(nn.Module):
         self.config, self.causal = config, causal
         layers = config.decoder_layers if causal else config.encoder_layers
         self.embedding = Embedding(config, config.target_vocab if causal else config.source_vocab)
-        self.layers = nn.ModuleList(Layer(config, pattern, cross) for pattern in patterns(config, layers))
+        self.patterns = patterns(config, layers)
+        self.layers = nn.ModuleList(
+            Layer(config, pattern, cross, attention_norm=config.first_norm or number > 0)
+            for number, pattern in enumerate(self.patterns)
+        )
         self.norm = build_norm(config) if config.norm_position == "pre" else None  # a post-norm layer ends with a norm
 
     def forward(
@@ -42,13 +46,16 @@ class Stack(nn.Module):
         """
         positions, mask = self._positions_and_mask(ids, lengths, documents, cache)
         rope = rope_cos_sin(self.config, positions) if self.config.position == "rotary" else None
+        theta = self.config.local_rope_theta
+        local_rope = rope if theta is None else rope_cos_sin(self.config, positions, theta)
         norm_mask = None
         if lengths is not None and self.config.norm == "batch":  # the only norm over several tokens
             norm_mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]  # (B, T)
         x = self.embedding(ids, positions, segments, norm_mask)  # (B, T, D)
         caches: Sequence[LayerKVCache | None] = [None] * len(self.layers) if cache is None else cache.layers
-        for layer, layer_cache in zip(self.layers, caches, strict=True):
-            x = layer(x, mask, rope, encoder_output, cross_mask, layer_cache, norm_mask)
+        for layer, pattern, layer_cache in zip(self.layers, self.patterns, caches, strict=True):
+            layer_rope = local_rope if pattern.kind == "window" else rope
+            x = layer(x, mask, layer_rope, encoder_output, cross_mask, layer_cache, norm_mask)
         if cache is not None:
             cache.advance(ids.shape[1], lengths)
         return x if self.norm is None else self.norm(x, norm_mask)

@@ -97,7 +97,8 @@ def check_length(
     Few tokens for very many characters mean words too long for the tokenizer, which become one unknown token each.
     """
     opens, closes = special_prefix_suffix(model.tokenizer)
-    room = max_length(model) - len(opens) - parts * len(closes)
+    tokens_between = len(closes) * model.tokenizer.separators_in_pair * (parts - 1)
+    room = max_length(model) - len(opens) - len(closes) - tokens_between
     fix = "shorten it" + ("" if truncate is None else ", or use truncate=True")
     if tokens > room and not truncate:
         raise InvalidText(number, f"{tokens:,} tokens, but the model reads {room:,}; {fix}")

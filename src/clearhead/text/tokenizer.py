@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import string
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,20 @@ class Tokenizer:
     def __len__(self) -> int:
         """The vocabulary size: one more than the largest id."""
         return max(self.vocabulary.values(), default=-1) + 1
+
+    @cached_property
+    def separators_in_pair(self) -> int:
+        """How many end or separator tokens are between two texts: 2 in RoBERTa's post-processor, else 1."""
+        processor = self.engine.post_processor
+        state = {} if processor is None else json.loads(processor.__getstate__())
+        for step in [state, *state.get("processors", ())]:
+            if step.get("type") == "RobertaProcessing":
+                return 2
+            kinds = [next(iter(part), "") for part in step.get("pair", ()) if isinstance(part, dict)]
+            if kinds.count("Sequence") == 2:
+                first = kinds.index("Sequence")
+                return min(2, max(1, kinds.index("Sequence", first + 1) - first - 1))
+        return 1
 
     def id(self, role: Role) -> int:
         """Return the id of the special token with this role."""

@@ -11,6 +11,10 @@ from tests.model.peers import disturb
 WORDS = 97
 BERT = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 80}
 BERT |= {"max_position_embeddings": 64}
+ROBERTA = {**BERT, "pad_token_id": 1}
+DISTILBERT = {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 80, "max_position_embeddings": 64}
+MODERNBERT = {**BERT, "local_attention": 6, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}
+MODERNBERT |= {"bos_token_id": None, "eos_token_id": None}
 GPT = {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 64, "bos_token_id": None, "eos_token_id": None}
 LLAMA = {"hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA |= {"max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": None}
@@ -27,6 +31,18 @@ PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-classes": ("BertForSequenceClassification", {**BERT, "num_labels": 5}),
     "bert-tags": ("BertForTokenClassification", {**BERT, "num_labels": 3}),
     "bert-span": ("BertForQuestionAnswering", BERT),
+    "roberta": ("RobertaModel", ROBERTA),
+    "roberta-lm": ("RobertaForMaskedLM", {**ROBERTA, "type_vocab_size": 1}),
+    "roberta-classes": ("RobertaForSequenceClassification", {**ROBERTA, "num_labels": 5, "layer_norm_eps": 1e-5}),
+    "xlm-roberta-tags": ("XLMRobertaForTokenClassification", {**ROBERTA, "num_labels": 3}),
+    "camembert-span": ("CamembertForQuestionAnswering", ROBERTA),
+    "distilbert": ("DistilBertModel", DISTILBERT),
+    "distilbert-lm": ("DistilBertForMaskedLM", DISTILBERT),
+    "distilbert-classes": ("DistilBertForSequenceClassification", {**DISTILBERT, "num_labels": 5}),
+    "distilbert-tags": ("DistilBertForTokenClassification", {**DISTILBERT, "num_labels": 3, "activation": "relu"}),
+    "distilbert-span": ("DistilBertForQuestionAnswering", DISTILBERT),
+    "modernbert": ("ModernBertModel", MODERNBERT),
+    "modernbert-lm": ("ModernBertForMaskedLM", {**MODERNBERT, "num_hidden_layers": 5}),
     "gpt": ("OpenAIGPTLMHeadModel", GPT),
     "gpt2": ("GPT2LMHeadModel", GPT),
     "gpt2-relu": ("GPT2LMHeadModel", {**GPT, "n_inner": 80, "activation_function": "relu"}),
@@ -62,7 +78,7 @@ PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "pegasus": ("PegasusForConditionalGeneration", {**MARIAN, "pad_token_id": 96, "decoder_start_token_id": 96}),
 }
-DECODERS = [name for name, (model, _) in PEERS.items() if "LM" in model and "Bert" not in model]
+DECODERS = [name for name, (model, _) in PEERS.items() if "LM" in model and "bert" not in model.lower()]
 
 
 def peer(name: str) -> Any:

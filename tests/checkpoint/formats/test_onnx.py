@@ -27,6 +27,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt-post": DECODER | {"norm_position": "post", "activation": "silu", "output_bias": True},
     "llama": LLAMA | {"kv_heads": 2, "head_dim": 10, "rope_scaling": {"factor": 8.0, "original_positions": 12}},
     "mistral": LLAMA | {"kv_heads": 1, "attention": ["window", "full"], "window": 4},
+    "qwen2": LLAMA | {"qkv_bias": True},
+    "qwen3": LLAMA | {"qk_norm": True, "head_dim": 12, "kv_heads": 2},
+    "roberta": ENCODER | {"norm_position": "post", "position_offset": 2, "activation": "gelu"},
+    "distilbert": ENCODER | {"pooler": True, "pooler_activation": "relu", "outputs": ["classes"], "labels": 3},
+    "modernbert": ENCODER
+    | {"bias": False, "activation": "geglu", "first_norm": False, "position": "rotary", "local_rope_theta": 100.0}
+    | {"encoder_layers": 3, "attention": ["full", "window", "window"], "window": 4},
+    "bart": TRANSLATOR
+    | {"norm_position": "post", "embedding_norm": True, "position": "learned", "position_offset": 2, "tie": "all"},
+    "m2m100": TRANSLATOR | {"sinusoid": "fairseq", "position_offset": 2, "scale_embedding": True},
     "translator": TRANSLATOR | {"norm_position": "post", "tie": "all", "scale_embedding": True},
     "translator-pre": TRANSLATOR | {"sinusoid": "halves", "norm": "batch"},
     "no-positions": TRANSLATOR | {"position": "none"},

@@ -93,6 +93,41 @@ def bert(draw: Any) -> ModelSettings:
 
 
 @st.composite
+def roberta(draw: Any) -> ModelSettings:
+    name, values = draw(bert().filter(lambda drawn: "PreTraining" not in drawn[0]))
+    values["pad_token_id"] = draw(st.sampled_from([0, 1, 3]))
+    values["max_position_embeddings"] += values["pad_token_id"] + 1
+    if "MaskedLM" in name:
+        values["hidden_act"] = "gelu"
+    return name.replace("Bert", draw(st.sampled_from(["Roberta", "XLMRoberta", "Camembert"]))), values
+
+
+@st.composite
+def distilbert(draw: Any) -> ModelSettings:
+    name, bert_values = draw(bert().filter(lambda drawn: "PreTraining" not in drawn[0]))
+    names = {"num_attention_heads": "n_heads", "num_hidden_layers": "n_layers", "intermediate_size": "hidden_dim"}
+    names |= {"hidden_size": "dim", "hidden_act": "activation", "max_position_embeddings": "max_position_embeddings"}
+    values = {names[key]: value for key, value in bert_values.items() if key in names}
+    return name.replace("Bert", "DistilBert"), values | (
+        {"num_labels": bert_values["num_labels"]} if "num_labels" in bert_values else {}
+    )
+
+
+@st.composite
+def modernbert(draw: Any) -> ModelSettings:
+    heads = draw(HEADS)
+    values = {"num_attention_heads": heads, "hidden_size": heads * draw(st.sampled_from([2, 4, 8]))}
+    values |= {"num_hidden_layers": draw(st.integers(1, 5)), "intermediate_size": draw(INNER), "norm_eps": draw(EPS)}
+    values |= {"local_attention": draw(st.sampled_from([2, 4, 10])), "max_position_embeddings": 40}
+    values |= {"global_attn_every_n_layers": draw(st.integers(1, 3))}
+    theta, local = draw(st.sampled_from([100.0, 160000.0])), draw(st.sampled_from([50.0, 10000.0]))
+    rope = {"full_attention": theta, "sliding_attention": local}
+    values["rope_parameters"] = {key: {"rope_type": "default", "rope_theta": each} for key, each in rope.items()}
+    values |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
+    return draw(st.sampled_from(["ModernBertModel", "ModernBertForMaskedLM"])), values
+
+
+@st.composite
 def marian(draw: Any, pegasus: bool = False) -> ModelSettings:
     heads, inner = draw(HEADS), draw(INNER)
     values = {"d_model": heads * draw(st.sampled_from([2, 4, 8])), "max_position_embeddings": 40}
@@ -121,7 +156,7 @@ def pegasus() -> Any:
     return marian(pegasus=True)
 
 
-@pytest.mark.parametrize("family", [llama, qwen, gpt, bert, marian, pegasus])
+@pytest.mark.parametrize("family", [llama, qwen, gpt, bert, roberta, distilbert, modernbert, marian, pegasus])
 def test_any_configuration_gives_the_same_outputs_after_import_and_export(family: Any) -> None:
     @settings(max_examples=COUNT, deadline=None)
     @given(drawn=family(), seed=st.integers(0, 1000), length=st.integers(1, 8) | st.just(40))
@@ -137,7 +172,7 @@ def test_any_configuration_gives_the_same_outputs_after_import_and_export(family
             loaded = load_model(Path(folder, "ours"))
             export_model(loaded, Path(folder, "back"), "hf")
             back = model_class.from_pretrained(Path(folder, "back"), attn_implementation="eager").eval()
-            ids = torch.randint(min(WORDS, values.get("decoder_vocab_size", WORDS)), (2, length))
+            ids = torch.randint(4, min(WORDS, values.get("decoder_vocab_size", WORDS)), (2, length))
             ids = ids[:, : loaded.config.max_positions]
             actual = ours(loaded.network, ids, ids)
             for other in (theirs, back):

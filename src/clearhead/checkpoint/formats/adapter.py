@@ -1,5 +1,6 @@
 """Adapter between an architecture of Hugging Face and ours: settings and tensor names, in both directions."""
 
+import re
 from collections.abc import Callable, Set
 from typing import Any, NamedTuple
 
@@ -29,10 +30,9 @@ class Adapter(NamedTuple):
     renames: Callable[[ModelConfig], Renames]  # from older spellings of tensor names to those of the table
     computed: tuple[str, ...] = ()  # patterns of tensors that we compute, so they are not read
 
-    @property
-    def prefix(self) -> str:
-        """What the names of its classes begin with."""
-        return self.name.replace("-", "")
+    def has_class(self, name: str) -> bool:
+        """Whether a class of Hugging Face is of this architecture: Phi3ForCausalLM is of Phi-3."""
+        return re.match(self.name.replace("-", "") + r"(For|Model|LM)", name, re.IGNORECASE) is not None
 
 
 def read_activation(fields: Fields, key: str, default: str) -> str:

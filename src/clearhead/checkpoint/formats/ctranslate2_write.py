@@ -35,6 +35,8 @@ def write(loaded: LoadedModel, folder: Path) -> None:
     spec = _specification(config)
     tensors: dict[str, Tensor] = {name: tensor.float() for name, tensor in loaded.network.state_dict().items()}
     tensors |= _position_tables(config) | _banned_bias(loaded, tensors)
+    for name in [name for name in tensors if name.endswith("embedding.positions.weight")]:
+        tensors[name] = tensors[name][-config.max_positions :]
     table = {"encoder.embedding.tokens.weight": "encoder/embeddings_0/weight", **TABLE}
     table |= GATED_TABLE if config.is_gated else {}
     for name, tensor in to_foreign(table, tensors).items():
@@ -104,7 +106,8 @@ def _position_tables(config: ModelConfig) -> dict[str, Tensor]:
         return {}
     table = torch.zeros(config.max_positions, config.dim)
     if config.position == "sinusoidal":
-        table = sinusoidal_positions(torch.arange(config.max_positions), config.dim, config.sinusoid)
+        positions = torch.arange(config.max_positions) + config.position_offset
+        table = sinusoidal_positions(positions, config.dim, config.sinusoid)
     stacks = ("encoder", "decoder") if config.family == "encoder-decoder" else ("decoder",)
     return {f"{stack}.embedding.positions.weight": table for stack in stacks}
 

@@ -13,15 +13,18 @@ from clearhead.checkpoint.export_advice import setting, train_with
 from clearhead.checkpoint.formats.adapter import Adapter
 from clearhead.checkpoint.formats.bert import BERT
 from clearhead.checkpoint.formats.config_fields import Fields
+from clearhead.checkpoint.formats.distilbert import DISTILBERT
 from clearhead.checkpoint.formats.gpt import GPT1, GPT2
 from clearhead.checkpoint.formats.hf_tokenizer import read_hf_tokenizer, special_ids, write_hf_tokenizer
 from clearhead.checkpoint.formats.imported_model import ImportedModel
 from clearhead.checkpoint.formats.llama import LLAMA
 from clearhead.checkpoint.formats.marian import MARIAN, check_positions, to_halves
+from clearhead.checkpoint.formats.modernbert import MODERNBERT
 from clearhead.checkpoint.formats.name_table import find_entry, from_foreign, to_foreign
 from clearhead.checkpoint.formats.pegasus import PEGASUS, stored_positions
 from clearhead.checkpoint.formats.phi3 import PHI3
 from clearhead.checkpoint.formats.qwen import QWEN2, QWEN3
+from clearhead.checkpoint.formats.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from clearhead.checkpoint.formats.sentence_transformers import read_pooling, write_pooling
 from clearhead.checkpoint.model_folder import (
     CONFIG,
@@ -39,7 +42,11 @@ from clearhead.errors import UserError
 from clearhead.model import build
 
 log = logging.getLogger("clearhead")
-ADAPTERS = (BERT, GPT2, GPT1, LLAMA, QWEN2, QWEN3, PHI3, MARIAN, PEGASUS)
+ADAPTERS = (
+    *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, MODERNBERT),
+    *(GPT2, GPT1, LLAMA, QWEN2, QWEN3, PHI3),
+    *(MARIAN, PEGASUS),
+)
 SINUSOIDAL = (MARIAN, PEGASUS)
 MODEL_TYPES = [model_type for adapter in ADAPTERS for model_type in adapter.model_types]
 PEFT_CONFIG = "adapter_config.json"  # of a LoRA or similar, which transformers would load
@@ -164,7 +171,7 @@ def write(loaded: LoadedModel, folder: Path) -> None:
     if config.labels and loaded.extra.get("labels"):
         names = [str(name) for name in loaded.extra["labels"]]
         settings |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
-    disk.write_json(folder / CONFIG, settings | ids)
+    disk.write_json(folder / CONFIG, ids | settings)  # RoBERTa's padding id is part of its architecture
     foreign = to_foreign(adapter.table(config), tensors)
     if adapter is PEGASUS:
         foreign |= stored_positions(config, foreign["model.shared.weight"].dtype)
@@ -176,7 +183,7 @@ def _matching_adapter(config: ModelConfig, imported: str) -> Adapter:
 
     Of several that fit, the one that the model was imported as is returned: a Phi-3 is also a Llama.
     """
-    adapters = sorted(ADAPTERS, key=lambda adapter: not imported.startswith(adapter.prefix))
+    adapters = sorted(ADAPTERS, key=lambda adapter: not adapter.has_class(imported))
     candidates = [(differences(adapter, config), adapter) for adapter in adapters if adapter.family == config.family]
     lines, adapter = min(candidates, key=lambda candidate: len(candidate[0]))
     if lines:

@@ -210,20 +210,16 @@ class Graph:
         config, causal = self.config, name == "decoder"
         positions = self.positions(ids)
         x = self._embedding(ids, positions, name, segments)
-        rotary = None
-        if config.position == "rotary":
-            tables = rope_cos_sin(config, torch.arange(config.max_positions)[None])  # each (1, T, 1, E/2)
-            named = zip(("cosines", "sines"), tables, strict=True)
-            cos, sin = (self.op("Gather", self.constant(t[0].contiguous(), n), positions, axis=0) for n, t in named)
-            rotary = cos, sin
+        rotary: dict[str, tuple[str, str] | None] = {}
         masks: dict[str, str | None] = {}
-        for kind in set(config.attention):
+        for kind in sorted(set(config.attention)):
+            rotary[kind] = self.rotary(positions, config.local_rope_theta if kind == "window" else None)
             mask = self.position_mask(positions, causal, config.window if kind == "window" else None)
             masks[kind] = self.op("And", mask, padding_mask) if mask and padding_mask else mask or padding_mask
         for number in range(config.decoder_layers if causal else config.encoder_layers):
-            layer_mask = masks[config.attention[number % len(config.attention)]]
-            layer = f"{name}.layers.{number}"
-            x = self._sublayer(x, f"{layer}.attention_norm", self.attention, f"{layer}.attention", layer_mask, rotary)
+            kind, layer = config.attention[number % len(config.attention)], f"{name}.layers.{number}"
+            self_attention = f"{layer}.attention", masks[kind], rotary[kind]
+            x = self._sublayer(x, f"{layer}.attention_norm", self.attention, *self_attention)
             if encoder_output is not None:
                 source, source_mask = encoder_output
                 cross = f"{layer}.cross_attention"
@@ -231,7 +227,22 @@ class Graph:
             x = self._sublayer(x, f"{layer}.feed_forward_norm", self.feed_forward, f"{layer}.feed_forward")
         return self.norm(x, f"{name}.norm") if config.norm_position == "pre" else x
 
+    def rotary(self, positions: str, theta: float | None) -> tuple[str, str] | None:
+        """Cosines and sines of rotary positions: (T, 1, E/2) each."""
+        if self.config.position != "rotary":
+            return None
+        tables = rope_cos_sin(self.config, torch.arange(self.config.max_positions)[None], theta)  # (1, T, 1, E/2) each
+        named = zip(("cosines", "sines"), tables, strict=True)
+        suffix = "" if theta is None else "_local"
+        cos, sin = (
+            self.op("Gather", self.constant(table[0].contiguous(), name + suffix), positions, axis=0)
+            for name, table in named
+        )
+        return cos, sin
+
     def _sublayer(self, x: str, norm: str, sublayer: Callable[..., str], *arguments: Any) -> str:
+        if f"{norm}.weight" not in self.tensors:  # the input is normalized already
+            return self.op("Add", x, sublayer(x, *arguments))
         if self.config.norm_position == "pre":
             return self.op("Add", x, sublayer(self.norm(x, norm), *arguments))
         return self.norm(self.op("Add", x, sublayer(x, *arguments)), norm)
@@ -242,9 +253,11 @@ class Graph:
         if config.scale_embedding:
             x = self.op("Mul", x, self.constant(np.float32(math.sqrt(config.dim))))
         if config.position == "learned":
-            x = self.op("Add", x, self.op("Gather", self.weight(f"{embedding}.positions.weight"), positions))
+            rows = self.tensors[f"{embedding}.positions.weight"][config.position_offset :].contiguous()
+            x = self.op("Add", x, self.op("Gather", self.constant(rows, f"{embedding}.positions.weight"), positions))
         if config.position == "sinusoidal":
-            table = sinusoidal_positions(torch.arange(config.max_positions), config.dim, config.sinusoid)
+            numbers = torch.arange(config.max_positions) + config.position_offset
+            table = sinusoidal_positions(numbers, config.dim, config.sinusoid)
             x = self.op("Add", x, self.op("Gather", self.constant(table, "sinusoids"), positions))
         if segments is not None:
             x = self.op("Add", x, self.op("Gather", self.weight(f"{embedding}.segments.weight"), segments))
@@ -287,7 +300,8 @@ def _add_heads(graph: Graph, hidden: str, sequence: str) -> None:
     if config.family == "encoder":
         pooled = graph.op("Gather", hidden, graph.constant(np.int64(0)), axis=1)
         if config.pooler:
-            pooled = graph.op("Tanh", graph.linear(pooled, "heads.pooler.linear"))
+            activation = {"tanh": "Tanh", "relu": "Relu"}[config.pooler_activation]
+            pooled = graph.op(activation, graph.linear(pooled, "heads.pooler.linear"))
             graph.output("pooler_output", pooled, "batch", "dim")
     for output in config.outputs:
         match output:
