@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 log = logging.getLogger("clearhead")
-ABI = 1  # must equal ABI in step.h
+ABI = 2  # must equal ABI in step.h
 LANES, PAD_TO = 16, 64
 LEVELS = ("portable", "avx2", "avx512")
 BEST_LEVEL = -1
@@ -51,6 +51,7 @@ class LayerStruct(ctypes.Structure):
 
     _fields_: ClassVar = [
         *((name, NormStruct) for name in ("attention_norm", "cross_norm", "feed_forward_norm")),
+        *((name, NormStruct) for name in ("query_norm", "key_norm", "cross_query_norm")),
         *((name, LinearStruct) for name in ("qkv", "output", "cross_query", "cross_output", "up", "down")),
         *(("keys", c_void_p), ("values", c_void_p)),
         *((name, c_int64) for name in ("has_cross", "pattern", "pattern_size", "pattern_summary")),

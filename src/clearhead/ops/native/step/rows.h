@@ -115,7 +115,7 @@ static void store_kv(const float *x, void *out, int64_t dim, int64_t bf16) {
     }
 }
 
-/* The index of the largest logit, the first of equals; -1 if one is NaN or none is above -inf. */
+/* The index of the largest logit, the first of equals; -1 if it is not finite or one is NaN. */
 static int64_t argmax(const float *logits, int64_t count) {
     f32x16 best = broadcast(-INFINITY);
     i32x16 is_nan = {};
@@ -131,7 +131,7 @@ static int64_t argmax(const float *logits, int64_t count) {
         nan |= logits[i] != logits[i];
         if (logits[i] > max) max = logits[i];
     }
-    if (nan || max == -INFINITY) return -1;
+    if (nan || max == -INFINITY || max == INFINITY) return -1;
     for (n = 0; n + LANES <= count; n += LANES)
         if (reduce_max_int((load(logits + n) == broadcast(max)) & 1)) break;
     while (logits[n] != max) n++;

@@ -43,7 +43,6 @@ static int64_t lay_out(const struct network *net, const struct step *s, int64_t 
     b->x_stride = ALIGN_UP(net->dim, PAD_TO);
     b->heads_stride = ALIGN_UP(net->heads * net->head_dim, PAD_TO);
     b->wide_stride = ALIGN_UP(at_least(qkv, net->ff_dim * (gated ? 2 : 1)), PAD_TO);
-    b->keys_stride = max_keys(s);
     const int64_t widest = at_least(at_least(b->x_stride, b->heads_stride), b->wide_stride);
 #define TAKE(field, count)                                         \
     do {                                                           \
@@ -59,6 +58,7 @@ static int64_t lay_out(const struct network *net, const struct step *s, int64_t 
     TAKE(scales, rows * widest / GROUP);
     TAKE(sums, rows * widest / GROUP);
     TAKE(offsets, rows * widest / GROUP);
+    b->keys_stride = at_least(max_keys(s), ALIGN_UP(net->head_dim, LANES)); /* also scratch for a head */
     TAKE(scores, threads * b->keys_stride);
     TAKE(slots, threads * b->keys_stride);
 #undef TAKE
@@ -154,11 +154,24 @@ static struct activations prepare(const struct run *run, struct team *team, cons
     return in;
 }
 
-/* Rotate queries and keys in place, and write keys and values to the cache. */
-static void cache_token(const struct run *run, const struct layer *layer, int64_t n) {
+/* Normalize heads in place; a copy, because norms write whole vectors. */
+static void norm_heads(const struct run *run, const struct norm *norm, float *heads, int64_t count, float *scratch) {
+    const int64_t dim = run->net->head_dim, padded = ALIGN_UP(dim, LANES);
+    for (int64_t h = 0; norm->kind && h < count; h++) {
+        memset(scratch + dim, 0, (size_t)(padded - dim) * sizeof(float));
+        memcpy(scratch, heads + h * dim, (size_t)dim * sizeof(float));
+        run->kernels->norm(norm, scratch, scratch, dim);
+        memcpy(heads + h * dim, scratch, (size_t)dim * sizeof(float));
+    }
+}
+
+/* Normalize and rotate queries and keys in place, and write keys and values to the cache. */
+static void cache_token(const struct run *run, const struct layer *layer, int64_t n, float *scratch) {
     const struct network *net = run->net;
     const int64_t dim = net->head_dim, kv_dim = net->kv_heads * dim, itemsize = net->kv_bf16 ? 2 : 4;
     float *qkv = run->b.wide + n * run->b.wide_stride, *k = qkv + net->heads * dim;
+    norm_heads(run, &layer->query_norm, qkv, net->heads, scratch);
+    norm_heads(run, &layer->key_norm, k, net->kv_heads, scratch);
     if (net->rope_frequencies)
         for (int64_t h = 0; h < net->heads + net->kv_heads; h++)
             run->kernels->rotate(qkv + h * dim, run->b.cos_sin + n * dim, dim);
@@ -262,6 +275,7 @@ static void run_layers(const struct run *run, struct team *team, int64_t thread)
     const struct network *net = run->net;
     const struct buffers *b = &run->b;
     const int64_t rows = run->step->num_tokens;
+    float *scratch = b->scores + thread * b->keys_stride;
     const struct norm *ended = NULL; /* the norm after the last sublayer, in a post-norm network */
 #define PREPARE(norm, next) prepare(run, team, net->pre_norm ? &(norm) : NULL, ended, &(next))
 #define END(norm) ended = net->pre_norm ? NULL : &(norm)
@@ -269,7 +283,7 @@ static void run_layers(const struct run *run, struct team *team, int64_t thread)
         const struct layer *layer = &net->layers[l];
         struct activations in = PREPARE(layer->attention_norm, layer->qkv);
         multiply(run, team, &layer->qkv, &in, rows, b->wide, b->wide_stride, 0);
-        for (int64_t n; (n = clearhead_take(team, rows)) >= 0;) cache_token(run, layer, n);
+        for (int64_t n; (n = clearhead_take(team, rows)) >= 0;) cache_token(run, layer, n, scratch);
         clearhead_barrier(team);
         attend(run, team, layer, thread, 0);
         merge_heads(run, team, &layer->output);
@@ -277,6 +291,11 @@ static void run_layers(const struct run *run, struct team *team, int64_t thread)
         if (layer->has_cross) {
             in = PREPARE(layer->cross_norm, layer->cross_query);
             multiply(run, team, &layer->cross_query, &in, rows, b->wide, b->wide_stride, 0);
+            if (layer->cross_query_norm.kind) {
+                for (int64_t n; (n = clearhead_take(team, rows)) >= 0;)
+                    norm_heads(run, &layer->cross_query_norm, b->wide + n * b->wide_stride, net->heads, scratch);
+                clearhead_barrier(team);
+            }
             attend(run, team, layer, thread, 1);
             merge_heads(run, team, &layer->cross_output);
             END(layer->cross_norm);

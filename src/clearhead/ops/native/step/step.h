@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define ABI 1        /* must equal ABI in structs.py */
+#define ABI 2        /* must equal ABI in structs.py */
 #define LANES 16     /* outputs of a panel, floats of a vector */
 #define GROUP 32     /* inputs that share a scale */
 #define PAD_TO 64    /* rows of activations are padded with zeros to a multiple of this */
@@ -41,6 +41,7 @@ struct norm {
 
 struct layer {
     struct norm attention_norm, cross_norm, feed_forward_norm;
+    struct norm query_norm, key_norm, cross_query_norm;             /* (E,), of each head */
     struct linear qkv, output, cross_query, cross_output, up, down; /* up: gate and up of a gated feed-forward */
     void *keys, *values;                                            /* (slots, G, E) */
     int64_t has_cross, pattern, pattern_size, pattern_summary;
@@ -67,7 +68,7 @@ struct step {
     const int32_t *lengths;                        /* (R,) keys of a row, where attention is not causal */
     float *hidden;                                 /* (M, D) after the final norm, or NULL */
     float *logits;                                 /* (M, panels · 16), or NULL */
-    int32_t *tokens;                               /* (M,) the most likely token, or -1 where no logit is a number */
+    int32_t *tokens;                               /* (M,) the most likely token, or -1 where the largest logit is not finite */
     int64_t num_tokens, num_rows, num_outputs, table_width, span, source_width;
     void *workspace;
     int64_t workspace_size;
