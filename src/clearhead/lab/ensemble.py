@@ -222,7 +222,7 @@ class _Step:
             return cross_entropy(self.ensemble._call(weights, buffers, batch), batch["labels"], self.smoothing)
 
         losses = vmap(loss, randomness="different")(self.ensemble.weights, self.ensemble.buffers, batch)
-        gradients = list(torch.autograd.grad(losses.sum(), self.weights))
+        gradients = list(torch.autograd.grad(losses.sum(), self.weights, materialize_grads=True))
         with torch.no_grad():
             self._update(gradients)
             self.index += 1

@@ -11,7 +11,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from clearhead.limits import MAX_RECORD_BYTES
 Scale = Literal["quick", "full"]
 Metrics = dict[str, list[float]]
 After = Callable[[Ensemble], Mapping[str, Metrics]]
-SEEDS = {"quick": 5, "full": 10}
+SEEDS = {"quick": 5, "full": 8}
 FORMAT = 1
 
 
@@ -48,6 +48,7 @@ class Run:
     report: Callable[[str], None] = lambda line: None
     seconds: float = 0.0  # spent in parts, those of earlier runs included
     seeds: Sequence[int] = field(default=())
+    max_steps: int | None = None  # to try an experiment without training it
 
     def __post_init__(self) -> None:
         self.seeds = self.seeds or range(SEEDS[self.scale])
@@ -112,6 +113,8 @@ class Run:
         """Train one variant and measure it, see `compare`."""
         from clearhead.config import ModelConfig
 
+        if self.max_steps is not None:
+            training = replace(training, steps=min(training.steps, self.max_steps))
         config = None if variant.build else ModelConfig(**{**base, **variant.model})
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*batching rule.*")
@@ -132,7 +135,7 @@ class Run:
             results[first] |= {"lr": [lrs[best]] * count, "parameters": [ensemble.parameters] * count}
             results[first]["train seconds"] = [seconds / len(losses) / count] * count
             for cell, metrics in (after(ensemble) if after else {}).items():
-                name = variant.name + (f"|{cell}" if cell else "")
+                name = variant.name + cell
                 results[name] = results.get(name, {}) | metrics
         return results
 
