@@ -15,7 +15,7 @@ from clearhead.serve.inspect import mount_inspect
 from clearhead.serve.keys import Keys
 from clearhead.serve.middleware import AccessLog, Bounds, Guard
 from clearhead.serve.registry import Registry
-from clearhead.serve.routes import completions, health, models
+from clearhead.serve.routes import chat, completions, health, models
 
 
 def create_app(models_: Mapping[str, Model], config: ServeConfig | None = None, keys: Keys | None = None) -> FastAPI:
@@ -40,7 +40,7 @@ def create_app(models_: Mapping[str, Model], config: ServeConfig | None = None, 
     )
     app.state.registry, app.state.config, app.state.keys = registry, config, keys
     errors.install(app)
-    for router in (health.router, models.router, completions.router):
+    for router in (health.router, models.router, completions.router, chat.router):
         app.include_router(router)
     mount_inspect(app, models_)
     # The last one added is the first to see a request.

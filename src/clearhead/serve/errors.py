@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -84,7 +85,8 @@ async def _api_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _user_error(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse(error_body(400, str(error)), 400)
+    place = re.match(r"([a-z_]+)(\.\w+)*: ", str(error))
+    return JSONResponse(error_body(400, str(error), place[0][:-2] if place else None), 400)
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:

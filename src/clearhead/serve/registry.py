@@ -20,9 +20,11 @@ from clearhead.inference import EngineRequest, EngineThread, QueueFull
 from clearhead.inference.engine import Constraint
 from clearhead.model import Decoder, EncoderDecoder
 from clearhead.predict.batch_generate import engine_for
+from clearhead.predict.chat import PromptFormat, prompt_format_of
 from clearhead.predict.model import Model
 from clearhead.serve.cleanup import at_end
 from clearhead.serve.errors import ApiError, Overloaded
+from clearhead.serve.json_schema import Grammars
 from clearhead.serve.token_text import TokenTexts
 
 A = TypeVar("A")
@@ -57,6 +59,16 @@ class ServedModel:
         """The texts of single tokens."""
         return TokenTexts(self.model.tokenizers[-1])
 
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Constraints for this vocabulary; the first use takes a while."""
+        return Grammars(self.model)
+
+    @cached_property
+    def prompt_format(self) -> PromptFormat:
+        """How conversations are written."""
+        return prompt_format_of(self.model)
+
     # Life
 
     async def start(self) -> None:
@@ -75,22 +87,24 @@ class ServedModel:
 
     async def _supervise(self) -> None:
         """Start an engine that failed again, later each time; other models are not concerned."""
-        backoff = FIRST_BACKOFF
-        started = time.monotonic()
+        backoff, started = FIRST_BACKOFF / 2, time.monotonic()
         while True:
             await asyncio.sleep(IDLE_CHECKED)
             if self.engine is None or self.engine.error is None:
                 continue
-            log.error("%s: the engine failed; starting again in %g s", self.name, backoff, exc_info=self.engine.error)
+            log.error("%s: the engine failed", self.name, exc_info=self.engine.error)
             self.engine = None
             self._wake_all()
-            await asyncio.sleep(backoff)
             backoff = FIRST_BACKOFF if time.monotonic() - started > LAST_BACKOFF else min(2 * backoff, LAST_BACKOFF)
-            started = time.monotonic()
-            try:
-                await self._start_engine()
-            except Exception:
-                log.exception("%s: the engine cannot be started", self.name)
+            while self.engine is None:
+                log.info("%s: the engine starts again in %g s", self.name, backoff)
+                await asyncio.sleep(backoff)
+                started = time.monotonic()
+                try:
+                    await self._start_engine()
+                except Exception:
+                    log.exception("%s: the engine cannot be started", self.name)
+                    backoff = min(2 * backoff, LAST_BACKOFF)
 
     async def close(self) -> None:
         """Stop the threads; what still runs is cancelled."""

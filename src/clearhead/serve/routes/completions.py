@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import Field
 
 from clearhead.config.serve import MAX_BATCH_ITEMS, MAX_LOGPROBS, MAX_NEW_TOKENS, MAX_TEXT_CHARS, ServeLimits
 from clearhead.inference.sampling import sample_seeds
 from clearhead.predict.requests import generation_config
+from clearhead.serve.answers import TextAnswer
 from clearhead.serve.dependencies import Limits, Models
 from clearhead.serve.explain import ALTERNATIVES, CompletionLogprobs, Explanation, completion_logprobs, explanation
-from clearhead.serve.generation import DONE, KEEP_ALIVE, EventStream, Generation, NewSequence, Piece, event, usage
+from clearhead.serve.generation import Generation, NewSequence, Piece
 from clearhead.serve.registry import ServedModel
 from clearhead.serve.sampling_options import SamplingOptions, check_limit
 from clearhead.serve.schemas import Answer, Usage
@@ -86,12 +84,7 @@ async def completions(body: CompletionRequest, registry: Models, limits: Limits)
     with served.admission(len(prompts) * (body.n or 1)):
         sequences = await served.run_text(_prepare, served, body, prompts, seed, limits)
         generation = Generation(served, sequences)
-    answer = CompletionAnswer(served, body, seed)
-    if body.stream:
-        return EventStream(answer.stream(generation, [sequence.prompt for sequence in sequences][:: body.n or 1]))
-    choices = [answer.choice(piece) for piece in await generation.finish()]
-    read = [sequence.prompt for sequence in sequences][:: body.n or 1]
-    return JSONResponse(answer.frame(choices) | {"usage": usage(read, generation.new_tokens)})
+    return await CompletionAnswer(served, body, seed).respond(generation)
 
 
 def _prepare(
@@ -115,23 +108,11 @@ def _prepare(
     ]
 
 
-class CompletionAnswer:
-    """How the answer is written."""
+class CompletionAnswer(TextAnswer):
+    """How the texts are written."""
 
-    def __init__(self, served: ServedModel, body: CompletionRequest, seed: int):
-        self.served, self.body, self.seed = served, body, seed
-        self.id, self.created = f"cmpl-{secrets.token_hex(12)}", int(time.time())
-
-    def frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """An answer, or one event of it."""
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.served.name,
-            "choices": choices,
-            "seed": self.seed,
-        }
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+    body: CompletionRequest
 
     def choice(self, piece: Piece) -> dict[str, Any]:
         """A text, or a piece of one."""
@@ -143,13 +124,3 @@ class CompletionAnswer:
             "finish_reason": piece.finish_reason,
         }
         return shown | ({"explanation": explanation(texts, piece)} if self.body.explain else {})
-
-    async def stream(self, generation: Generation, prompts: list[Any]) -> AsyncIterator[bytes]:
-        """The texts as events."""
-        wants_usage = self.body.stream_options is not None and self.body.stream_options.include_usage
-        more = {"usage": None} if wants_usage else {}
-        async for piece in generation.pieces(self.served.config.keep_alive_seconds):
-            yield KEEP_ALIVE if piece is None else event(self.frame([self.choice(piece)]) | more)
-        if wants_usage:
-            yield event(self.frame([]) | {"usage": usage(prompts, generation.new_tokens)})
-        yield DONE
