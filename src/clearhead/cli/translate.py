@@ -27,6 +27,10 @@ def translate(
     ] = 1.0,
     align: Annotated[bool, typer.Option(help="Print word alignments: i-j, then the words.")] = False,
     prefix: Annotated[str | None, typer.Option(help="Force every translation to start with this text.")] = None,
+    src_lang: Annotated[
+        str | None, typer.Option("--from", help="Language of the texts, for a model of several, like eng_Latn.")
+    ] = None,
+    tgt_lang: Annotated[str | None, typer.Option("--to", help="Language to translate to, like deu_Latn.")] = None,
     logprobs: Annotated[
         bool, typer.Option(help="Print the length-normalized log-probability of each translation.")
     ] = False,
@@ -39,6 +43,7 @@ def translate(
     """Translate texts, the lines of a file or of standard input, or a column of a table.
 
     Example: echo "Two dogs are playing in the snow." | clearhead translate en-de
+    Example: clearhead translate hf:facebook/nllb-200-distilled-600M --from eng_Latn --to zho_Hans "Good morning."
     Example: clearhead translate en-de --file products.csv --column title --out products.de.csv
     """
     from clearhead.predict import load
@@ -52,6 +57,8 @@ def translate(
         return loaded.translate(
             chunk,
             None if prefix is None else [prefix] * len(chunk),
+            src_lang=src_lang,
+            tgt_lang=tgt_lang,
             beam=beam,
             n_best=n_best,
             length_penalty=length_penalty,

@@ -32,6 +32,9 @@ class Extra(Settings):
     eos_ids: list[TokenId] | None = Field(default=None, max_length=256)
     pad: TokenId | None = None
     source_end: bool | None = None
+    languages: dict[str, TokenId] | None = Field(default=None, max_length=1000)
+    src_lang: str | None = Field(default=None, max_length=40)
+    tgt_lang: str | None = Field(default=None, max_length=40)
     banned_ids: list[list[TokenId]] | None = Field(default=None, max_length=10_000)
     chat_template: str | None = Field(default=None, max_length=MAX_SETTINGS_BYTES)
     pooling: Literal["cls", "mean"] | None = None

@@ -27,7 +27,7 @@ from clearhead.predict.classify import classify, regress
 from clearhead.predict.embed import Vectors, embed, nearest
 from clearhead.predict.fill import fill
 from clearhead.predict.generate_texts import alternative_texts, generate_texts, stream_pieces, translate_texts
-from clearhead.predict.options import EngineOptions, GenerationOptions
+from clearhead.predict.options import EngineOptions, GenerationOptions, TranslationOptions
 from clearhead.predict.requests import SpecialTokens, encode_prompts, special_tokens_of
 from clearhead.predict.results import Answer, Classification, GenerationResult, MaskFill, Match, Tagging, Translation
 from clearhead.predict.summary import summary
@@ -68,7 +68,7 @@ class Model:
         seed: int = 0,
         stop: Sequence[str] = (),
         draft: Model | str | None = None,
-        **options: Unpack[GenerationOptions],
+        **options: Unpack[TranslationOptions],
     ) -> Translation: ...
     @overload
     def translate(
@@ -79,7 +79,7 @@ class Model:
         seed: int = 0,
         stop: Sequence[str] = (),
         draft: Model | str | None = None,
-        **options: Unpack[GenerationOptions],
+        **options: Unpack[TranslationOptions],
     ) -> list[Translation]: ...
     def translate(
         self,
@@ -89,10 +89,11 @@ class Model:
         seed: int = 0,
         stop: Sequence[str] = (),
         draft: Model | str | None = None,
-        **options: Unpack[GenerationOptions],
+        **options: Unpack[TranslationOptions],
     ) -> Translation | list[Translation]:
         """Translate; n_best=3 gives `candidates`, align=True an `alignment`, every translation starts with `prefix`.
 
+        `src_lang` and `tgt_lang` are codes like eng_Latn, for a model of several languages.
         `draft` is for speculative decoding: a smaller model (or its name) or "prompt-lookup"; the text stays the same.
         """
 

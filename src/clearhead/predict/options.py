@@ -38,6 +38,13 @@ class GenerationOptions(TypedDict, total=False):
     workers: int
 
 
+class TranslationOptions(GenerationOptions, total=False):
+    """Options of `translate`: those of GenerationConfig, and the languages of a model of several."""
+
+    src_lang: str | None
+    tgt_lang: str | None
+
+
 class EngineOptions(TypedDict, total=False):
     """Options of EngineConfig."""
 

@@ -16,6 +16,7 @@ from clearhead.config.settings import Settings
 from clearhead.errors import UserError
 from clearhead.model import EncoderDecoder
 from clearhead.predict.encode_batch import InvalidText, normalize_texts
+from clearhead.predict.languages import language_ids, split_languages
 
 if TYPE_CHECKING:
     from clearhead.predict.model import Model
@@ -49,7 +50,7 @@ def special_tokens_of(model: Model) -> SpecialTokens:
             )
     begin, eos_ids = tokens.begin, tokens.eos_ids or ((roles["end"],) if "end" in roles else ())
     if isinstance(model.network, EncoderDecoder):
-        begin = begin[:1] or (model.tokenizers[-1].id("begin"),)
+        begin = begin or (model.tokenizers[-1].id("begin"),)
         eos_ids = eos_ids or (model.tokenizers[-1].id("end"),)
     elif "begin" not in given:
         begin = (roles["begin"],) if "begin" in roles else (roles["end"],) if "end" in roles else ()
@@ -73,9 +74,12 @@ def requests(
         return [
             PreparedRequest(row, None, config) for row in encode_checked_prompts(model, texts, config.max_new_tokens)
         ]
-    begin, end = model.special_tokens.begin, [model.tokenizer.id("end")] if model.special_tokens.source_end else []
+    languages, options = split_languages(options)
+    before, target_language = language_ids(model, languages)
+    begin = [*model.special_tokens.begin, *target_language]
+    end = [model.tokenizer.id("end")] if model.special_tokens.source_end else []
     encoded = model.tokenizer.encode_batch(normalize_texts(model, texts))
-    sources = [[*ids, *end] if ids and text.strip() else [] for ids, text in zip(encoded, texts, strict=True)]
+    sources = [[*before, *ids, *end] if ids and text.strip() else [] for ids, text in zip(encoded, texts, strict=True)]
     positions = model.config.max_positions
     for number, source in enumerate(sources):
         if len(source) > positions:

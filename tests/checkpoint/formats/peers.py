@@ -78,6 +78,12 @@ PEERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "pegasus": ("PegasusForConditionalGeneration", {**MARIAN, "pad_token_id": 96, "decoder_start_token_id": 96}),
 }
+PEERS |= {
+    "bart": ("BartForConditionalGeneration", {**MARIAN, "pad_token_id": 1, "decoder_start_token_id": 2}),
+    "mbart": ("MBartForConditionalGeneration", {**MARIAN, "pad_token_id": 1, "decoder_start_token_id": 2}),
+    "m2m100": ("M2M100ForConditionalGeneration", {**MARIAN, "pad_token_id": 1, "decoder_start_token_id": 2}),
+}
+TRANSLATORS = [name for name, (model, _) in PEERS.items() if "Conditional" in model or "MT" in model]
 DECODERS = [name for name, (model, _) in PEERS.items() if "LM" in model and "bert" not in model.lower()]
 
 
@@ -87,7 +93,7 @@ def peer(name: str) -> Any:
     kind = getattr(transformers, model)
     model = kind(kind.config_class(vocab_size=WORDS, attn_implementation="eager", **settings))
     disturb(model, 0.12)
-    if name.startswith(("marian", "pegasus")):
+    if hasattr(model, "final_logits_bias"):
         model.final_logits_bias.normal_()
     return model.eval()
 

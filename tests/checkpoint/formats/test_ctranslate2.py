@@ -27,6 +27,8 @@ TRANSLATORS: dict[str, dict[str, Any]] = {
     "paper": TRANSLATOR | {"norm_position": "post", "tie": "all", "scale_embedding": True},
     "halves": TRANSLATOR | {"norm_position": "post", "sinusoid": "halves", "tie": "output", "activation": "gelu"},
     "pre": TRANSLATOR | {"position": "learned", "activation": "silu", "output_bias": True},
+    "m2m100": TRANSLATOR | {"sinusoid": "fairseq", "position_offset": 2, "tie": "all", "scale_embedding": True},
+    "offset": TRANSLATOR | {"position": "learned", "position_offset": 2},
     "no-positions": TRANSLATOR | {"position": "none"},
 }
 DECODERS: dict[str, dict[str, Any]] = {

@@ -19,7 +19,7 @@ from clearhead.config.load import preset
 from clearhead.errors import UserError
 from clearhead.inference import generate, translate
 from clearhead.model import build
-from tests.checkpoint.formats.peers import DECODERS, PEERS, WORDS, ours, outputs, saved
+from tests.checkpoint.formats.peers import DECODERS, PEERS, TRANSLATORS, WORDS, ours, outputs, saved
 from tests.checkpoint.small_models import tokenizer
 
 every = pytest.mark.parametrize("name", PEERS)
@@ -95,16 +95,18 @@ def test_fifty_greedy_tokens_are_the_same(name: str, tmp_path: Path) -> None:
     assert results[0][0].ids == expected.tolist()
 
 
-@pytest.mark.parametrize("name", ["marian", "marian-two", "pegasus"])
-def test_fifty_greedy_tokens_of_a_translator_are_the_same(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_fifty_tokens_of_a_translator_are_the_same(name: str, beam: int, tmp_path: Path) -> None:
     theirs = saved(name, tmp_path / "theirs")
     network, padding = read_and_build(tmp_path / "theirs"), theirs.config.pad_token_id
-    source = torch.randint(80, (1, 9))
+    start = theirs.config.decoder_start_token_id
+    source = torch.randint(2, 80, (1, 9))
     expected = theirs.generate(
-        source, max_new_tokens=50, do_sample=False, num_beams=1, eos_token_id=-1, bad_words_ids=[[padding]]
+        source, max_new_tokens=50, do_sample=False, num_beams=beam, eos_token_id=-1, bad_words_ids=[[padding]]
     )[0, 1:]
-    config = GenerationConfig(max_new_tokens=50, banned_ids=((padding,),))
-    results = translate(network, source.tolist(), config, bos_id=padding, eos_ids=[])
+    config = GenerationConfig(max_new_tokens=50, beam=beam, banned_ids=((padding,),))
+    results = translate(network, source.tolist(), config, bos_id=start, eos_ids=[])
     assert results[0][0].ids == expected.tolist()
 
 

@@ -38,7 +38,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "interleaved": ("llama2", {"rope_interleaved": True}, "interleaved rotary pairs"),
     "Llama with window": ("llama2", {"sliding_window": 3}, "sliding_window: 3: a window in a Llama"),
     "multi-label": ("bert-classes", {"problem_type": "multi_label_classification"}, "multi-label classification"),
-    "forced token": ("marian", {"forced_bos_token_id": 3}, "forced_bos_token_id: 3: a forced first token"),
     "untied BERT": ("bert-lm", {"tie_word_embeddings": False}, "an untied output matrix"),
 }
 

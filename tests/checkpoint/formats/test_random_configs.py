@@ -156,7 +156,17 @@ def pegasus() -> Any:
     return marian(pegasus=True)
 
 
-@pytest.mark.parametrize("family", [llama, qwen, gpt, bert, roberta, distilbert, modernbert, marian, pegasus])
+@st.composite
+def bart(draw: Any) -> ModelSettings:
+    _, values = draw(marian(pegasus=True))
+    names = ["BartForConditionalGeneration", "MBartForConditionalGeneration", "M2M100ForConditionalGeneration"]
+    name = draw(st.sampled_from(names))
+    if name.startswith("M2M"):
+        values["d_model"] = 4 * max(1, values["d_model"] // 4) * values["encoder_attention_heads"]
+    return name, values | {"pad_token_id": draw(st.sampled_from([0, 1, 3])) if name.startswith("M2M") else 1}
+
+
+@pytest.mark.parametrize("family", [llama, qwen, gpt, bert, roberta, distilbert, modernbert, marian, pegasus, bart])
 def test_any_configuration_gives_the_same_outputs_after_import_and_export(family: Any) -> None:
     @settings(max_examples=COUNT, deadline=None)
     @given(drawn=family(), seed=st.integers(0, 1000), length=st.integers(1, 8) | st.just(40))

@@ -13,6 +13,7 @@ from tokenizers.processors import TemplateProcessing
 
 from clearhead.checkpoint import disk
 from clearhead.checkpoint.formats.config_fields import Fields
+from clearhead.checkpoint.formats.language_codes import default_languages, language_codes
 from clearhead.checkpoint.model_folder import SEPARATE_TOKENIZERS, SHARED_TOKENIZER, LoadedModel, write_tokenizers
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
@@ -61,8 +62,13 @@ def special_ids(folder: Path, fields: Fields, config: ModelConfig, tokenizers: t
         return [each for each in values if type(each) is int and 0 <= each < config.target_vocab]
 
     if config.family == "encoder-decoder":
-        Fields(generation, generation_file).require("a forced first token", "forced_bos_token_id")
-        extra["begin"] = ids("decoder_start_token_id")[:1]
+        forced = ids("forced_bos_token_id")[:1]
+        if languages := language_codes(tokenizers[0]) if tokenizers else {}:
+            file = folder / "tokenizer_config.json"
+            settings = Fields(disk.read_json(file) if file.is_file() else {}, file)
+            extra |= {"languages": languages} | default_languages(settings, languages, forced)
+            forced = []
+        extra["begin"] = ids("decoder_start_token_id")[:1] + forced
         banned = generation.get("bad_words_ids", fields.data.get("bad_words_ids"))
         extra["banned_ids"] = _valid_sequences(banned, config.target_vocab)
         extra["banned_ids"] += [each for pad in ids("pad_token_id") if (each := [pad]) not in extra["banned_ids"]]
@@ -137,6 +143,9 @@ def write_hf_tokenizer(loaded: LoadedModel, folder: Path) -> dict[str, Any]:
     ids = padding | {"eos_token_id": end[0] if len(end) == 1 else end or None}
     ids["decoder_start_token_id" if family == "encoder-decoder" else "bos_token_id"] = begin[0] if begin else None
     generation = ids | {"bad_words_ids": loaded.extra.get("banned_ids")}
+    if family == "encoder-decoder":
+        target = loaded.extra.get("languages", {}).get(loaded.extra.get("tgt_lang"))
+        generation["forced_bos_token_id"] = target if target is not None else next(iter(begin[1:]), None)
     disk.write_json(
         folder / "generation_config.json", {name: value for name, value in generation.items() if value is not None}
     )

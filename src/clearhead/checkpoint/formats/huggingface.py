@@ -11,6 +11,7 @@ from torch import Tensor
 from clearhead.checkpoint import disk
 from clearhead.checkpoint.export_advice import setting, train_with
 from clearhead.checkpoint.formats.adapter import Adapter
+from clearhead.checkpoint.formats.bart import BART, M2M100, MBART
 from clearhead.checkpoint.formats.bert import BERT
 from clearhead.checkpoint.formats.config_fields import Fields
 from clearhead.checkpoint.formats.distilbert import DISTILBERT
@@ -45,9 +46,10 @@ log = logging.getLogger("clearhead")
 ADAPTERS = (
     *(BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, MODERNBERT),
     *(GPT2, GPT1, LLAMA, QWEN2, QWEN3, PHI3),
-    *(MARIAN, PEGASUS),
+    *(MARIAN, PEGASUS, BART, MBART, M2M100),
 )
 SINUSOIDAL = (MARIAN, PEGASUS)
+BIASED = (*SINUSOIDAL, BART, MBART)  # always have an output bias, which may be zero
 MODEL_TYPES = [model_type for adapter in ADAPTERS for model_type in adapter.model_types]
 PEFT_CONFIG = "adapter_config.json"  # of a LoRA or similar, which transformers would load
 TASKS = {"classes": "classification", "tags": "tagging", "span": "answering"}
@@ -59,8 +61,7 @@ IGNORED_KEYS = (
     *("_attn_implementation_autoset", "output_past", "task_specific_params", "gradient_checkpointing"),
 )
 TRAINING_ONLY = {"init", "dropout", "attention_dropout"}
-# These always have an output bias, which may be zero, and may have one vocabulary size as two; see to_halves.
-SINUSOIDAL_IGNORED = {"output_bias", "sinusoid", "vocab_size", "source_vocab_size", "target_vocab_size"}
+SINUSOIDAL_IGNORED = {"vocab_size", "source_vocab_size", "target_vocab_size"}  # one size may be written as two
 LM_ONLY = {"tie", "output_bias"}  # without meaning if there is no LM head
 
 
@@ -165,9 +166,11 @@ def write(loaded: LoadedModel, folder: Path) -> None:
     settings = adapter.to_hf(config) | {"dtype": str(next(iter(tensors.values())).dtype).removeprefix("torch.")}
     ids = write_hf_tokenizer(loaded, folder)
     write_pooling(loaded, folder)
-    if adapter in SINUSOIDAL:
+    if adapter in BIASED:
         bias = tensors["encoder.embedding.tokens.weight"].new_zeros(config.target_vocab)
-        tensors = to_halves(config, {"heads.lm_head.proj.bias": bias} | tensors)
+        tensors = {"heads.lm_head.proj.bias": bias} | tensors
+    if adapter in SINUSOIDAL:
+        tensors = to_halves(config, tensors)
     if config.labels and loaded.extra.get("labels"):
         names = [str(name) for name in loaded.extra["labels"]]
         settings |= {"id2label": dict(enumerate(names)), "label2id": {name: n for n, name in enumerate(names)}}
@@ -200,6 +203,8 @@ def differences(adapter: Adapter, config: ModelConfig) -> list[tuple[str, str]]:
     ignored = (
         TRAINING_ONLY
         | (SINUSOIDAL_IGNORED if adapter in SINUSOIDAL else set())
+        | ({"sinusoid"} if adapter in SINUSOIDAL and config.sinusoid == "interleaved" else set())  # see to_halves
+        | ({"output_bias"} if adapter in BIASED else set())
         | (set() if "lm" in config.outputs else LM_ONLY)
     )
     entries = {name: find_entry(name, adapter.table(config)) for name in named_tensors(build(config, "meta"))}

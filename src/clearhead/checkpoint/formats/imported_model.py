@@ -17,8 +17,8 @@ class ImportedModel(NamedTuple):
     """A foreign model with the additional keys of config.json.
 
     `extra` may have `begin` (ids before every text), `eos_ids`, `source_end` (False: sources have no end token),
-    `banned_ids` (sequences of ids that are never generated), `pad`, `chat_template`, `task`, `labels`, `pooling`,
-    `normalized`, `max_length`.
+    `languages` (codes to ids), `src_lang` and `tgt_lang` (those to use by default), `banned_ids` (sequences of ids that
+    are never generated), `pad`, `chat_template`, `task`, `labels`, `pooling`, `normalized`, `max_length`.
     """
 
     config: ModelConfig

@@ -56,19 +56,30 @@ def from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
 
 
 def read_settings(fields: Fields) -> dict[str, Any]:
-    """Read what Marian and Pegasus share; encoder and decoder must have the same dimensions, as in ours."""
+    """Read what Marian and Pegasus share."""
+    settings = stack_settings(fields)
+    fields.require("learned positions", "static_position_embeddings", True)
+    fields.require("an embedding norm", "normalize_embedding", False)
+    fields.require("an untied output matrix", "tie_word_embeddings", True)
+    return settings | {
+        "position": "sinusoidal",
+        "sinusoid": "halves",
+        "max_positions": fields.integer("max_position_embeddings", 1024),
+        "output_bias": True,
+    }
+
+
+def stack_settings(fields: Fields) -> dict[str, Any]:
+    """Read the settings of both stacks, which must have the same dimensions, as in ours."""
     for key in ("attention_heads", "ffn_dim"):
         if fields.integer(f"encoder_{key}") != fields.integer(f"decoder_{key}"):
             raise UserError(f"{fields.where}: decoder_{key}: must equal encoder_{key}; other models are not supported")
-    fields.require("learned positions", "static_position_embeddings", True)
-    fields.require("an embedding norm", "normalize_embedding", False)
     fields.require("add_bias_logits", "add_bias_logits", False)
     fields.require("a causal encoder", "is_decoder", False)
     fields.ignore("activation_dropout", "encoder_layerdrop", "decoder_layerdrop", "init_std", "num_hidden_layers")
     fields.ignore("classif_dropout", "classifier_dropout", "extra_pos_embeddings", "force_bos_token_to_be_generated")
     fields.ignore("num_beams", "max_length", "id2label", "label2id", "num_labels", "bad_words_ids")
-    fields.require("an untied output matrix", "tie_word_embeddings", True)
-    fields.require("a forced first token", "forced_bos_token_id")
+    fields.ignore("forced_bos_token_id")  # see hf_tokenizer.special_ids
     return {
         "family": "encoder-decoder",
         "encoder_layers": fields.integer("encoder_layers"),
@@ -80,13 +91,12 @@ def read_settings(fields: Fields) -> dict[str, Any]:
         "norm_eps": 1e-5,  # the default of torch.nn.LayerNorm; not in their config
         "dropout": fields.number("dropout", 0.1),
         "attention_dropout": fields.number("attention_dropout", 0.0),
-        "position": "sinusoidal",
-        "sinusoid": "halves",
-        "max_positions": fields.integer("max_position_embeddings", 1024),
         "scale_embedding": fields.flag("scale_embedding", False),
-        "output_bias": True,
         "init": "xavier",
     }
+
+
+TWO_VOCABULARIES = ("decoder_vocab_size", "share_encoder_decoder_embeddings")  # keys that only Marian has
 
 
 def to_hf(config: ModelConfig) -> dict[str, Any]:

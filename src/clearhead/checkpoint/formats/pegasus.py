@@ -31,7 +31,7 @@ def from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
 def to_hf(config: ModelConfig) -> dict[str, Any]:
     """Return config.json of Hugging Face."""
     settings = marian.to_hf(config) | {"architectures": ["PegasusForConditionalGeneration"], "model_type": "pegasus"}
-    return {key: value for key, value in settings.items() if key not in MARIAN_ONLY}
+    return {key: value for key, value in settings.items() if key not in marian.TWO_VOCABULARIES}
 
 
 def stored_positions(config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -42,7 +42,6 @@ def stored_positions(config: ModelConfig, dtype: torch.dtype) -> dict[str, Tenso
     return {f"model.{stack}.embed_positions.weight": halves.clone() for stack in ("encoder", "decoder")}
 
 
-MARIAN_ONLY = ("decoder_vocab_size", "share_encoder_decoder_embeddings")
 PEGASUS = Adapter(
     "Pegasus", ("pegasus",), "encoder-decoder", table, from_hf, to_hf, marian.renames, (marian.POSITIONS,)
 )
