@@ -164,8 +164,14 @@ class Ensemble:
         step = _Step(self, data, order.repeat(1, len(lrs), 1), lr, training, warmup, variant.smoothing)
         self.template.train()
         torch.manual_seed(seeds[0])  # of dropout
-        with attention_backend("reference"):
-            step.run(training.steps)
+        precision = torch.get_float32_matmul_precision()
+        if order.is_cuda:  # TF32 for training; evaluation stays in fp32
+            torch.set_float32_matmul_precision("high")
+        try:
+            with attention_backend("reference"):
+                step.run(training.steps)
+        finally:
+            torch.set_float32_matmul_precision(precision)
         self.weights = {name: weight.detach() for name, weight in self.weights.items()}
 
 
