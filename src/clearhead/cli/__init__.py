@@ -15,6 +15,7 @@ from clearhead.cli import (
     embed,
     encoder_tasks,
     evaluate,
+    explore,
     generate,
     import_export,
     info,
@@ -65,7 +66,7 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
         "similar": embed.similar,
     },
     "Serve": {"serve": serve.serve},
-    "Tools": {"demo": demo.demo},
+    "Tools": {"explore": explore.explore, "demo": demo.demo},
 }
 for panel, commands in PANELS.items():
     for name, function in commands.items():

@@ -52,9 +52,9 @@ def serve(
     settings = _settings(config, given)
     keys = Keys.load(api_keys)
     check_address(settings, bool(keys))
-    names = _names(models)
+    names = served_names(models)
     listener = bind(settings)  # before minutes of loading
-    app = create_app(_load(names, device, dtype), settings, keys)
+    app = create_app(load_models(names, device, dtype), settings, keys)
     bound, bound_port = listener.getsockname()[:2]
     address = f"[{bound}]" if ":" in bound else bound
     _log_requests()
@@ -89,7 +89,7 @@ def _settings(file: Path | None, given: dict[str, Any]) -> "ServeConfig":
     return ServeConfig.build({**data, **changed}, where="" if file is None else str(file))
 
 
-def _names(models: list[str]) -> dict[str, str]:
+def served_names(models: list[str]) -> dict[str, str]:
     """Models to load by the name under which they are served."""
     names: dict[str, str] = {}
     for given in models:
@@ -104,7 +104,7 @@ def _names(models: list[str]) -> dict[str, str]:
     return names
 
 
-def _load(names: dict[str, str], device: str, dtype: str | None) -> "dict[str, Model]":
+def load_models(names: dict[str, str], device: str, dtype: str | None) -> "dict[str, Model]":
     """Load all models in parallel."""
     from concurrent.futures import ThreadPoolExecutor
 

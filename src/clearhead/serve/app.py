@@ -12,6 +12,7 @@ from clearhead.config.serve import ServeConfig
 from clearhead.predict.model import Model
 from clearhead.serve import errors
 from clearhead.serve.inspect import mount_inspect
+from clearhead.serve.inspect.page import mount_page
 from clearhead.serve.keys import Keys
 from clearhead.serve.middleware import AccessLog, Bounds, Guard
 from clearhead.serve.registry import Registry
@@ -43,6 +44,7 @@ def create_app(models_: Mapping[str, Model], config: ServeConfig | None = None, 
     for router in (health.router, models.router, completions.router, chat.router):
         app.include_router(router)
     mount_inspect(app, models_)
+    mount_page(app)
     # The last one added is the first to see a request.
     app.add_middleware(Bounds, config=config)
     app.add_middleware(Guard, config=config, keys=keys, is_draining=lambda: registry.draining)

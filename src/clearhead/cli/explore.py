@@ -1,0 +1,48 @@
+"""`clearhead explore`: a local page that shows what happens inside models."""
+
+from typing import Annotated
+
+import typer
+
+from clearhead.cli.options import Device, Dtype
+from clearhead.cli.output import echo
+from clearhead.errors import UserError
+
+DEFAULT_MODELS = ("en-de", "novels-gpt", "novels-bert", "zh-en")  # one of each family, and Chinese
+
+
+def explore(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MODEL…]", help="Models to show; by default those of the package."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")] = 8765,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    device: Device = "auto",
+    dtype: Dtype = None,
+) -> None:
+    """Open a page that shows what happens inside models: attention, every step of a head, beams, ablation.
+
+    Example: clearhead explore
+    Example: clearhead explore runs/my-translator en-de --port 9000
+    """
+    try:
+        from clearhead.cli.serve import load_models, served_names
+        from clearhead.config.serve import ServeConfig
+        from clearhead.serve.app import create_app
+        from clearhead.serve.server import bind, run
+    except ModuleNotFoundError as error:
+        raise UserError(f"explore needs {error.name}; run: pip install 'clearhead[serve]'") from None
+
+    config = ServeConfig.build({"port": port})
+    names = served_names(list(models or DEFAULT_MODELS))
+    listener = bind(config)
+    app = create_app(load_models(names, device, dtype), config)
+    address = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    echo(f"{', '.join(names)}: {address} (Ctrl-C stops)", err=True)
+    if browser:
+        import threading
+        import webbrowser
+
+        threading.Timer(0.3, webbrowser.open, [address]).start()
+    run(app, listener, config)

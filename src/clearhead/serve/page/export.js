@@ -1,0 +1,74 @@
+// @ts-check
+// One HTML file with the page, the current text's answers and no server: modules become data: URLs of an import map.
+import { post, raw } from "./api.js";
+import { model, place, state, textOf, toHash, kindsOf } from "./state.js";
+import { load, messages } from "./i18n.js";
+import { download } from "./save.js";
+
+const base64 = (/** @type {ArrayBuffer | Uint8Array} */ buffer) => {
+  const data = new Uint8Array(buffer);
+  let text = "";
+  for (let i = 0; i < data.length; i += 32768) text += String.fromCharCode(...data.subarray(i, i + 32768));
+  return btoa(text);
+};
+const source = async (/** @type {string} */ path) => (await fetch(`page/${path}`)).text();
+const IMPORT = /((?:from|import)\s*\(?\s*)(["`])(\.{1,2}\/[\w./${}-]+)\2/g;
+
+/** The path that an import names, seen from the folder of the file that has it. */
+function resolve(/** @type {string} */ from, /** @type {string} */ to) {
+  return new URL(to, `http://x/${from}`).pathname.slice(1);
+}
+
+/** All modules that a file imports, with their sources; import paths become names of the import map. */
+async function modules(/** @type {string[]} */ entries) {
+  /** @type {Record<string, string>} */
+  const found = {};
+  const waiting = [...entries];
+  while (waiting.length) {
+    const path = /** @type {string} */ (waiting.pop());
+    if (path in found) continue;
+    found[path] = "";
+    const text = await source(path);
+    found[path] = text.replace(IMPORT, (all, start, quote, to) => {
+      if (to.includes("${")) return `${start}${quote}${"clearhead/views/"}${to.slice("./views/".length)}${quote}`;
+      const target = resolve(path, to);
+      waiting.push(target);
+      return `${start}${quote}clearhead/${target}${quote}`;
+    });
+  }
+  return found;
+}
+
+/** Ask for what the views of the current text need, so that it is recorded. */
+async function record() {
+  const body = textOf(), config = model.value.config, here = place.value;
+  const kind = here.kind || kindsOf(config)[0], layer = here.layer ?? 0;
+  const asked = [post("trace", body), post("tokens", body), post("effects", { ...body, group: "heads" }), post("effects", { ...body, group: "parts" })];
+  for (let head = 0; head < Math.min(config.heads, 16); head++) {
+    asked.push(post("head", { ...body, kind, layer, head }), post("steps", { ...body, kind, layer, head }));
+  }
+  await Promise.allSettled(asked);
+}
+
+/** Write the file and offer it as a download. */
+export async function exportPage() {
+  await record();
+  download(`clearhead-${model.value.name.replace(/[^\w-]+/g, "-")}.html`, new Blob([await exported()], { type: "text/html" }));
+}
+
+/** The text of the file. */
+export async function exported() {
+  const views = [...model.value.views, "tour"];
+  const [style, files] = await Promise.all([source("style.css"), modules(["app.js", ...views.map((each) => `views/${each}.js`)]), load("zh"), load("en")]);
+  const imports = Object.fromEntries(Object.entries(files).map(([path, text]) =>
+    [`clearhead/${path}`, `data:text/javascript;base64,${base64(new TextEncoder().encode(text))}`]));
+  const answers = Object.fromEntries([...raw].map(([key, data]) => [key, typeof data === "string" ? data : base64(data)]));
+  const json = (/** @type {any} */ value) => JSON.stringify(value).replace(/</g, "\\u003c");
+  return `<!doctype html>
+<html lang="${state.language.value === "zh" ? "zh-CN" : "en"}"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Clearhead: ${model.value.name.replace(/[<>&"]/g, "")}</title><style>${style}</style>
+<script>globalThis.clearheadRecorded = ${json(answers)}; globalThis.clearheadMessages = ${json(messages)};
+if (!location.hash) history.replaceState(null, "", ${json(toHash())});</script>
+<script type="importmap">${json({ imports })}</script></head>
+<body><div id="app"></div><script type="module">import "clearhead/app.js";</script></body></html>`;
+}

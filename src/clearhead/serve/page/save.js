@@ -1,0 +1,90 @@
+// @ts-check
+// Save the pictures of a view: PNG from the canvases, SVG with every cell as a rectangle (an image where there are too many).
+
+const MAX_CELLS = 20000;
+
+/** Offer a file to the browser's download. */
+export function download(/** @type {string} */ name, /** @type {Blob} */ blob) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+const escape = (/** @type {string} */ text) => text.replace(/[&<>"]/g, (x) => `&#${x.charCodeAt(0)};`);
+
+/** The canvases and drawings of a part of the page, with their places. */
+function found(/** @type {string} */ within) {
+  const root = document.querySelector(within);
+  if (!root) return [];
+  return [...root.querySelectorAll("canvas:not(.over), svg.drawing")].filter((each) => each.getBoundingClientRect().width > 4);
+}
+
+/** Save all pictures of a part of the page as one file. */
+export async function savePicture(/** @type {string} */ within, /** @type {"svg" | "png"} */ form) {
+  const svg = drawing(within);
+  if (!svg) return;
+  const name = `clearhead-${new URLSearchParams(location.hash.slice(1)).get("v") ?? "view"}`;
+  const file = new Blob([svg.text], { type: "image/svg+xml" });
+  if (form === "svg") return download(`${name}.svg`, file);
+  const picture = new Image();
+  picture.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svg.text)}`;
+  await picture.decode();
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [svg.width * 2, svg.height * 2];
+  canvas.getContext("2d")?.drawImage(picture, 0, 0, canvas.width, canvas.height);
+  canvas.toBlob((blob) => blob && download(`${name}.png`, blob), "image/png");
+}
+
+/** One SVG of all pictures, where they stand on the page. @returns {{text: string, width: number, height: number} | null} */
+export function drawing(/** @type {string} */ within) {
+  const parts = found(within);
+  if (!parts.length) return null;
+  const boxes = parts.map((each) => each.getBoundingClientRect());
+  const left = Math.min(...boxes.map((b) => b.left)), top = Math.min(...boxes.map((b) => b.top));
+  const width = Math.ceil(Math.max(...boxes.map((b) => b.right)) - left), height = Math.ceil(Math.max(...boxes.map((b) => b.bottom)) - top);
+  const style = getComputedStyle(document.body);
+  const pieces = parts.map((each, i) => {
+    const box = boxes[i], x = box.left - left, y = box.top - top;
+    if (each instanceof SVGElement) {
+      const copy = /** @type {SVGElement} */ (each.cloneNode(true));
+      copy.setAttribute("x", `${x}`);
+      copy.setAttribute("y", `${y}`);
+      copy.setAttribute("width", `${box.width}`);
+      copy.setAttribute("height", `${box.height}`);
+      inlineStyles(each, copy);
+      return new XMLSerializer().serializeToString(copy);
+    }
+    return cells(/** @type {HTMLCanvasElement} */ (each), x, y, box.width, box.height);
+  });
+  const paper = style.getPropertyValue("--panel").trim() || "#fff";
+  const text = `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">` +
+    `<rect width="100%" height="100%" fill="${escape(paper)}"/>${pieces.join("")}</svg>`;
+  return { text, width, height };
+}
+
+/** Small canvases (one pixel a cell) become rectangles, others an embedded picture. */
+function cells(/** @type {HTMLCanvasElement} */ canvas, x, y, width, height) {
+  const thumbnail = canvas.classList.contains("thumbnail") || canvas.width * canvas.height <= 1024;
+  if (!thumbnail || canvas.width * canvas.height > MAX_CELLS)
+    return `<image x="${x}" y="${y}" width="${width}" height="${height}" href="${canvas.toDataURL()}"/>`;
+  const data = canvas.getContext("2d")?.getImageData(0, 0, canvas.width, canvas.height).data ?? [];
+  const cw = width / canvas.width, ch = height / canvas.height;
+  let out = `<g shape-rendering="crispEdges">`;
+  for (let r = 0; r < canvas.height; r++)
+    for (let c = 0; c < canvas.width; c++) {
+      const at = 4 * (r * canvas.width + c);
+      if (data[at + 3]) out += `<rect x="${(x + c * cw).toFixed(2)}" y="${(y + r * ch).toFixed(2)}" width="${cw.toFixed(2)}" height="${ch.toFixed(2)}" fill="rgb(${data[at]},${data[at + 1]},${data[at + 2]})"/>`;
+    }
+  return out + "</g>";
+}
+
+function inlineStyles(/** @type {Element} */ from, /** @type {Element} */ to) {
+  const sources = [from, ...from.querySelectorAll("*")], copies = [to, ...to.querySelectorAll("*")];
+  sources.forEach((each, i) => {
+    const style = getComputedStyle(each);
+    for (const name of ["fill", "stroke", "stroke-width", "font-size", "font-family", "font-weight", "opacity", "text-anchor"])
+      copies[i].setAttribute(name, style.getPropertyValue(name));
+  });
+}
