@@ -41,6 +41,8 @@ SILENT_FILES = (
     "serve/explain.py",
     "serve/generation.py",
     "serve/inspect/",
+    "serve/batching.py",
+    "serve/inputs.py",
     "serve/json_schema.py",
     "serve/middleware.py",
     "serve/registry.py",

@@ -22,6 +22,7 @@ from clearhead.model import Decoder, EncoderDecoder
 from clearhead.predict.batch_generate import engine_for
 from clearhead.predict.chat import PromptFormat, prompt_format_of
 from clearhead.predict.model import Model
+from clearhead.serve.batching import Batcher
 from clearhead.serve.cleanup import at_end
 from clearhead.serve.errors import ApiError, Overloaded
 from clearhead.serve.json_schema import Grammars
@@ -58,6 +59,11 @@ class ServedModel:
     def token_texts(self) -> TokenTexts:
         """The texts of single tokens."""
         return TokenTexts(self.model.tokenizers[-1])
+
+    @cached_property
+    def batcher(self) -> Batcher:
+        """Calls of several requests in one pass."""
+        return Batcher(self.run, self.config)
 
     @cached_property
     def grammars(self) -> Grammars:
