@@ -44,6 +44,7 @@ SILENT_FILES = (
     "serve/batching.py",
     "serve/inputs.py",
     "serve/json_schema.py",
+    "serve/languages.py",
     "serve/middleware.py",
     "serve/registry.py",
     "serve/routes/",

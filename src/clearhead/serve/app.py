@@ -16,7 +16,7 @@ from clearhead.serve.inspect.page import mount_page
 from clearhead.serve.keys import Keys
 from clearhead.serve.middleware import AccessLog, Bounds, Guard
 from clearhead.serve.registry import Registry
-from clearhead.serve.routes import chat, completions, embeddings, health, models, tasks
+from clearhead.serve.routes import chat, completions, embeddings, health, models, tasks, translate
 
 
 def create_app(models_: Mapping[str, Model], config: ServeConfig | None = None, keys: Keys | None = None) -> FastAPI:
@@ -41,8 +41,8 @@ def create_app(models_: Mapping[str, Model], config: ServeConfig | None = None, 
     )
     app.state.registry, app.state.config, app.state.keys = registry, config, keys
     errors.install(app)
-    for router in (health.router, models.router, completions.router, chat.router, embeddings.router, tasks.router):
-        app.include_router(router)
+    for group in (health, models, completions, chat, embeddings, tasks, translate):
+        app.include_router(group.router)
     mount_inspect(app, models_)
     mount_page(app)
     # The last one added is the first to see a request.
