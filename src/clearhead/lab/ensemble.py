@@ -41,6 +41,7 @@ class Variant:
     warmup: float | None = None
     smoothing: float = 0.0
     build: Callable[[], nn.Module] | None = None  # instead of a model of the package
+    inputs: Callable[[Forward, Batch], Batch] | None = None  # changes a training batch with the model's own output
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class Ensemble:
         order = torch.stack([_order(len(data["labels"]), training, seed) for seed in seeds], 1).to(self.device)
         lr = torch.tensor(lrs, device=self.device).repeat_interleave(self.seeds)  # (M,)
         warmup = training.warmup if variant.warmup is None else variant.warmup
-        step = _Step(self, data, order.repeat(1, len(lrs), 1), lr, training, warmup, variant.smoothing)
+        step = _Step(self, data, order.repeat(1, len(lrs), 1), lr, training, warmup, variant)
         self.template.train()
         torch.manual_seed(seeds[0])  # of dropout
         precision = torch.get_float32_matmul_precision()
@@ -186,10 +187,10 @@ class _Step:
         lr: Tensor,
         training: Training,
         warmup: float,
-        smoothing: float,
+        variant: Variant,
     ):
         self.ensemble, self.data, self.order, self.training = ensemble, data, order, training
-        self.smoothing = smoothing
+        self.smoothing, self.inputs = variant.smoothing, variant.inputs
         self.weights = list(ensemble.weights.values())
         self.mean, self.square = ([torch.zeros_like(w) for w in self.weights] for _ in range(2))
         self.lr = [lr.view(-1, *[1] * (w.dim() - 1)) for w in self.weights]
@@ -225,6 +226,9 @@ class _Step:
         batch = {name: values[rows] for name, values in self.data.items()}  # (M, B, …)
 
         def loss(weights: dict[str, Tensor], buffers: dict[str, Tensor], batch: Batch) -> Tensor:
+            if self.inputs is not None:
+                with torch.no_grad():
+                    batch = self.inputs(lambda inputs: self.ensemble._call(weights, buffers, inputs), batch)
             return cross_entropy(self.ensemble._call(weights, buffers, batch), batch["labels"], self.smoothing)
 
         losses = vmap(loss, randomness="different")(self.ensemble.weights, self.ensemble.buffers, batch)

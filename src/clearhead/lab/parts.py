@@ -222,4 +222,4 @@ class BagOfWords(nn.Module):
     def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
         real = (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])[..., None]
         mean = (self.vectors(ids) * real).sum(1, keepdim=True) / lengths[:, None, None]
-        return self.output(mean)  # (B, 1, classes)
+        return self.output(mean).expand(-1, ids.shape[1], -1)  # (B, T, classes), the same at every token

@@ -57,6 +57,10 @@ class Run:
         """Return one of two settings, by scale."""
         return quick if self.scale == "quick" else full
 
+    def steps(self, steps: int) -> int:
+        """Limit a number of training steps to `max_steps`."""
+        return steps if self.max_steps is None else min(steps, self.max_steps)
+
     def part(self, name: str, compute: Callable[[], Mapping[str, Metrics]]) -> Results:
         """Return the results of a part: from an earlier run with the same code, scale and seeds, or computed now."""
         key = [self.experiment.hash(), self._code, name, self.scale, list(self.seeds), self.device.partition(":")[0]]
@@ -113,8 +117,7 @@ class Run:
         """Train one variant and measure it, see `compare`."""
         from clearhead.config import ModelConfig
 
-        if self.max_steps is not None:
-            training = replace(training, steps=min(training.steps, self.max_steps))
+        training = replace(training, steps=self.steps(training.steps))
         config = None if variant.build else ModelConfig(**{**base, **variant.model})
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*batching rule.*")

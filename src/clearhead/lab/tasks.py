@@ -199,6 +199,62 @@ def masked(batch: Batch, vocab_size: int, share: float = 0.15) -> Batch:
     return {"ids": ids.masked_fill(chosen, vocab_size), "lengths": lengths, "labels": ids.masked_fill(~chosen, IGNORE)}
 
 
+@cache
+def tagged(vocab_size: int, length: int = 24) -> tuple[Data, list[str]]:
+    """Return CoNLL-2003 as words with entity tags, and the names of the tags; rare words become their shape."""
+    sentences: list[list[tuple[str, str]]] = [[]]
+    for line in corpus("conll2003_en/train.txt.gz"):
+        if line.strip():
+            word, _, tag = line.rpartition(" ")
+            sentences[-1].append((word.partition(" ")[0], tag))
+        elif sentences[-1]:
+            sentences.append([])
+    rows = [sentence[:length] for sentence in sentences if len(sentence) > 2]
+    random.Random(0).shuffle(rows)
+    counts = Counter(word for row in rows for word, _ in row)
+    words = [word for word, _ in counts.most_common(vocab_size - SPECIAL - 4)]
+    table = {word: SPECIAL + 4 + index for index, word in enumerate(words)}
+    tags = sorted({tag for row in rows for _, tag in row})
+
+    def shape(word: str) -> int:
+        return SPECIAL + (0 if word.isdigit() else 1 if word.isupper() else 2 if word[:1].isupper() else 3)
+
+    batch = {
+        "ids": padded([[table.get(word, shape(word)) for word, _ in row] for row in rows], length),
+        "lengths": torch.tensor([len(row) for row in rows]),
+        "labels": padded([[tags.index(tag) for _, tag in row] for row in rows], length, IGNORE),
+    }
+    return split(batch, vocab_size), tags
+
+
+@cache
+def sentence_pairs(pairs: int, length: int = 32) -> Data:
+    """Return pairs of lines of Shakespeare, [BEGIN, first, END, second]: label 1 if they are neighbors, else 0."""
+    lines = [line for line in corpus("tinyshakespeare/input.txt") if len(line.split()) > 3]
+    tokenizer = train_tokenizer(lines[:20_000], "bpe", 1000)
+    rng = random.Random(0)
+    rows, labels = [], []
+    encoded = tokenizer.encode_batch(lines)
+    for index in rng.choices(range(len(lines) - 1), k=pairs):
+        labels.append(rng.randint(0, 1))
+        second = encoded[index + 1] if labels[-1] else rng.choice(encoded)
+        rows.append([BEGIN, *encoded[index][: length // 2 - 2], END, *second[: length // 2]])
+    return split(sentence_batch(rows, labels, length), len(tokenizer))
+
+
+@cache
+def byte_pairs(vocab_size: int, row_bytes: int) -> tuple[Data, float]:
+    """Return tiny Shakespeare in `vocab_size` byte-level tokens, rows of about `row_bytes`, and the bytes per token."""
+    text = "\n".join(corpus("tinyshakespeare/input.txt"))
+    if vocab_size <= 256:
+        ids = torch.tensor(list(text.encode()))
+        return split(windows(ids, row_bytes), 256, 256, 512), 1.0
+    tokenizer = train_tokenizer(text.splitlines(keepends=True), "byte-bpe", vocab_size)
+    ids = torch.tensor(tokenizer.encode(text))
+    ratio = len(text.encode()) / len(ids)
+    return split(windows(ids, max(4, round(row_bytes / ratio))), len(tokenizer), 256, 512), ratio
+
+
 # Synthetic sequences
 
 
