@@ -22,7 +22,6 @@ from clearhead.predict import Model
 from clearhead.predict.encode_batch import check_text, max_length, normalize_texts
 from clearhead.predict.export import require_unquantized
 from clearhead.predict.fill import MASK, masked_rows
-from clearhead.predict.inspect import shown
 from clearhead.predict.requests import requests
 from clearhead.serve.inspect.requests import Request
 from clearhead.text import Tokenizer
@@ -115,7 +114,7 @@ class ExploredModel:
 
     def show(self, token: int) -> str:
         """A token as a reader sees it."""
-        return shown(self.tokenizer, token) if token < len(self.tokenizer) else f"[{token}]"
+        return spelled(self.tokenizer, token) if token < len(self.tokenizer) else f"[{token}]"
 
     def trace(self, body: Request) -> TextTrace:
         """The trace of a request's text; hold the lock."""
@@ -248,10 +247,39 @@ def _written_side(tokenizer: Tokenizer, prompt: Sequence[int], written: Sequence
     return _with_pieces(tokenizer, [*prompt, *written], [None] * len(prompt) + spans, [texts[-1]])
 
 
+def spelled(tokenizer: Tokenizer, token: int) -> str:
+    """A token by itself: its text, else its bytes (a part of a character), else its name (a special token)."""
+    text = tokenizer.decode([token])
+    if text and "\N{REPLACEMENT CHARACTER}" not in text:
+        return text
+    name = tokenizer.id_to_token(token)
+    data = None if token in tokenizer.roles.values() else byte_spelling(name)
+    return name if data is None else f"⟨{bytes(data).hex(' ').upper()}⟩"
+
+
+def _byte_letters() -> dict[str, int]:
+    """GPT-2's letter for every byte: printable Latin-1 stands for itself, the others for U+0100 and following."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+BYTE_LETTERS = _byte_letters()
+
+
+def byte_spelling(name: str) -> list[int] | None:
+    """The bytes of a byte-level spelling, or of <0x41>; None where the spelling is plain text."""
+    if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
+        return [int(name[3:5], 16)]
+    if all(letter in BYTE_LETTERS for letter in name) and not name.isascii():
+        return [BYTE_LETTERS[letter] for letter in name]
+    return None
+
+
 def _with_pieces(tokenizer: Tokenizer, ids: Sequence[int], spans: Sequence[Span | None], texts: Sequence[str]) -> Side:
     """A side whose pieces are the characters of the text, else the vocabulary's spelling."""
     pieces = [
-        texts[span[0]][span[1] : span[2]] if span and span[1] < span[2] else shown(tokenizer, token)
+        texts[span[0]][span[1] : span[2]] if span and span[1] < span[2] else spelled(tokenizer, token)
         for token, span in zip(ids, spans, strict=True)
     ]
     return Side(tuple(ids), tuple(spans), tuple(texts), tuple(pieces))

@@ -14,7 +14,7 @@ from clearhead.errors import UserError
 from clearhead.model.positions import rope_cos_sin, sinusoidal_positions
 from clearhead.serve.inspect.explorer import Answer, Exploring, InspectRoute
 from clearhead.serve.inspect.requests import ContextRequest, LayerRequest, NeighborsRequest, Request
-from clearhead.serve.inspect.texts import ExploredModel, Side, TextTrace
+from clearhead.serve.inspect.texts import ExploredModel, Side, TextTrace, byte_spelling, spelled
 
 router = APIRouter(route_class=InspectRoute)
 MAX_SHOWN_POSITIONS = 128
@@ -38,24 +38,13 @@ async def tokens(body: Request, explorer: Exploring) -> Response:
     return await explorer.frame(body.model, work)
 
 
-def _byte_letters() -> dict[str, int]:
-    """GPT-2's letter for every byte: printable Latin-1 stands for itself, the others for U+0100 and following."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
-
-
-BYTE_LETTERS = _byte_letters()
-
-
 def _bytes(spelling: str, special: bool) -> list[int] | None:
     """The bytes of a byte-level spelling, or of <0x41>; None for special tokens."""
     if special:
         return None
-    if len(spelling) == 6 and spelling.startswith("<0x") and spelling.endswith(">"):
-        return [int(spelling[3:5], 16)]
-    if all(letter in BYTE_LETTERS for letter in spelling) and not spelling.isascii():
-        return [BYTE_LETTERS[letter] for letter in spelling]
+    data = byte_spelling(spelling)
+    if data is not None:
+        return data
     return list(spelling.encode("utf-8", "replace"))
 
 
@@ -76,10 +65,7 @@ async def neighbors(body: NeighborsRequest, explorer: Exploring) -> Response:
         similarity[token] = -2
         values, ids = similarity.topk(min(body.count, len(matrix) - 1))
         tokenizer = explored.model.tokenizers[0 if body.side == "source" else -1]
-        texts = [tokenizer.id_to_token(each) if each < len(tokenizer) else "" for each in ids.tolist()]
-        shown = [tokenizer.decode([each]) if each < len(tokenizer) else "" for each in ids.tolist()]
-        names = [a if a.strip() and "\N{REPLACEMENT CHARACTER}" not in a else b
-                 for a, b in zip(shown, texts, strict=True)]  # fmt: skip
+        names = [spelled(tokenizer, each) if each < len(tokenizer) else "" for each in ids.tolist()]
         return {"token": token, "ids": ids.tolist(), "texts": names, "similarities": values.tolist()}, {}
 
     return await explorer.frame(body.model, work)
