@@ -1,6 +1,7 @@
 """Every operation of the native step equals PyTorch's, at every SIMD level that this CPU has."""
 
 import ctypes
+import itertools
 from typing import Any
 
 import pytest
@@ -167,9 +168,9 @@ def test_activations_equal_pytorch(level: int, kind: int, dim: int, seed: int, s
 @levels
 @given(
     st.integers(1, 3),
-    st.integers(1, 3),
+    st.integers(1, 20),
     st.integers(0, 70),
-    st.sampled_from([1, 2, 8, 10, 16, 30, 32, 48, 64, 80, 100, 128]),
+    st.sampled_from([1, 2, 8, 10, 16, 30, 32, 48, 64, 80, 96, 128, 288]),
     st.booleans(),
     st.integers(0, 999),
 )
@@ -177,23 +178,29 @@ def test_attention_equals_the_reference(
     level: int, kv_heads: int, group: int, count: int, dim: int, bf16: bool, seed: int
 ) -> None:
     torch.manual_seed(seed)
-    dtype = torch.bfloat16 if bf16 else torch.float32
-    keys, values = (torch.randn(80, kv_heads, dim).to(dtype) for _ in range(2))
+    keys, values = (torch.randn(80, kv_heads, dim).to(torch.bfloat16 if bf16 else torch.float32) for _ in range(2))
     slots = torch.randperm(80)[:count]
     padded = torch.cat([slots, slots[-1:].expand(-count % 16)]).int() if count else torch.zeros(16, dtype=torch.int32)
-    queries, out, scores = (
-        torch.randn(kv_heads, group, dim),
-        torch.full((kv_heads, group, dim), torch.nan),
-        torch.empty(96),
-    )
-    for head in range(kv_heads):
-        pointers = (keys[:, head].data_ptr(), values[:, head].data_ptr())
-        args = AttentionStruct(*pointers, kv_heads * dim, dim, group, bf16, padded.data_ptr(), count)
-        heads = (queries[head].data_ptr(), out[head].data_ptr(), scores.data_ptr())
-        check(step_library().clearhead_attend(ctypes.byref(args), *heads, level))
-    k, v = (x[slots].double().transpose(0, 1) for x in (keys, values))  # (G, S, E)
-    expected = attention(queries.double(), k, v)[0] if count else torch.zeros_like(out).double()
-    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=2e-6)
+    counts = torch.randint(count // 2, count + 1, (group,))  # each query sees a prefix
+    queries, scores = torch.randn(kv_heads, group, dim), torch.empty(6, 96)
+    for size in (group, 1):  # together, and alone
+        out = torch.full((kv_heads, group, dim), torch.nan)
+        for head, first in itertools.product(range(kv_heads), range(0, group, size)):
+            rows = range(first, first + size)
+            pointers = [torch.tensor([x[head, row].data_ptr() for row in rows]) for x in (queries, out)]
+            args = AttentionStruct(
+                *(keys[:, head].data_ptr(), values[:, head].data_ptr(), padded.data_ptr()),
+                *(x.data_ptr() for x in (*pointers, counts[first:], scores)),
+                *(size, kv_heads * dim, 96, dim, bf16),
+            )
+            check(step_library().clearhead_attend(ctypes.byref(args), level))
+        if size == group:
+            together = out
+    assert torch.equal(together, out)
+    for row in range(group):
+        k, v = (x[slots[: counts[row]]].double().transpose(0, 1) for x in (keys, values))  # (G, S, E)
+        expected = attention(queries[:, row : row + 1].double(), k, v)[0][:, 0] if counts[row] else 0 * out[:, row]
+        torch.testing.assert_close(out[:, row].double(), expected.double(), rtol=1e-5, atol=3e-6)
 
 
 @levels

@@ -53,10 +53,6 @@ def native_refuses(network: nn.Module, dtype: torch.dtype | None = None) -> str 
     config = network.config
     if config.position == "sinusoidal" and config.max_positions * config.dim > MAX_POSITION_NUMBERS:
         return f"a table of {config.max_positions} positions is too large"
-    if any(getattr(config, name, None) for name in ("position_offset", "local_rope_theta", "first_norm")):
-        return "it does not know this layout of positions and norms"
-    if config.sinusoid not in (None, "interleaved", "halves"):
-        return f"it does not know sinusoid {config.sinusoid}"
     for module in network.modules():
         if module._forward_hooks or module._forward_pre_hooks:
             return "forward hooks watch the network"
@@ -115,12 +111,12 @@ class NativeNetwork:
         layers = (LayerStruct * len(stack.layers))(*map(self._layer, stack.layers))
         self.tensors.append(layers)
         positions = segments = frequencies = None
+        offset = embedding.position_offset
         if embedding.positions is not None:
-            positions = embedding.positions.weight
+            positions = embedding.positions.weight[offset:]
         elif embedding.sinusoid is not None:
-            positions = sinusoidal_positions(torch.arange(config.max_positions)[None], config.dim, embedding.sinusoid)[
-                0
-            ]
+            numbers = torch.arange(offset, offset + config.max_positions)
+            positions = sinusoidal_positions(numbers[None], config.dim, embedding.sinusoid)[0]
         if embedding.segments is not None:
             segments = embedding.segments.weight[0]
         if config.position == "rotary":

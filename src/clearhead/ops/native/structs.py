@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 log = logging.getLogger("clearhead")
-ABI = 2  # must equal ABI in step.h
+ABI = 3  # must equal ABI in step.h
 LANES, PAD_TO = 16, 64
 LEVELS = ("portable", "avx2", "avx512")
 BEST_LEVEL = -1
@@ -87,9 +87,8 @@ class AttentionStruct(ctypes.Structure):
     """Mirrors `struct attention`."""
 
     _fields_: ClassVar = [
-        *(("keys", c_void_p), ("values", c_void_p)),
-        *((name, c_int64) for name in ("slot_stride", "head_dim", "query_heads", "kv_bf16")),
-        *(("slots", c_void_p), ("count", c_int64)),
+        *((name, c_void_p) for name in ("keys", "values", "slots", "queries", "out", "counts", "scores")),
+        *((name, c_int64) for name in ("num_queries", "slot_stride", "scores_stride", "head_dim", "kv_bf16")),
     ]
 
 
@@ -103,7 +102,7 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "clearhead_embed": (POINTER, INT, POINTER, INT),
     "clearhead_norm": (POINTER, POINTER, INT, INT, INT),
     "clearhead_activate": (INT, POINTER, INT, INT),
-    "clearhead_attend": (POINTER, POINTER, POINTER, POINTER, INT),
+    "clearhead_attend": (POINTER, INT),
     "clearhead_argmax": (POINTER, INT, INT),
     "clearhead_step_abi": (),
 }

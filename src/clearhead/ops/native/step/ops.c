@@ -92,9 +92,9 @@ int64_t clearhead_activate(int64_t kind, float *x, int64_t dim, int64_t level) {
     return kernels ? OK : NO_LEVEL;
 }
 
-int64_t clearhead_attend(const struct attention *a, const float *queries, float *out, float *scores, int64_t level) {
+int64_t clearhead_attend(const struct attention *a, int64_t level) {
     const struct kernels *kernels = clearhead_kernels(level);
-    if (kernels) kernels->attend(a, queries, out, scores);
+    if (kernels) kernels->attend(a);
     return kernels ? OK : NO_LEVEL;
 }
 

@@ -15,7 +15,7 @@ struct buffers {
     int8_t *quantized;
     float *scales, *sums;
     int32_t *offsets;
-    float *scores; /* one row for each thread, as slots */
+    float *scores; /* MAX_SHARED rows for each thread; slots: one */
     int32_t *slots;
     int64_t x_stride, wide_stride, heads_stride, keys_stride;
 };
@@ -59,7 +59,7 @@ static int64_t lay_out(const struct network *net, const struct step *s, int64_t 
     TAKE(sums, rows * widest / GROUP);
     TAKE(offsets, rows * widest / GROUP);
     b->keys_stride = at_least(max_keys(s), ALIGN_UP(net->head_dim, LANES)); /* also scratch for a head */
-    TAKE(scores, threads * b->keys_stride);
+    TAKE(scores, threads * b->keys_stride * MAX_SHARED);
     TAKE(slots, threads * b->keys_stride);
 #undef TAKE
     return size;
@@ -222,25 +222,62 @@ static int64_t list_slots(const struct run *run, const struct layer *layer, int6
     return count;
 }
 
+#define TOKEN_BLOCK 8    /* neighboring tokens of a row that attend together */
+#define MAX_QUERIES 48   /* of one call */
+
+/* The queries of some tokens of a row for one key-value head, collected to read keys and values together. */
+struct collected {
+    struct attention a;
+    const float *queries[MAX_QUERIES];
+    float *out[MAX_QUERIES];
+    int64_t counts[MAX_QUERIES];
+};
+
+static void flush(const struct run *run, struct collected *c) {
+    if (c->a.num_queries) run->kernels->attend(&c->a);
+    c->a.num_queries = 0;
+}
+
+/* Attention of tokens [first, last) for `heads` query heads from `head` on. */
+static void attend_tokens(const struct run *run, const struct layer *layer, int is_source, int64_t first, int64_t last,
+                          int64_t head, int64_t heads, struct listed *list, struct collected *c) {
+    const struct buffers *b = &run->b;
+    const int64_t dim = run->net->head_dim;
+    const int shared = is_source || layer->pattern == FULL; /* whether tokens of a row see a prefix of the same slots */
+    for (int64_t n = first; n < last; n++) {
+        if (!shared || (n > first && run->step->rows[n] != run->step->rows[n - 1])) flush(run, c);
+        const int64_t count = list_slots(run, layer, n, is_source, list);
+        for (int64_t h = head; h < head + heads; h++) {
+            if (c->a.num_queries == MAX_QUERIES) flush(run, c);
+            c->queries[c->a.num_queries] = b->wide + n * b->wide_stride + h * dim;
+            c->out[c->a.num_queries] = b->heads + n * b->heads_stride + h * dim;
+            c->counts[c->a.num_queries++] = count;
+        }
+    }
+    flush(run, c);
+}
+
 /* Attention of every token; queries are in `wide`. Ends with a barrier. */
 static void attend(const struct run *run, struct team *team, const struct layer *layer, int64_t thread,
                    int is_source) {
     const struct network *net = run->net;
     const struct buffers *b = &run->b;
     const int64_t dim = net->head_dim, group = net->heads / net->kv_heads, itemsize = net->kv_bf16 ? 2 : 4;
-    const int split = run->step->num_tokens * net->kv_heads < 4 * clearhead_team_size(team); /* into single heads */
-    const int64_t items = split ? net->heads : net->kv_heads;
-    float *scores = b->scores + thread * b->keys_stride;
+    const int64_t tokens = run->step->num_tokens, block = tokens > run->step->num_rows ? TOKEN_BLOCK : 1;
+    const int64_t blocks = (tokens + block - 1) / block;
+    const int split = clearhead_team_size(team) > 1 && blocks * net->kv_heads < 4 * clearhead_team_size(team);
+    const int64_t heads = split ? 1 : group, items = net->heads / heads; /* few items: single heads */
     struct listed list = {-1, 0, b->slots + thread * b->keys_stride};
-    struct attention a = {.slot_stride = net->kv_heads * dim, .head_dim = dim, .kv_bf16 = net->kv_bf16};
-    a.query_heads = split ? 1 : group, a.slots = list.slots;
-    for (int64_t item; (item = clearhead_take(team, run->step->num_tokens * items)) >= 0;) {
-        const int64_t n = item / items, first = item % items * a.query_heads, kv_head = first / group;
-        a.count = list_slots(run, layer, n, is_source, &list);
-        a.keys = (const char *)layer->keys + kv_head * dim * itemsize;
-        a.values = (const char *)layer->values + kv_head * dim * itemsize;
-        run->kernels->attend(&a, b->wide + n * b->wide_stride + first * dim, b->heads + n * b->heads_stride + first * dim,
-                             scores);
+    struct collected c = {.a = {.slots = list.slots, .scores = b->scores + thread * b->keys_stride * MAX_SHARED,
+                                .scores_stride = b->keys_stride, .slot_stride = net->kv_heads * dim, .head_dim = dim,
+                                .kv_bf16 = net->kv_bf16}};
+    c.a.queries = c.queries, c.a.out = c.out, c.a.counts = c.counts;
+    for (int64_t item; (item = clearhead_take(team, blocks * items)) >= 0;) {
+        const int64_t first = item / items * block, last = first + block < tokens ? first + block : tokens;
+        const int64_t head = item % items * heads;
+        c.a.keys = (const char *)layer->keys + head / group * dim * itemsize;
+        c.a.values = (const char *)layer->values + head / group * dim * itemsize;
+        attend_tokens(run, layer, is_source, first, last, head, heads, &list, &c);
     }
     clearhead_barrier(team);
 }
@@ -275,7 +312,7 @@ static void run_layers(const struct run *run, struct team *team, int64_t thread)
     const struct network *net = run->net;
     const struct buffers *b = &run->b;
     const int64_t rows = run->step->num_tokens;
-    float *scratch = b->scores + thread * b->keys_stride;
+    float *scratch = b->scores + thread * b->keys_stride * MAX_SHARED;
     const struct norm *ended = NULL; /* the norm after the last sublayer, in a post-norm network */
 #define PREPARE(norm, next) prepare(run, team, net->pre_norm ? &(norm) : NULL, ended, &(next))
 #define END(norm) ended = net->pre_norm ? NULL : &(norm)

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define ABI 2        /* must equal ABI in structs.py */
+#define ABI 3        /* must equal ABI in structs.py */
 #define LANES 16     /* outputs of a panel, floats of a vector */
 #define GROUP 32     /* inputs that share a scale */
 #define PAD_TO 64    /* rows of activations are padded with zeros to a multiple of this */
@@ -83,14 +83,17 @@ struct activations {
     int32_t *offsets;     /* (rows, stride / GROUP): -128 · the sum of quantized */
 };
 
-/* Attention of the query heads that share a key-value head, for one token. */
+/* Attention of queries over the keys and values of one key-value head. A query sees the first `counts` slots. */
 struct attention {
     const void *keys, *values; /* at the key-value head */
-    int64_t slot_stride;       /* in elements */
-    int64_t head_dim, query_heads, kv_bf16;
-    const int32_t *slots; /* (count,) padded to 16 with copies of the last */
-    int64_t count;
+    const int32_t *slots;      /* as many as the largest count, padded to 16 with copies of the last */
+    const float *const *queries;
+    float *const *out;
+    const int64_t *counts;
+    float *scores; /* scratch of MAX_SHARED rows */
+    int64_t num_queries, slot_stride, scores_stride, head_dim, kv_bf16;
 };
+#define MAX_SHARED 6 /* queries that read keys and values together */
 
 struct kernels {
     void (*linear)(const struct linear *, const struct activations *, int64_t rows, int64_t first_panel,
@@ -102,7 +105,7 @@ struct kernels {
     void (*add)(float *x, const float *y, int64_t dim);
     void (*rotate)(float *x, const float *cos_sin, int64_t head_dim);
     void (*store_kv)(const float *x, void *out, int64_t dim, int64_t bf16);
-    void (*attend)(const struct attention *, const float *queries, float *out, float *scores);
+    void (*attend)(const struct attention *);
     int64_t (*argmax)(const float *logits, int64_t count);
 };
 
