@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.options import Force, ModelName, utf8_path
-from clearhead.cli.output import echo
+from clearhead.cli.output import echo, say
+from clearhead.cli.presets import format_bytes
+from clearhead.errors import UserError
 
 IMPORT_DTYPES = ("fp32", "bf16", "fp16")
 
@@ -62,12 +64,39 @@ def export(
 
 
 def pull(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="minilm, smollm2, or hf:organization/name.")],
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="minilm, smollm2, or hf:organization/name[@revision]. Default: list."),
+    ] = None,
 ) -> None:
-    """Download a model to the cache, so that it can be used by name.
+    """Download a model to the cache, so that it can be used by name; without a name, list what is there.
 
     Example: clearhead pull smollm2
+    Example: clearhead pull hf:Qwen/Qwen3-0.6B
     """
     from clearhead.checkpoint.formats.pull import pull as download
 
+    if name is None:
+        _list_pulled()
+        return
     echo(download(name, lambda line: echo(line, err=True)))
+
+
+def _list_pulled() -> None:
+    """Print the pulled models: name, bytes on disk, and where it came from, with the commit."""
+    from clearhead.checkpoint import model_folder_info
+    from clearhead.checkpoint.formats.pull import models_folder, pulled_models
+
+    found = pulled_models()
+    if not found:
+        say(f"no models in {models_folder()}; download one with `clearhead pull smollm2`")
+        return
+    width = max(map(len, found))
+    for name, folder in found.items():
+        try:
+            about = model_folder_info(folder)
+            source = str(about.extra.get("source") or about.card.summary.partition("\n")[0])
+            size = format_bytes(about.weight_bytes)
+        except UserError as error:
+            source, size = str(error), ""
+        echo(f"{name:{width}}  {size:>9}  {source}".rstrip())

@@ -28,6 +28,7 @@ class Extra(Settings):
     data: dict[str, Any] | None = None  # DataConfig, checked when it is used
     step: int | None = Field(default=None, ge=0)
     imported: str | None = None
+    source: str | None = Field(default=None, max_length=400)  # where it was downloaded, with the commit
     begin: list[TokenId] | None = Field(default=None, max_length=256)
     eos_ids: list[TokenId] | None = Field(default=None, max_length=256)
     pad: TokenId | None = None

@@ -6,7 +6,8 @@ from importlib import resources
 from pathlib import Path
 
 from clearhead.checkpoint import disk
-from clearhead.checkpoint.formats.pull import PACKAGES, pulled_models
+from clearhead.checkpoint.formats.hub import PREFIX, parse_name
+from clearhead.checkpoint.formats.pull import PACKAGES, pull, pulled_models
 from clearhead.config.recipe import recipe_names
 from clearhead.config.settings import nearest
 from clearhead.errors import UserError
@@ -40,6 +41,7 @@ def local_models() -> dict[str, Path]:
 def find_model(name: str | Path) -> Path:
     """Return the model folder of a name, a model folder, or a run folder (its best, else its last).
 
+    A name like hf:organization/name is downloaded from the Hugging Face Hub where it is not in the cache yet.
     A folder comes before a model of the package or a pulled one with the same name, with a warning.
     """
     path, known = as_path("load", name), packaged_models() | pulled_models()
@@ -62,7 +64,11 @@ def find_model(name: str | Path) -> Path:
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:  # a text given as a name is an unknown model
             raise UserError(f"{path} cannot be read ({error.strerror}); check the path and its permissions") from None
-    if str(name) in PACKAGES or str(name).startswith("hf:"):
+    if parse_name(str(name)) is not None:
+        return pull(str(name), log.warning)
+    if str(name).startswith(PREFIX):
+        raise UserError(f"{str(name)!r:.80} is no name on the Hub; write hf:organization/name or …/name@revision")
+    if str(name) in PACKAGES:
         raise UserError(f"{name} is not downloaded yet; run: clearhead pull {name}")
     if path.parent == RUNS and path.name in recipe_names():
         raise UserError(f"{path.as_posix()} does not exist yet; run: clearhead train {path.name}")

