@@ -115,20 +115,25 @@ def test_nan_in_freed_pages_and_in_other_rows_stays_there(family: str) -> None:
     assert logits.isfinite().all()
 
 
-def test_optimized_networks_run_on_the_same_step() -> None:
+OPTIMIZED = [
+    {"kv_heads": 2, "norm": "rms", "norm_position": "pre", "position": "rotary", "activation": "swiglu", "bias": False},
+    {"family": "encoder-decoder", "encoder_layers": 1},
+]
+
+
+@pytest.mark.parametrize("options", OPTIMIZED, ids=["llama", "translator"])
+def test_optimized_networks_run_on_the_same_step(options: dict[str, Any]) -> None:
+    """Their decode layers take over where a single row has one token."""
     torch.manual_seed(3)
-    config = ModelConfig(
-        family="decoder", dim=32, heads=4, kv_heads=2, decoder_layers=2, vocab_size=30, max_positions=64, norm="rms",
-        norm_position="pre", position="rotary", activation="swiglu", bias=False,
-    )  # fmt: skip
-    network = build(config).eval()
-    rows: list[Row] = [([], [3, 4, 5, 6, 7]), ([], [8, 9])]
+    sizes = {"family": "decoder", "dim": 32, "heads": 4, "decoder_layers": 2, "vocab_size": 30, "max_positions": 64}
+    network = build(ModelConfig(**(sizes | options))).eval()
+    source = [5, 6, 7] if "encoder_layers" in options else []
+    rows: list[Row] = [(source, [3, 4, 5, 6, 7]), (source, [8, 9]), (source, [4])]
     for optimized in (optimize_for_inference(network), network):
         paged, done = PagedRows(runner_for(optimized), rows, random.Random(2)), {0: 0, 1: 0}
         paged.runner.logits(paged.inputs({0: [3, 4, 5, 6], 1: [8]}, done))
-        for row, token in ((0, 7), (1, 9)):  # alone, where a decode layer takes over
-            done = {0: 4, 1: 1}
-            logits = paged.runner.logits(paged.inputs({row: [token]}, done))
+        for row, token in ((0, 7), (1, 9), (2, 4)):
+            logits = paged.runner.logits(paged.inputs({row: [token]}, {0: 4, 1: 1, 2: 0}))
             torch.testing.assert_close(logits[0], expected_logits(network, rows[row])[-1], rtol=1e-4, atol=1e-5)
 
 

@@ -73,8 +73,9 @@ class EngineConfig(Settings):
     """Limits of the batching engine: memory and queue length are bounded under any load."""
 
     max_batch_size: int = Field(default=32, ge=1, le=1 << 16)  # requests that decode concurrently
-    cache_tokens: int = Field(default=1 << 16, ge=1, le=1 << 30)  # KV cache: batch × (longest text + longest source)
-    prefill_tokens: int = Field(default=4096, ge=1, le=1 << 24)  # prompts × longest prompt or source per prefill step
+    cache_tokens: int = Field(default=1 << 16, ge=1, le=1 << 30)  # KV cache: tokens of all texts and sources
+    # Tokens of prompts and sources per step, which the other requests wait for; None: 512 on a CPU, else 4096
+    prefill_tokens: int | None = Field(default=None, ge=1, le=1 << 24)
     max_queue: int = Field(default=1024, ge=1, le=1 << 24)  # waiting requests; more are refused
 
 

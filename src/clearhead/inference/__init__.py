@@ -9,12 +9,14 @@ from clearhead.inference.alignment import (
 )
 from clearhead.inference.alternatives import alternatives
 from clearhead.inference.cuda_graph_replay import enable_cuda_graphs
-from clearhead.inference.engine import Engine, EngineRequest, QueueFull, run_in_order
+from clearhead.inference.engine import Engine, EngineStats, QueueFull
 from clearhead.inference.engine_thread import EngineThread
 from clearhead.inference.generate import generate, translate
 from clearhead.inference.model_runner import ModelRunner
 from clearhead.inference.optimize import has_hooks, optimize_for_inference
 from clearhead.inference.output import GenerationOutput
+from clearhead.inference.request import Constraint, EngineRequest
+from clearhead.inference.run_in_order import run_in_order
 from clearhead.inference.speculative import DraftModel, PromptLookup
 from clearhead.inference.stop_strings import StopStrings
 from clearhead.inference.stream import stream, stream_text
@@ -22,9 +24,11 @@ from clearhead.ops.linear.int4 import INT4
 
 __all__ = [
     "INT4",
+    "Constraint",
     "DraftModel",
     "Engine",
     "EngineRequest",
+    "EngineStats",
     "EngineThread",
     "GenerationOutput",
     "ModelRunner",

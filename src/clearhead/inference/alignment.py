@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from clearhead.config import ModelConfig
-from clearhead.inference.model_runner import TokenIds
 from clearhead.inference.output import GenerationOutput
+from clearhead.inference.request import TokenIds
 from clearhead.model import EncoderDecoder
 from clearhead.model.attention import Attention
 from clearhead.ops.attention.dispatch import attention_with_weights

@@ -6,9 +6,10 @@ import torch
 
 from clearhead.config import GenerationConfig
 from clearhead.errors import UserError
-from clearhead.inference.generate import EosIds, eos_tuple, prepare_batch, validate
-from clearhead.inference.model_runner import GenerativeNetwork, TokenIds
+from clearhead.inference.generate import prepare_batch
+from clearhead.inference.model_runner import GenerativeNetwork
 from clearhead.inference.output import GenerationOutput
+from clearhead.inference.request import EosIds, TokenIds, eos_tuple, validate
 
 
 def alternatives(
@@ -31,7 +32,7 @@ def alternatives(
     if not 1 <= count <= vocab_size:
         raise UserError(f"{count} alternatives, but the vocabulary has {vocab_size} tokens; ask for 1 to {vocab_size}")
     eos, sources = eos_tuple(eos_ids), None if source is None else [source]
-    validate(network, [prompt], sources, config, eos)
+    validate(network.config, [prompt], sources, config, eos)
     config = config.model_copy(update={"samples": count})
     with torch.inference_mode():
         batch = prepare_batch(network, [prompt], sources, config, eos, [seed])

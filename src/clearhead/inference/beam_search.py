@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from clearhead.config import GenerationConfig
 from clearhead.inference.generation_batch import COMPACT_THRESHOLD, sync_interval
 from clearhead.inference.logits_processors import build_processors
-from clearhead.inference.model_runner import ModelRunner, TokenIds, new_token_limits
+from clearhead.inference.model_runner import ModelRunner
 from clearhead.inference.output import GenerationOutput, length_penalty
+from clearhead.inference.request import TokenIds, new_token_limits
 from clearhead.inference.sampling import top_continuations
 from clearhead.inference.token_buffer import TokenBuffer
 

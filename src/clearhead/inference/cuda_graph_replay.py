@@ -21,8 +21,9 @@ from clearhead.config import GenerationConfig
 from clearhead.inference.cuda_graph import CapturedGraph, GraphSampling, step_functions
 from clearhead.inference.generation_batch import GenerationBatch, sync_interval
 from clearhead.inference.logits_processors import build_processors
-from clearhead.inference.model_runner import ModelRunner, TokenIds
+from clearhead.inference.model_runner import ModelRunner
 from clearhead.inference.optimize import has_hooks
+from clearhead.inference.request import TokenIds
 from clearhead.inference.sampling import Sampler
 from clearhead.inference.static_decoder import CHUNK, FusedLinear, can_be_static, static_copy
 from clearhead.inference.stop_strings import StopStrings

@@ -1,106 +1,80 @@
-"""The batching engine: continuous batching, where requests join and leave a running batch at every step.
+"""The engine: continuous batching, where requests join and leave a running batch at every step.
 
-B batch · V vocabulary
-
-A plain object without a thread: `submit` queues a request, `step` decodes one token in every row, `cancel` frees a row
-at once; a loop, a thread (`EngineThread`) or a server drives it. The output of a request never depends on the others.
+A plain object without a thread: `submit` queues a request, `step` computes one token of every running request and a
+chunk of the prompts that are new, `cancel` frees a request's pages at once; a loop, a thread (`EngineThread`) or a
+server drives it. The output of a request never depends on the others, nor does its error.
 """
 
 from __future__ import annotations
 
-import copy
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from clearhead.config import EngineConfig, GenerationConfig
 from clearhead.errors import UserError
-from clearhead.inference.generate import EosIds, check_seeds, eos_tuple, validate
-from clearhead.inference.logits_processors import LogitsProcessor, build_processors
-from clearhead.inference.model_runner import GenerativeNetwork, ModelRunner, TokenIds, new_token_limits
-from clearhead.inference.output import GenerationOutput, make_output
-from clearhead.inference.sampling import Sampler
-from clearhead.inference.stop_strings import IncrementalDetokenizer, StopStrings
-from clearhead.inference.token_buffer import TokenBuffer
+from clearhead.inference.batch_state import BatchState, Numbers
+from clearhead.inference.logits_processors import process_rows
+from clearhead.inference.make_runner import make_runner
+from clearhead.inference.model_runner import GenerativeNetwork
+from clearhead.inference.page_pool import PagePool, pages_for
+from clearhead.inference.request import (
+    Constraint,
+    EngineRequest,
+    EosIds,
+    TokenIds,
+    check_seeds,
+    eos_tuple,
+    new_token_limits,
+    validate,
+)
+from clearhead.inference.sampling import token_logprobs
+from clearhead.inference.scheduler import Chunk, Row, Scheduler
+from clearhead.inference.step import EncodeInputs, SamplingInputs, StepHandle, StepInputs, StepOutput, StepRunner
+from clearhead.inference.stop_strings import StopStrings
 from clearhead.text import Tokenizer
+
+CPU_PREFILL_TOKENS, PREFILL_TOKENS = 512, 4096  # of a step by default
 
 
 class QueueFull(RuntimeError):
     """The queue of waiting requests is full; try again later."""
 
 
-class Constraint(Protocol):
-    """What a request may generate, like JSON that matches a schema."""
+class Launch(NamedTuple):
+    """A launched step, whose tokens are to be read."""
 
-    def allowed(self, ids: Sequence[int]) -> NDArray[np.bool_] | None:
-        """Return which tokens (V,) may follow these new ones; None: all."""
-
-
-class EngineRequest:
-    """A request and its output so far: `ids` and `text` grow with every step until it is `done`."""
-
-    constraint: Constraint | None = None
-    error: BaseException | None = None  # why the request was cancelled, if it failed
-
-    def __init__(self, prompt: TokenIds, source: TokenIds | None, config: GenerationConfig, seed: int, limit: int):
-        self.prompt, self.source, self.config, self.seed, self.limit = prompt, source, config, seed, limit
-        # Only what decides how tokens are chosen: requests for which it is equal are sampled together.
-        self.sampling_config = config.model_copy(update={"max_new_tokens": 0, "logprobs": False, "top_logprobs": 0})
-        self.ids: list[int] = []
-        self.logprobs: list[float] = []  # of each id and of EOS, if config.logprobs
-        self.top_logprobs: list[list[tuple[int, float]]] = []  # the most likely tokens, if config.top_logprobs
-        self.output: GenerationOutput | None = None
-        self.cancelled = False
-        self.detokenizer: IncrementalDetokenizer | None = None  # if the engine has a tokenizer
-        self._text_taken = 0
-
-    @property
-    def done(self) -> bool:
-        """Whether the request is finished or cancelled."""
-        return self.cancelled or self.output is not None
-
-    @property
-    def text(self) -> str:
-        """The text that is final: no incomplete character, nothing that may be the beginning of a stop string."""
-        return "" if self.detokenizer is None else self.detokenizer.text
-
-    def take_text(self) -> str:
-        """Return the text added since the last call."""
-        text = self.text
-        start, self._text_taken = self._text_taken, len(text)
-        return text[start:]
-
-    @property
-    def max_cache_tokens(self) -> int:
-        """Maximum number of tokens in the KV cache; the last new token is never cached."""
-        return len(self.prompt) + self.limit - 1
-
-    def append(self, token: int, eos_ids: Sequence[int], logprob: float | None) -> None:
-        """Append a token; finish at EOS, at a stop string or at the length limit."""
-        if logprob is not None:
-            self.logprobs.append(logprob)
-        finished = token in eos_ids
-        if not finished:
-            self.ids.append(token)
-            finished = self.detokenizer is not None and self.detokenizer.add(token)
-        if finished or len(self.ids) == self.limit:
-            if self.detokenizer is not None:
-                self.detokenizer.finish()
-            # Set last: a reader on another thread that sees the output sees all of the text.
-            self.output = make_output(self.ids, finished, self.logprobs, self.config)
+    rows: list[Row]  # one for each output
+    handle: StepHandle
 
 
-class SamplingGroup(NamedTuple):
-    """Rows of the batch with the same sampling options."""
+class Done(NamedTuple):
+    """The handle of a step whose tokens are on the host."""
 
-    rows: Tensor  # (N,) indices
-    sampler: Sampler
-    processors: list[LogitsProcessor]
+    output: StepOutput
+
+    def result(self) -> StepOutput:
+        """Return the tokens."""
+        return self.output
+
+
+@dataclass
+class EngineStats:
+    """What an engine does now, and has done so far."""
+
+    queued: int
+    running: int
+    pages_used: int
+    pages_free: int
+    steps: int = 0
+    prompt_tokens: int = 0  # computed, without those whose pages were known
+    cached_prompt_tokens: int = 0  # of known pages
+    new_tokens: int = 0
+    preemptions: int = 0
 
 
 class Engine:
@@ -113,21 +87,50 @@ class Engine:
         eos_ids: EosIds,
         tokenizer: Tokenizer | None = None,
         config: EngineConfig | None = None,
+        runner: StepRunner | None = None,
     ):
-        self.network, self.tokenizer, self.config = network, tokenizer, config or EngineConfig()
+        self.model, self.tokenizer, self.config = network.config, tokenizer, config or EngineConfig()
         self.eos_ids = eos_tuple(eos_ids)
-        self.waiting: deque[EngineRequest] = deque()
-        self.running: list[EngineRequest] = []  # one for each row of the batch
-        self._runner: ModelRunner | None = None  # None while no request is running
-        self._buffer: TokenBuffer | None = None
-        self._seeds = torch.zeros(0, dtype=torch.long)  # (B,)
-        self._groups: list[SamplingGroup] = []
-        ModelRunner(network, 0, 1)  # refuses a network in training mode now, not at the first request
+        pages, rows = pages_for(self.config.cache_tokens) + 1, self.config.max_batch_size
+        self.runner = runner or make_runner(network, pages, rows)
+        self._device = self.runner.cache.device
+        self._eos = torch.tensor(self.eos_ids, dtype=torch.long).to(self._device)
+        default = CPU_PREFILL_TOKENS if self._device.type == "cpu" else PREFILL_TOKENS
+        self.prefill_tokens = self.config.prefill_tokens or default
+        self.pool = PagePool(self.runner.cache.pages)
+        self.scheduler = Scheduler(self.pool, min(rows, self.runner.max_rows))
+        self._batch = BatchState(self.model, self.runner.max_rows)
+        self._decoding: list[Row] | None = None  # rows whose prompt is computed; None: to be found again
+        self._numbers: Numbers = np.zeros(0, np.int32)  # of these
+        self._in_flight: list[Launch] = []
+        self._stats = EngineStats(0, 0, 0, 0)
+
+    @property
+    def waiting(self) -> deque[EngineRequest]:
+        """The queued requests, the next one first."""
+        return self.scheduler.waiting
+
+    @property
+    def running(self) -> list[EngineRequest]:
+        """The admitted requests, the first one first."""
+        return [row.request for row in self.scheduler.rows]
 
     @property
     def busy(self) -> bool:
         """Whether any request is running or waiting."""
-        return bool(self.running or self.waiting)
+        return bool(self.scheduler.rows or self.scheduler.waiting)
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters, for metrics."""
+        return replace(
+            self._stats,
+            queued=len(self.waiting),
+            running=len(self.scheduler.rows),
+            pages_used=self.pool.used,
+            pages_free=self.pool.available,
+            preemptions=self.scheduler.preemptions,
+        )
 
     def submit(
         self,
@@ -150,195 +153,228 @@ class Engine:
         if stop and self.tokenizer is None:
             raise ValueError("stop strings need an engine with a tokenizer")
         check_seeds([seed])
-        validate(self.network, [prompt], None if source is None else [source], config, self.eos_ids)
-        [limit] = new_token_limits([prompt], config.max_new_tokens, self.network.config.max_positions)
-        request = EngineRequest(prompt, source, config, seed, limit)
-        if not self._fits([request]):
+        validate(self.model, [prompt], None if source is None else [source], config, self.eos_ids)
+        [limit] = new_token_limits([prompt], config.max_new_tokens, self.model.max_positions)
+        request = EngineRequest(prompt, source, config, seed, limit, constraint)
+        if pages_for(request.max_cache_tokens) + pages_for(len(source or ())) > self.pool.size:
             raise UserError(
                 f"the request may need {request.max_cache_tokens + len(source or ())} tokens of the KV cache, but "
                 f"cache_tokens is {self.config.cache_tokens}; shorten it, or lower max_new_tokens"
             )
         if len(self.waiting) >= self.config.max_queue:
             raise QueueFull(f"{len(self.waiting)} requests are waiting already")
-        request.constraint = constraint
         if self.tokenizer is not None:
             request.detokenizer = StopStrings(stop, self.tokenizer).detokenizer()
         self.waiting.append(request)
         return request
 
     def cancel(self, request: EngineRequest) -> None:
-        """Cancel a request and free its row at once; a request that is done stays as it is."""
+        """Cancel a request and free its pages at once; a request that is done stays as it is."""
         if request.done:
             return
         request.cancelled = True
-        if request in self.running:
-            self._remove([self.running.index(request)])
+        if row := next((row for row in self.scheduler.rows if row.request is request), None):
+            self._release(row)
         else:
             self.waiting.remove(request)
 
     @torch.inference_mode()
     def step(self) -> list[EngineRequest]:
-        """Admit waiting requests that fit and decode one token in every row; return the requests that got one."""
-        logits = [] if self._runner is None else [self._runner.decode_step(self._last_tokens())[:, 0]]
-        if admitted := self._admit():
-            logits.append(self._prefill(admitted))
-        if not logits:
-            return []
-        self._append_tokens(torch.cat(logits))
-        advanced = list(self.running)
-        self._remove([row for row, request in enumerate(self.running) if request.done])
+        """Compute the next token of every running request, and the next chunk of prompts.
+
+        Returns the requests that got a token or failed; if the runner is asynchronous, by the step before.
+        """
+        self._stats.steps += 1
+        advanced: list[EngineRequest] = []
+        if self._in_flight and self._must_read():
+            advanced += self._read()
+        numbers = self._reserve(advanced)
+        launches = self._launch(numbers, None) if len(numbers) else []
+        launches += self._prefill(advanced)
+        if self.runner.asynchronous:
+            launches, self._in_flight = self._in_flight, launches
+        return advanced + self._finish(launches)
+
+    def _must_read(self) -> bool:
+        """Return whether the next step needs the tokens of the last one on the host."""
+        self._find_decoding()
+        return bool(self._batch.is_processed[self._numbers].any())
+
+    def _find_decoding(self) -> None:
+        if self._decoding is None:
+            self._decoding = [row for row in self.scheduler.rows if not row.is_prefilling]
+            self._numbers = np.array([row.number for row in self._decoding], np.int32)
+
+    def _reserve(self, advanced: list[EngineRequest]) -> Numbers:
+        """Allocate the page of the next token of every row that decodes; return the numbers of these rows."""
+        batch = self._batch
+        while True:
+            self._find_decoding()
+            numbers = self._numbers
+            unfinished = batch.num_new[numbers] < batch.limits[numbers]  # others wait until their tokens are read
+            if not unfinished.all():
+                numbers = numbers[unfinished]
+            full = numbers[batch.cached[numbers] == batch.slots[numbers]]
+            if len(full) <= self.pool.available:
+                break
+            if self._in_flight:
+                advanced += self._read()
+            else:
+                row = self.scheduler.rows[-1]
+                self._release(row)
+                self.scheduler.requeue(row)
+        if len(full):
+            rows = {row.number: row for row in self.scheduler.rows}
+            for number in full.tolist():
+                batch.grow(rows[number], self.scheduler.grow(rows[number]))
+        return numbers
+
+    def _prefill(self, failed: list[EngineRequest]) -> list[Launch]:
+        """Admit requests and launch chunks of prompts."""
+        scheduler = self.scheduler
+        left = self.prefill_tokens - sum(len(row.prompt) - row.cached for row in scheduler.rows if row.is_prefilling)
+        admitted = scheduler.admit(left) if scheduler.waiting else []
+        for row in admitted:
+            self._batch.start(row)
+            self._stats.cached_prompt_tokens += row.cached
+            if self._batch.has_penalties(row):
+                self.runner.start_row(row.number, list(row.request.prompt), row.request.ids)
+        if encoding := [row for row in admitted if row.must_encode]:
+            failed += self._encode(encoding)
+        chunks = scheduler.chunks(self.prefill_tokens)
+        return self._launch(np.array([chunk.row.number for chunk in chunks], np.int32), chunks) if chunks else []
+
+    def _encode(self, rows: list[Row]) -> list[EngineRequest]:
+        """Run the encoder on the sources of rows; return the requests that failed."""
+        inputs = EncodeInputs([list(row.request.source or ()) for row in rows], [row.source_pages for row in rows])
+        try:
+            self.runner.encode(inputs)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            torch.cuda.empty_cache()
+            if len(rows) > 1:
+                return self._encode(rows[: len(rows) // 2]) + self._encode(rows[len(rows) // 2 :])
+            sharing = [row for row in self.scheduler.rows if row.source_pages == rows[0].source_pages]
+            return [self._fail(row, out_of_memory(error)) for row in sharing]
+        return []
+
+    def _launch(self, numbers: Numbers, chunks: list[Chunk] | None) -> list[Launch]:
+        """Launch a step: the next tokens of some rows, or chunks of prompts."""
+        batch = self._batch
+        inputs = batch.decode_inputs(numbers) if chunks is None else batch.chunk_inputs(chunks)
+        chosen = numbers if chunks is None else numbers[inputs.rows[inputs.outputs]]
+        sampling = batch.sampling(chosen)
+        rows = self._rows_of(chosen)
+        try:
+            if batch.is_processed[chosen].any():
+                handle: StepHandle = self._choose_processed(inputs, sampling, rows)
+            else:
+                handle = self.runner.launch(inputs, sampling)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return self._launch_less(numbers, chunks, error)
+        if chunks is None:
+            batch.cached[numbers] += 1
+        else:
+            for chunk in chunks:
+                self.scheduler.advance(chunk)
+                batch.cached[chunk.row.number] = chunk.row.cached
+                self._stats.prompt_tokens += chunk.length
+            if rows:
+                self._decoding = None
+        batch.chosen(chosen)
+        return [Launch(rows, handle)]
+
+    def _rows_of(self, numbers: Numbers) -> list[Row]:
+        if self._decoding is not None and numbers is self._numbers:
+            return self._decoding
+        rows = {row.number: row for row in self.scheduler.rows}
+        return [rows[number] for number in numbers.tolist()]
+
+    def _launch_less(self, numbers: Numbers, chunks: list[Chunk] | None, error: Exception) -> list[Launch]:
+        """Out of memory: launch the halves of a step; a row that does not fit alone fails."""
+        torch.cuda.empty_cache()
+        if len(numbers) == 1:
+            [row] = self._rows_of(numbers)
+            self._fail(row, out_of_memory(error))
+            return [Launch([row], Done(StepOutput([0], [True])))]  # only to report it
+        half = len(numbers) // 2
+        first, second = (None, None) if chunks is None else (chunks[:half], chunks[half:])
+        return self._launch(numbers[:half], first) + self._launch(numbers[half:], second)
+
+    def _choose_processed(self, inputs: StepInputs, sampling: SamplingInputs, rows: list[Row]) -> Done:
+        """Run a step, change the logits of requests that ask for it, and choose the tokens."""
+        logits = self.runner.logits(inputs)
+        raw = logits.clone() if sampling.logprobs >= 0 else logits
+        errors = process_rows(logits, [row.request for row in rows], self._eos)
+        for index, error in errors.items():
+            self._fail(rows[index], error)
+            logits[index] = 0  # any token
+        output = self.runner.choose(logits, replace(sampling, logprobs=-1))
+        if sampling.logprobs >= 0:
+            tokens = torch.tensor(output.tokens, device=raw.device)
+            values = [None if x is None else x.tolist() for x in token_logprobs(raw, tokens, sampling.logprobs)]
+            output = StepOutput(output.tokens, output.finite, *values)
+        return Done(output)
+
+    def _read(self) -> list[EngineRequest]:
+        """Read the tokens of all launched steps."""
+        launches, self._in_flight = self._in_flight, []
+        return self._finish(launches)
+
+    def _finish(self, launches: list[Launch]) -> list[EngineRequest]:
+        """Append the tokens of launched steps; return the requests that got one or failed."""
+        advanced: list[EngineRequest] = []
+        for rows, handle in launches:
+            output = handle.result()
+            for index, (row, token) in enumerate(zip(rows, output.tokens, strict=True)):
+                request = row.request
+                if row.closed:  # it ended while this step ran, or failed in it
+                    if request.error is not None and request not in advanced:
+                        advanced.append(request)
+                    continue
+                advanced.append(request)
+                if not output.finite[index]:
+                    self._fail(
+                        row, UserError("the logits are NaN or all -inf; check the weights, or use another dtype")
+                    )
+                    continue
+                self._append(request, index, output)
+                self._stats.new_tokens += 1
+                if request.done:
+                    self._release(row)
+                elif not self.runner.asynchronous:
+                    self._batch.next_ids[row.number] = token
         return advanced
 
-    def _fits(self, requests: Sequence[EngineRequest]) -> bool:
-        """Return whether the KV cache can hold these requests, every row as long as the longest may get."""
-        max_source = max(len(request.source or ()) for request in requests)
-        return (
-            len(requests) * (max(request.max_cache_tokens for request in requests) + max_source)
-            <= self.config.cache_tokens
-        )
+    def _append(self, request: EngineRequest, index: int, output: StepOutput) -> None:
+        """Append a token of a step to its request."""
+        wanted = request.wanted_logprobs
+        if wanted >= 0 and output.logprobs is not None:
+            request.logprobs.append(output.logprobs[index])
+            if wanted > 0 and output.top_tokens is not None and output.top_logprobs is not None:
+                top = zip(output.top_tokens[index][:wanted], output.top_logprobs[index][:wanted], strict=True)
+                request.top_logprobs.append(list(top))
+        request.append(output.tokens[index], self.eos_ids)
 
-    def _admit(self) -> list[EngineRequest]:
-        """Take the requests that join now, strictly first come, first served, so that none starves."""
-        admitted: list[EngineRequest] = []
-        max_length = 0
-        while self.waiting and len(self.running) + len(admitted) < self.config.max_batch_size:
-            request = self.waiting[0]
-            max_length = max(max_length, len(request.prompt), len(request.source or ()))
-            if admitted and (len(admitted) + 1) * max_length > self.config.prefill_tokens:
-                break
-            if not self._fits([*self.running, *admitted, request]):
-                break
-            admitted.append(self.waiting.popleft())
-        return admitted
+    def _fail(self, row: Row, error: Exception) -> EngineRequest:
+        row.request.error = error
+        self._release(row, failed=True)
+        return row.request
 
-    def _prefill(self, admitted: list[EngineRequest]) -> Tensor:
-        """Prefill the admitted requests and add them to the batch; return the logits (B', V) after their prompts."""
-        prompts = [request.prompt for request in admitted]
-        sources = None if admitted[0].source is None else [request.source or () for request in admitted]
-        capacity = max(request.max_cache_tokens for request in [*self.running, *admitted])
-        runner = ModelRunner(self.network, len(admitted), capacity)
-        logits = runner.prefill(prompts, sources)
-        buffer = TokenBuffer(prompts, [request.limit for request in admitted], logits.shape[-1], runner.device)
-        if self._runner is None or self._buffer is None:
-            self._runner, self._buffer = runner, buffer
-        else:
-            self._runner.concat(runner, capacity)
-            self._buffer.concat(buffer)
-        self.running += admitted
-        self._group_rows()
-        return logits
-
-    def _last_tokens(self) -> Tensor:
-        """Return the last token of each row (B, 1), which is not in the KV cache yet."""
-        assert self._runner is not None
-        return torch.tensor([[request.ids[-1]] for request in self.running]).to(self._runner.device)
-
-    def _append_tokens(self, logits: Tensor) -> None:
-        """Choose the next token of each row from logits (B, V) and append it to its request."""
-        assert self._buffer is not None
-        tokens = self._choose(self._constrained(logits), self._buffer)
-        self._buffer.append(tokens)
-        logprobs: list[float | None] = [None] * len(self.running)
-        if any(request.config.logprobs for request in self.running):
-            values = logits.log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0].float().tolist()
-            logprobs = [x if request.config.logprobs else None for x, request in zip(values, self.running, strict=True)]
-        if count := max(request.config.top_logprobs for request in self.running):
-            top = logits.float().log_softmax(dim=-1).topk(min(count, logits.shape[-1]))
-            for request, *pair in zip(self.running, top.indices.tolist(), top.values.tolist(), strict=True):
-                if request.config.top_logprobs:
-                    request.top_logprobs.append(list(zip(*pair, strict=True))[: request.config.top_logprobs])
-        for request, token, logprob in zip(self.running, tokens.tolist(), logprobs, strict=True):
-            if not request.cancelled:
-                request.append(token, self.eos_ids, logprob)
-
-    def _constrained(self, logits: Tensor) -> Tensor:
-        """Return logits (B, V) with -inf for the tokens that constraints exclude; a constraint that fails cancels."""
-        if all(request.constraint is None for request in self.running):
-            return logits
-        logits = logits.clone()
-        for row, request in enumerate(self.running):
-            try:
-                allowed = None if request.constraint is None else request.constraint.allowed(request.ids)
-            except Exception as error:
-                request.error, request.cancelled = error, True
-                continue
-            if allowed is not None:
-                logits[row, ~torch.from_numpy(allowed).to(logits.device)] = -torch.inf
-        return logits
-
-    def _group_rows(self) -> None:
-        """Group the rows of a changed batch by their sampling options."""
-        assert self._runner is not None
-        device, groups = self._runner.device, dict[GenerationConfig, list[int]]()
-        for row, request in enumerate(self.running):
-            groups.setdefault(request.sampling_config, []).append(row)
-        eos_ids = torch.tensor(self.eos_ids, dtype=torch.long).to(device)
-        self._seeds = torch.tensor([request.seed for request in self.running]).to(device)
-        self._groups = [
-            SamplingGroup(torch.tensor(rows).to(device), Sampler.from_config(config), build_processors(config, eos_ids))
-            for config, rows in groups.items()
-        ]
-
-    def _choose(self, logits: Tensor, buffer: TokenBuffer) -> Tensor:
-        """Return the next token (B,) of each row."""
-        tokens = torch.empty_like(self._seeds)
-        for rows, sampler, processors in self._groups:
-            group_buffer, group_logits = copy.copy(buffer), logits
-            if len(self._groups) > 1:
-                group_buffer.select(rows)
-                group_logits = logits[rows]
-            elif processors:
-                group_logits = logits.clone()
-            for process in processors:
-                group_logits = process(group_logits, group_buffer)
-            tokens[rows] = sampler(group_logits, self._seeds[rows], group_buffer.num_new)
-        return tokens
-
-    @torch.inference_mode()
-    def _remove(self, rows: list[int]) -> None:
-        """Remove rows from the batch; the last rows take their indices."""
-        if len(rows) == len(self.running):
-            self.running, self._runner, self._buffer, self._groups = [], None, None, []
-        if not rows or self._runner is None or self._buffer is None:
-            return
-        order = list(range(len(self.running)))
-        for row in sorted(rows, reverse=True):
-            self._runner.drop_row(row)
-            order[row] = order[-1]
-            order.pop()
-        self.running = [self.running[row] for row in order]
-        self._buffer.select(torch.tensor(order).to(self._runner.device))
-        lengths = [len(request.prompt) + len(request.ids) for request in self.running]
-        self._buffer.max_length = max(lengths)
-        self._runner.rewind([length - 1 for length in lengths])  # the last token is not in the KV cache yet
-        self._group_rows()
+    def _release(self, row: Row, failed: bool = False) -> None:
+        row.cached = int(self._batch.cached[row.number])
+        self.scheduler.release(row, failed)
+        self._decoding = None
 
 
-def run_in_order(engine: Engine, requests: Iterable[EngineRequest | None]) -> Iterator[EngineRequest]:
-    """Step the engine and yield finished requests in the order of submission.
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an error of a step says that there is no memory for it."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
-    Advancing `requests` submits the next one. Only enough of them to keep the rows busy are in flight, so a stream of
-    any length takes little memory. None means that no request is available now, and the others continue. An error from
-    `requests` is raised after all requests before it are finished.
-    """
-    max_in_flight = min(4 * engine.config.max_batch_size, engine.config.max_queue)
-    source, in_flight = iter(requests), deque[EngineRequest]()
-    more, failure = True, None
-    try:
-        while more or in_flight:
-            try:
-                while more and len(in_flight) < max_in_flight and (request := next(source)) is not None:
-                    in_flight.append(request)
-            except StopIteration:
-                more = False
-            except Exception as error:
-                more, failure = False, error
-            if in_flight:
-                engine.step()
-            while in_flight and in_flight[0].done:
-                yield in_flight.popleft()
-        if failure is not None:
-            raise failure
-    finally:  # the consumer stopped early
-        for request in in_flight:
-            engine.cancel(request)
+
+def out_of_memory(error: Exception) -> UserError:
+    """Return the error of a request that does not fit into memory."""
+    return UserError(f"out of memory: shorten the request, or lower cache_tokens ({error})")

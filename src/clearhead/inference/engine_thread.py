@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
-from clearhead.inference.engine import Engine, EngineRequest
+from clearhead.inference.engine import Engine
 from clearhead.inference.output import GenerationOutput
+from clearhead.inference.request import EngineRequest
 
 
 class EngineThread:
@@ -52,14 +53,18 @@ class EngineThread:
                         done = request.done
                 if piece:
                     yield piece
+            if request.error is not None:
+                raise request.error
         finally:
             self.cancel(request)
 
     def result(self, request: EngineRequest) -> GenerationOutput | None:
-        """Wait for the output of a request; None if it was cancelled."""
+        """Wait for the output of a request, and raise its error if it failed; None if it was cancelled."""
         with self._changed:
             while not request.done:
                 self._wait()
+        if request.error is not None:
+            raise request.error
         return request.output
 
     @property

@@ -14,17 +14,16 @@ from clearhead.inference.batches import run_in_batches
 from clearhead.inference.beam_search import BeamSearch
 from clearhead.inference.cuda_graph_replay import cuda_graphs_of
 from clearhead.inference.generation_batch import GenerationBatch
-from clearhead.inference.model_runner import GenerativeNetwork, ModelRunner, TokenIds
+from clearhead.inference.model_runner import GenerativeNetwork, ModelRunner
 from clearhead.inference.optimize import has_hooks
 from clearhead.inference.output import GenerationOutput
+from clearhead.inference.request import EosIds, TokenIds, check_seeds, eos_tuple, validate
 from clearhead.inference.sampling import sample_seeds
 from clearhead.inference.speculative import Draft, SpeculativeBatch
 from clearhead.inference.stop_strings import StopStrings
 from clearhead.model import Decoder, EncoderDecoder
 from clearhead.model.cost import cache_bytes
 
-EosIds = int | Sequence[int]
-SEED_LIMIT = 1 << 63
 MAX_BATCH_SIZE = 128  # larger batches are not faster
 CPU_CACHE_BYTES, GPU_CACHE_BYTES = 1 << 30, 1 << 34  # of the KV cache of a batch if all of its rows reach their limit
 
@@ -87,9 +86,11 @@ def _generate(
     seeds = range(len(prompts)) if seeds is None else seeds
     if len(seeds) != len(prompts):
         raise ValueError(f"{len(prompts)} prompts, but {len(seeds)} seeds; give one for each")
+    if config.top_logprobs:
+        raise UserError("top_logprobs: only requests of the engine return them; set it to 0")
     if config.beam > 1 and (stop_strings is not None or draft is not None):
         raise UserError("beam search supports neither stop strings nor a draft; use beam=1")
-    validate(network, prompts, sources, config, eos)
+    validate(network.config, prompts, sources, config, eos)
 
     def run(batch: list[int]) -> list[list[GenerationOutput]]:
         batch_prompts = [prompts[index] for index in batch]
@@ -114,11 +115,6 @@ def _generate(
     if has_hooks(network):  # they see one batch after another
         workers = 1
     return run_in_batches(lengths, max(1, config.batch_tokens // branches), rows, run, workers)
-
-
-def eos_tuple(eos_ids: EosIds) -> tuple[int, ...]:
-    """Return one or several EOS ids as a tuple without duplicates."""
-    return (eos_ids,) if isinstance(eos_ids, int) else tuple(dict.fromkeys(eos_ids))
 
 
 def max_batch_size(network: ModelConfig, config: GenerationConfig, max_length: int, memory: int) -> int:
@@ -173,35 +169,3 @@ def prepare_batch(
         )
     make_batch = GenerationBatch if (graphs := cuda_graphs_of(network)) is None else graphs.make_batch
     return make_batch(runner, logits, prompts, config, eos_ids, row_seeds, stop_strings)
-
-
-def validate(
-    network: GenerativeNetwork,
-    prompts: Sequence[TokenIds],
-    sources: Sequence[TokenIds] | None,
-    config: GenerationConfig,
-    eos_ids: Sequence[int],
-) -> None:
-    """Raise an error for empty or too long prompts and sources, and for tokens outside the vocabulary."""
-    max_positions, vocab_size = network.config.max_positions, network.config.target_vocab
-    for name, rows, size in (("prompt", prompts, vocab_size), ("source", sources or (), network.config.source_vocab)):
-        for number, row in enumerate(rows, start=1):
-            if not row:
-                raise ValueError(f"{name} {number} is empty; give it at least a begin or an end token")
-            if len(row) > max_positions:
-                raise UserError(
-                    f"{name} {number} has {len(row)} tokens, but the model has {max_positions} positions; "
-                    "shorten it, or split it"
-                )
-            if not 0 <= min(row) <= max(row) < size:
-                wrong = next(token for token in row if not 0 <= token < size)
-                raise ValueError(f"{name} {number}: token {wrong} is outside the vocabulary of {size} tokens")
-    for name, groups in (("banned_ids", config.banned_ids), ("forced_ids", config.forced_ids), ("eos_ids", (eos_ids,))):
-        for token in (token for group in groups for token in group if not 0 <= token < vocab_size):
-            raise UserError(f"{name}: token {token} is outside the vocabulary of {vocab_size} tokens")
-
-
-def check_seeds(seeds: Sequence[int]) -> None:
-    """Raise an error for seeds that do not fit into 64 bits."""
-    if any(not -SEED_LIMIT <= seed < SEED_LIMIT for seed in seeds):
-        raise UserError(f"a seed is a 64-bit integer, at most {SEED_LIMIT - 1}")

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from clearhead.config import GenerationConfig
 from clearhead.inference.logits_processors import build_processors
-from clearhead.inference.model_runner import ModelRunner, TokenIds, new_token_limits
+from clearhead.inference.model_runner import ModelRunner
 from clearhead.inference.output import GenerationOutput, make_output
+from clearhead.inference.request import TokenIds, new_token_limits
 from clearhead.inference.sampling import Sampler
 from clearhead.inference.stop_strings import StopStrings
 from clearhead.inference.token_buffer import TokenBuffer

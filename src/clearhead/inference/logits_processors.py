@@ -8,7 +8,7 @@ with the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -16,10 +16,20 @@ import torch
 from torch import Tensor
 
 from clearhead.config import GenerationConfig
+from clearhead.inference.request import EngineRequest
 from clearhead.inference.token_buffer import TokenBuffer
 
 FORCED_MIN_LOGIT = -1e4  # of a forced token that another processor has banned: it is generated nevertheless
 
+PROCESSED = (
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "no_repeat_ngram_size",
+    "banned_ids",
+    "min_new_tokens",
+    "forced_ids",
+)  # options that build_processors reads
 LogitsProcessor = Callable[[Tensor, TokenBuffer], Tensor]
 
 
@@ -41,6 +51,43 @@ def build_processors(config: GenerationConfig, eos_ids: Tensor) -> list[LogitsPr
     if config.forced_ids:
         processors.append(ForcedSequences(config.forced_ids, eos_ids))
     return processors
+
+
+def process_rows(logits: Tensor, requests: Sequence[EngineRequest], eos_ids: Tensor) -> dict[int, Exception]:
+    """Change the logits (M, V) of requests in place, by their options and constraints; return errors of constraints."""
+    errors, groups = dict[int, Exception](), dict[tuple[object, ...], list[int]]()
+    for index, request in enumerate(requests):
+        groups.setdefault(tuple(getattr(request.config, name) for name in PROCESSED), []).append(index)
+    for indices in groups.values():
+        processors = build_processors(requests[indices[0]].config, eos_ids)
+        if not processors:
+            continue
+        rows, buffer = (
+            torch.tensor(indices, device=logits.device),
+            _buffer_of([requests[index] for index in indices], logits),
+        )
+        changed = logits[rows]
+        for process in processors:
+            changed = process(changed, buffer)
+        logits[rows] = changed
+    for index, request in enumerate(requests):
+        try:
+            allowed = None if request.constraint is None else request.constraint.allowed(request.ids)
+            if allowed is not None:
+                logits[index].masked_fill_(~torch.from_numpy(allowed).to(logits.device), -math.inf)
+        except Exception as error:  # the others go on
+            errors[index] = error
+    return errors
+
+
+def _buffer_of(requests: Sequence[EngineRequest], logits: Tensor) -> TokenBuffer:
+    """Return the tokens of requests as a buffer."""
+    new = [len(request.ids) for request in requests]
+    limits = [request.limit - count for request, count in zip(requests, new, strict=True)]
+    rows = [[*request.prompt, *request.ids] for request in requests]
+    buffer = TokenBuffer(rows, limits, logits.shape[1], logits.device)
+    buffer.num_new = torch.tensor(new, device=logits.device)
+    return buffer
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from clearhead.inference.batches import raise_if_cancelled
 from clearhead.inference.bf16_kv_cache import BF16KVCache, can_use_bf16_cache
+from clearhead.inference.request import TokenIds
 from clearhead.model import Decoder, EncoderDecoder, KVCache, TreeCache
 
 GenerativeNetwork = Decoder | EncoderDecoder
-TokenIds = Sequence[int]
 PREFILL_CHUNK = 512  # prompt tokens of a prefill chunk, where all prompts have the same length
 
 
@@ -99,11 +99,3 @@ def pad_batch(rows: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, T
     max_length = max(lengths)
     ids = torch.tensor([[*row, *[0] * (max_length - len(row))] for row in rows]).to(device, non_blocking=True)
     return ids, None if min(lengths) == max_length else torch.tensor(lengths).to(device, non_blocking=True)
-
-
-def new_token_limits(prompts: Sequence[TokenIds], max_new_tokens: int, max_positions: int) -> list[int]:
-    """Return how many tokens may follow each prompt.
-
-    The last token needs no position, since no decode step follows it.
-    """
-    return [min(max_new_tokens, max_positions - len(prompt) + 1) for prompt in prompts]

@@ -167,7 +167,7 @@ class StepCache(KVCache):
         positions = (begin[:, None] + np.arange(used.shape[1])).clip(max=self.config.max_positions - 1)
         self.positions = torch.from_numpy(positions).to(device)
         self.start: Tensor | int = int(begin[0])
-        if used.shape[1] > 1 or begin.min() != begin.max():
+        if used.shape[1] > 1 or inputs.source_table is not None or begin.min() != begin.max():
             self.start = torch.from_numpy(begin).to(device)
         self.source, self.source_lengths, sources = None, None, None
         if inputs.source_table is not None and inputs.source_lengths is not None:

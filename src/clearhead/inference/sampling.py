@@ -136,26 +136,30 @@ class Choice(NamedTuple):
 
 
 def choose_tokens(logits: Tensor, inputs: SamplingTensors, counts: TokenCounts | None = None) -> Choice:
-    """Choose a token for each row of logits (M, V), which may change in place; nothing waits for the device.
+    """Choose a token for each row of logits (M, V); nothing waits for the device.
 
     The choice of a row depends on its own logits and options only. `counts` is needed for penalties, and updated.
     """
-    finite, logprobs = logits.amax(dim=-1).isfinite(), None
-    if inputs.logprobs >= 0:
-        logprobs = logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    finite, raw = logits.amax(dim=-1).isfinite(), logits
     if inputs.penalties:
         assert counts is not None, "penalties need the tokens of each row"
         logits = penalize(logits, inputs, counts)
     tokens = argmax(logits) if inputs.greedy else _sample(logits, inputs)
     if counts is not None:
         counts.add(inputs.numbers, tokens)
-    if logprobs is None:
-        return Choice(tokens, finite)
+    return Choice(tokens, finite, *token_logprobs(raw, tokens, inputs.logprobs))
+
+
+def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the logprobs of tokens (M,), and the `top` most likely tokens with theirs (M, n); -1: none at all."""
+    if top < 0:
+        return None, None, None
+    logprobs = logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     chosen = logprobs.gather(1, tokens[:, None])[:, 0]
-    if inputs.logprobs == 0:
-        return Choice(tokens, finite, chosen)
-    top = logprobs.topk(min(inputs.logprobs, logits.shape[1]), dim=-1)
-    return Choice(tokens, finite, chosen, top.indices, top.values)
+    if top == 0:
+        return chosen, None, None
+    best = logprobs.topk(min(top, logits.shape[1]), dim=-1)
+    return chosen, best.indices, best.values
 
 
 def penalize(logits: Tensor, inputs: SamplingTensors, counts: TokenCounts) -> Tensor:

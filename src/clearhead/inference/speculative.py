@@ -18,7 +18,8 @@ from torch import Tensor
 
 from clearhead.errors import UserError
 from clearhead.inference.generation_batch import GenerationBatch
-from clearhead.inference.model_runner import GenerativeNetwork, ModelRunner, TokenIds
+from clearhead.inference.model_runner import GenerativeNetwork, ModelRunner
+from clearhead.inference.request import TokenIds
 
 
 class DraftState(Protocol):

@@ -8,8 +8,9 @@ import torch
 
 from clearhead.config import GenerationConfig
 from clearhead.errors import UserError
-from clearhead.inference.generate import EosIds, eos_tuple, prepare_batch, validate
-from clearhead.inference.model_runner import GenerativeNetwork, TokenIds
+from clearhead.inference.generate import prepare_batch
+from clearhead.inference.model_runner import GenerativeNetwork
+from clearhead.inference.request import EosIds, TokenIds, eos_tuple, validate
 from clearhead.inference.speculative import Draft
 from clearhead.inference.stop_strings import StopStrings
 from clearhead.text import Tokenizer
@@ -33,7 +34,7 @@ def stream(
         raise UserError("streaming decodes one sequence, greedily or by sampling; use beam=1 and samples=1")
     eos = eos_tuple(eos_ids)
     sources = None if source is None else [source]
-    validate(network, [prompt], sources, config, eos)
+    validate(network.config, [prompt], sources, config, eos)
 
     def generate_tokens() -> Iterator[int]:
         with torch.inference_mode():

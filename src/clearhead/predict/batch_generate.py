@@ -83,8 +83,13 @@ def generate_batch_texts(
             number += 1
 
     for request in run_in_order(engine, submit_all()):
-        assert request.output is not None
-        yield prompt_of.pop(request), to_result(model, request.output, stops=stops)
+        prompt = prompt_of.pop(request)
+        if request.output is not None:
+            yield prompt, to_result(model, request.output, stops=stops)
+        elif request.error is not None:
+            if on_error is None or not isinstance(request.error, UserError):
+                raise request.error
+            on_error(request.error)
 
 
 class ModelEngine:

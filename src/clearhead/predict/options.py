@@ -50,5 +50,5 @@ class EngineOptions(TypedDict, total=False):
 
     max_batch_size: int
     cache_tokens: int
-    prefill_tokens: int
+    prefill_tokens: int | None
     max_queue: int

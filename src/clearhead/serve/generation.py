@@ -12,7 +12,7 @@ from starlette.responses import StreamingResponse
 
 from clearhead.config import GenerationConfig
 from clearhead.inference import EngineRequest
-from clearhead.inference.engine import Constraint
+from clearhead.inference.request import Constraint
 from clearhead.serve.errors import ApiError
 from clearhead.serve.registry import ServedModel
 

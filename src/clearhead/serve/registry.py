@@ -17,7 +17,7 @@ from clearhead.config import GenerationConfig
 from clearhead.config.model import supported_commands
 from clearhead.config.serve import ServeConfig
 from clearhead.inference import EngineRequest, EngineThread, QueueFull
-from clearhead.inference.engine import Constraint
+from clearhead.inference.request import Constraint
 from clearhead.model import Decoder, EncoderDecoder
 from clearhead.predict.batch_generate import engine_for
 from clearhead.predict.chat import PromptFormat, prompt_format_of
@@ -202,8 +202,10 @@ class ServedModel:
                     continue
                 event.clear()
                 for request in requests:
+                    if request.error is not None:
+                        raise _refused(request.error)
                     if request.cancelled:
-                        raise self._failed() if request.error is None else _refused(request.error)
+                        raise self._failed()
                 yield True
         finally:
             self.release(*requests)
