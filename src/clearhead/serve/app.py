@@ -10,13 +10,14 @@ from starlette.middleware.cors import CORSMiddleware
 
 from clearhead.config.serve import ServeConfig
 from clearhead.predict.model import Model
-from clearhead.serve import errors
+from clearhead.serve import errors, openapi
 from clearhead.serve.inspect import mount_inspect
 from clearhead.serve.inspect.page import mount_page
 from clearhead.serve.keys import Keys
 from clearhead.serve.middleware import AccessLog, Bounds, Guard
 from clearhead.serve.registry import Registry
 from clearhead.serve.routes import chat, completions, embeddings, health, models, tasks, translate
+from clearhead.serve.schemas import Error
 
 
 def create_app(models_: Mapping[str, Model], config: ServeConfig | None = None, keys: Keys | None = None) -> FastAPI:
@@ -38,11 +39,13 @@ def create_app(models_: Mapping[str, Model], config: ServeConfig | None = None, 
         docs_url=None,  # from a content delivery network; ours come from the package
         redoc_url=None,
         redirect_slashes=False,
+        responses={"default": {"model": Error, "description": "An error"}},
     )
     app.state.registry, app.state.config, app.state.keys = registry, config, keys
     errors.install(app)
     for group in (health, models, completions, chat, embeddings, tasks, translate):
         app.include_router(group.router)
+    app.include_router(openapi.router)
     mount_inspect(app, models_)
     mount_page(app)
     # The last one added is the first to see a request.
@@ -55,5 +58,5 @@ def create_app(models_: Mapping[str, Model], config: ServeConfig | None = None, 
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type"],
         )
-    app.add_middleware(AccessLog)
+    app.add_middleware(AccessLog, observe=registry.metrics.observe)
     return app

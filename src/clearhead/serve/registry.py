@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from clearhead.serve.batching import Batcher
 from clearhead.serve.cleanup import at_end
 from clearhead.serve.errors import ApiError, Overloaded
 from clearhead.serve.json_schema import Grammars
+from clearhead.serve.metrics import Metrics
 from clearhead.serve.token_text import TokenTexts
 
 A = TypeVar("A")
@@ -35,11 +37,20 @@ MAX_QUEUE = 1 << 20  # of the engine; `admission` bounds it more tightly
 IDLE_CHECKED = 0.25  # seconds between looks at an engine without requests
 
 
+@dataclass
+class Watch:
+    """A sequence in the engine, as seen from the event loop."""
+
+    event: asyncio.Event  # set when it may have got a token
+    submitted: float
+    started: bool = False
+
+
 class ServedModel:
     """A model in the server; its methods are called on the event loop."""
 
-    def __init__(self, name: str, model: Model, config: ServeConfig):
-        self.name, self.model, self.config = name, model, config
+    def __init__(self, name: str, model: Model, config: ServeConfig, metrics: Metrics):
+        self.name, self.model, self.config, self.metrics = name, model, config, metrics
         self.created = int(time.time())
         self.commands = supported_commands(model.config)
         self.generates = isinstance(model.network, Decoder | EncoderDecoder) and "lm" in model.config.outputs
@@ -49,7 +60,7 @@ class ServedModel:
         self.last_run = 0.0  # monotonic time when the model last did something
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"clearhead-{name}"[:60])
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix=f"clearhead-text-{name}"[:60])
-        self._requests: dict[EngineRequest, asyncio.Event] = {}
+        self._requests: dict[EngineRequest, Watch] = {}
         self._advanced: deque[EngineRequest] = deque()  # filled by the engine's thread
         self._scheduled = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -100,6 +111,7 @@ class ServedModel:
                 continue
             log.error("%s: the engine failed", self.name, exc_info=self.engine.error)
             self.engine = None
+            self.metrics.restarts.labels(self.name).inc()
             self._wake_all()
             backoff = FIRST_BACKOFF if time.monotonic() - started > LAST_BACKOFF else min(2 * backoff, LAST_BACKOFF)
             while self.engine is None:
@@ -149,6 +161,18 @@ class ServedModel:
         """Sequences that are being prepared, wait or run."""
         return self.preparing + len(self._requests)
 
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for a row of the batch, and calls that wait for the thread."""
+        queued = 0 if self.engine is None else len(self.engine.engine.waiting)
+        return self.preparing + queued + max(0, self.calls - 1)
+
+    @property
+    def cache_tokens(self) -> int:
+        """Tokens of running sequences in the KV cache."""
+        running = [] if self.engine is None else list(self.engine.engine.running)
+        return sum(len(each.prompt) + len(each.source or ()) + len(each.ids) for each in running)
+
     @contextmanager
     def admission(self, count: int = 1) -> Iterator[None]:
         """Reserve places for sequences while they are prepared; a full queue refuses before any work is done."""
@@ -182,7 +206,7 @@ class ServedModel:
             raise Overloaded from None
         except RuntimeError:
             raise self._failed() from None
-        self._requests[request] = event or asyncio.Event()
+        self._requests[request] = Watch(event or asyncio.Event(), time.perf_counter())
         at_end(lambda: self.release(request))
         return request
 
@@ -191,7 +215,7 @@ class ServedModel:
 
         Leaving early cancels those that are not done.
         """
-        event = self._requests[requests[0]]
+        event = self._requests[requests[0]].event
         try:
             while not all(request.done for request in requests):
                 try:
@@ -213,7 +237,9 @@ class ServedModel:
     def release(self, *requests: EngineRequest) -> None:
         """Forget requests; those that are not done are cancelled."""
         for request in requests:
-            self._requests.pop(request, None)
+            if self._requests.pop(request, None) is not None:
+                self.metrics.prompt_tokens.labels(self.name).inc(len(request.prompt) + len(request.source or ()))
+                self.metrics.new_tokens.labels(self.name).inc(len(request.ids))
             if not request.done and self.engine is not None:
                 self.engine.cancel(request)
 
@@ -239,13 +265,17 @@ class ServedModel:
         self._scheduled = False  # first: what is added from now on schedules again
         self.last_run = time.monotonic()
         while self._advanced:
-            event = self._requests.get(self._advanced.popleft())
-            if event is not None:
-                event.set()
+            watch = self._requests.get(self._advanced.popleft())
+            if watch is None:
+                continue
+            watch.event.set()
+            if not watch.started:
+                watch.started = True
+                self.metrics.first_token.labels(self.name).observe(time.perf_counter() - watch.submitted)
 
     def _wake_all(self) -> None:
-        for event in self._requests.values():
-            event.set()
+        for watch in self._requests.values():
+            watch.event.set()
 
 
 def _refused(error: BaseException) -> ApiError:
@@ -259,7 +289,9 @@ class Registry:
 
     def __init__(self, models: Mapping[str, Model], config: ServeConfig):
         self.config = config
-        self.models = {name: ServedModel(name, model, config) for name, model in models.items()}
+        self.metrics = Metrics()
+        self.models = {name: ServedModel(name, model, config, self.metrics) for name, model in models.items()}
+        self.metrics.watch(self.models.values())
         self.draining = False
 
     def get(self, name: str | None, *commands: str) -> ServedModel:
