@@ -156,7 +156,7 @@ class Ensemble:
     def train(self, data: Batch, training: Training, variant: Variant, seeds: Sequence[int]) -> None:
         """Train all members; seeds draw their own order of the data, and learning rates share it."""
         lrs = variant.lrs or training.lrs
-        self.weights = {name: _repeat(weight, len(lrs)).requires_grad_() for name, weight in self.weights.items()}
+        self.weights = {name: _repeat(weight, len(lrs)) for name, weight in self.weights.items()}
         self.buffers = {name: _repeat(buffer, len(lrs)) for name, buffer in self.buffers.items()}
         data = to_device(data, self.device)
         order = torch.stack([_order(len(data["labels"]), training, seed) for seed in seeds], 1).to(self.device)
@@ -191,12 +191,21 @@ class _Step:
     ):
         self.ensemble, self.data, self.order, self.training = ensemble, data, order, training
         self.smoothing, self.inputs = variant.smoothing, variant.inputs
+        members, device = len(lr), order.device
+        sizes = {name: weight.numel() for name, weight in ensemble.weights.items()}
+        self.flat = torch.cat([weight.flatten() for weight in ensemble.weights.values()])  # one tensor to update
+        pieces = zip(ensemble.weights.items(), self.flat.split(list(sizes.values())), strict=True)
+        ensemble.weights = {name: piece.view(weight.shape).requires_grad_() for (name, weight), piece in pieces}
         self.weights = list(ensemble.weights.values())
-        self.mean, self.square = ([torch.zeros_like(w) for w in self.weights] for _ in range(2))
-        self.lr = [lr.view(-1, *[1] * (w.dim() - 1)) for w in self.weights]
-        self.decayed = [w.dim() > 2 for w in self.weights]  # matrices (M, …, …)
-        self.schedule = _schedule(training, warmup).to(order.device)
-        self.index = torch.zeros((), dtype=torch.long, device=order.device)
+        self.member = torch.cat([torch.arange(members).repeat_interleave(size // members) for size in sizes.values()])
+        self.member = self.member.int().to(device)
+        self.lr = lr[self.member]
+        matrix = [float(weight.dim() > 2) for weight in self.weights]  # (M, …, …): weight decay for these only
+        decayed = torch.tensor(matrix).repeat_interleave(torch.tensor(list(sizes.values()))).to(device)
+        self.decay = training.weight_decay * self.lr * decayed
+        self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
+        self.schedule = _schedule(training, warmup).to(device)
+        self.index = torch.zeros((), dtype=torch.long, device=device)
 
     def run(self, steps: int) -> None:
         """Run all steps; on a GPU as replays of a CUDA graph."""
@@ -237,24 +246,18 @@ class _Step:
             self._update(gradients)
             self.index += 1
 
-    def _update(self, raw: list[Tensor]) -> None:
-        training, (beta1, beta2) = self.training, self.training.betas
-        norms = torch.stack([g.flatten(1).square().sum(1) for g in raw]).sum(0).sqrt()  # (M,)
-        scale = (training.clip / norms.clamp(min=1e-6)).clamp(max=1)
-        gradients = torch._foreach_mul(raw, [scale.view(lr.shape) for lr in self.lr])
-        torch._foreach_lerp_(self.mean, gradients, 1 - beta1)
-        torch._foreach_mul_(self.square, beta2)
-        torch._foreach_addcmul_(self.square, gradients, gradients, 1 - beta2)
+    def _update(self, gradients: list[Tensor]) -> None:
+        beta1, beta2 = self.training.betas
+        norms = torch._foreach_norm([row for gradient in gradients for row in gradient.unbind()])
+        norm = torch.stack(norms).view(len(gradients), -1).norm(dim=0)  # (M,)
+        scale = (self.training.clip / norm.clamp(min=1e-6)).clamp(max=1)
+        gradient = torch.cat([gradient.flatten() for gradient in gradients]).mul_(scale[self.member])
+        self.mean.lerp_(gradient, 1 - beta1)
+        self.square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         factor = self.schedule.index_select(0, self.index[None])[0]  # (3,)
-        denominator = torch._foreach_sqrt(self.square)
-        torch._foreach_mul_(denominator, factor[2])
-        torch._foreach_add_(denominator, 1e-8)
-        update = torch._foreach_div(self.mean, denominator)
-        lrs = torch._foreach_mul(self.lr, factor[0])
-        for weight, decayed, lr in zip(self.weights, self.decayed, self.lr, strict=True):
-            if decayed and training.weight_decay:
-                weight.mul_(1 - lr * factor[1] * training.weight_decay)
-        torch._foreach_sub_(self.weights, torch._foreach_mul(update, lrs))
+        denominator = self.square.sqrt().mul_(factor[2]).add_(1e-8)
+        self.flat.mul_(1 - self.decay * factor[1])
+        self.flat.sub_((self.mean / denominator).mul_(self.lr).mul_(factor[0]))
 
 
 class _Forward(nn.Module):

@@ -26,21 +26,20 @@ class Setup(NamedTuple):
 def character_model(run: Run, length: int | None = None, **model: Any) -> Setup:
     """A decoder on the characters of tiny Shakespeare."""
     data = characters(length or run.pick(32, 64))
-    base = {"family": "decoder", "decoder_layers": run.pick(2, 4), "dim": run.pick(64, 128), "heads": 4}
+    base = {"family": "decoder", "decoder_layers": run.pick(2, 3), "dim": run.pick(64, 96), "heads": 4}
     base |= {"vocab_size": data.vocab_size, "position": "rotary"}
-    lrs = run.pick((1e-3, 4e-3), (7e-4, 2e-3, 5e-3))
-    return Setup({**base, **model}, data, Training(run.pick(150, 600), run.pick(16, 32), lrs))
+    return Setup({**base, **model}, data, Training(run.pick(150, 500), 16, run.pick((1e-3, 4e-3), (1e-3, 3e-3))))
 
 
 def translator(run: Run, **model: Any) -> tuple[Setup, Translation]:
     """An encoder-decoder on English-German pairs of Tatoeba, the paper's architecture in small."""
-    translation = tatoeba(run.pick(20_000, 100_000), run.pick(12, 16), run.pick(1000, 4000))
+    translation = tatoeba(run.pick(20_000, 60_000), run.pick(12, 14), run.pick(1000, 2000))
     data = translation.data
-    layers = run.pick(1, 3)
+    layers = run.pick(1, 2)
     base = {"family": "encoder-decoder", "encoder_layers": layers, "decoder_layers": layers}
-    base |= {"dim": run.pick(64, 128), "heads": 4, "vocab_size": data.vocab_size, "tie": "all"}
+    base |= {"dim": run.pick(64, 96), "heads": 4, "vocab_size": data.vocab_size, "tie": "all"}
     base |= {"scale_embedding": True, "norm_position": "pre", "init": "xavier"}
-    training = Training(run.pick(150, 1000), run.pick(32, 64), run.pick((2e-3, 6e-3), (1e-3, 3e-3)))
+    training = Training(run.pick(150, 600), run.pick(32, 48), run.pick((2e-3, 6e-3), (1.5e-3, 4e-3)))
     return Setup({**base, **model}, data, training), translation
 
 
@@ -58,7 +57,7 @@ def translate(ensemble: Ensemble, translation: Translation, rows: int) -> list[l
 
 def bleu_after(run: Run, translation: Translation) -> Callable[[Ensemble], Mapping[str, Metrics]]:
     """Return a measurement for `compare`: BLEU of greedy translations of test sentences."""
-    rows = run.pick(200, 512)
+    rows = run.pick(200, 300)
 
     def after(ensemble: Ensemble) -> Mapping[str, Metrics]:
         references = translation.references[:rows]

@@ -13,7 +13,7 @@ def measure(run: Run) -> Results:
     setup, _ = translator(run)
     results: Results = {}
     for batch in (setup.training.batch, 4):
-        steps = min(setup.training.steps * setup.training.batch // batch, run.pick(300, 2000))
+        steps = min(setup.training.steps * setup.training.batch // batch, run.pick(300, 1200))
         variants = (
             Variant(f"LayerNorm|{batch}"),
             Variant(f"BatchNorm|{batch}", {"norm": "batch"}),

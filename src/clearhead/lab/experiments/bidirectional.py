@@ -26,7 +26,7 @@ def measure(run: Run) -> Results:
         Variant("bidirectional", {"family": "decoder", "decoder_layers": layers}, change=_see_all),
         Variant("causal", {"family": "decoder", "decoder_layers": layers}),
     )
-    training = Training(run.pick(150, 800), 32, (1e-3, 3e-3))
+    training = Training(run.pick(150, 500), 32, (1e-3, 3e-3))
     return run.compare(base, variants, data.train, data.valid, {"all words": data.test, "names": entities}, training)
 
 

@@ -49,7 +49,7 @@ def measure(run: Run) -> Results:
         "heads": 4,
         "vocab_size": data.vocab_size,
     }
-    training = Training(run.pick(200, 500), 32, (1e-3, 4e-3))
+    training = Training(run.pick(200, 400), 32, (1e-3, 4e-3))
     variants = [Variant(f"dim {dim}", {"dim": dim}) for dim in run.pick((16, 48), (16, 48, 128))]
     return run.compare(base, variants, data.train, data.valid, {"": data.test}, training, after)
 

@@ -26,8 +26,8 @@ def measure(run: Run) -> Results:
         "position": "sinusoidal",
         "scale_embedding": True,
     }
-    new = {**MODERN, "ff_dim": 8 * dim // 3}
-    swiglu = {"activation": "swiglu", "ff_dim": 8 * dim // 3}
+    new = {**MODERN, "ff_dim": dim * 8 // 3}
+    swiglu = {"activation": "swiglu", "ff_dim": dim * 8 // 3}
     variants = (
         Variant("2017", old),
         Variant("2017 + pre-norm", old | {"norm_position": "pre"}),

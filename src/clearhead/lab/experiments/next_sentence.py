@@ -23,7 +23,7 @@ def measure(run: Run) -> Results:
 
     data = sentence_pairs(run.pick(8000, 30_000), 32)
     mask = data.vocab_size
-    config = ModelConfig(family="encoder", encoder_layers=2, dim=run.pick(64, 128), heads=4, vocab_size=mask + 1,
+    config = ModelConfig(family="encoder", encoder_layers=2, dim=64, heads=4, vocab_size=mask + 1,
                          norm_position="pre", init="xavier", scale_embedding=True, dropout=0.1, tie="output")  # fmt: skip
     rest = {name: values[LABELS:] for name, values in data.train.items()}
     plain = masked(rest, mask)
@@ -32,7 +32,7 @@ def measure(run: Run) -> Results:
 
         def part(name: str = name, pretraining: Batch = pretraining) -> Results:
             ensemble = Ensemble(config, Variant(name), run.seeds, run.device)
-            training = Training(run.steps(run.pick(250, 2500)), run.pick(32, 64), (3e-3,))
+            training = Training(run.steps(run.pick(250, 1200)), run.pick(32, 64), (3e-3,))
             ensemble.train(pretraining, training, Variant(name), run.seeds)
             before = ensemble.evaluate(masked(data.test, mask))["loss"]
             cells = fine_tune(run, ensemble, data, LABELS, name)

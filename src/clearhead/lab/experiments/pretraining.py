@@ -26,7 +26,7 @@ def measure(run: Run) -> Results:
     """Pretrain on all sentences without labels, fine-tune on few of them."""
     data, _ = labeled("sst2", 2000, 24)
     mask = data.vocab_size
-    config = ModelConfig(family="encoder", encoder_layers=2, dim=run.pick(64, 128), heads=4, vocab_size=mask + 1, tie="output",
+    config = ModelConfig(family="encoder", encoder_layers=2, dim=64, heads=4, vocab_size=mask + 1, tie="output",
                          norm_position="pre", init="xavier", scale_embedding=True, dropout=0.1)  # fmt: skip
     results: Results = {}
     for pretrained in (False, True):
@@ -37,7 +37,7 @@ def measure(run: Run) -> Results:
             for labels in LABELS:
                 ensemble = Ensemble(config, Variant(name), run.seeds, run.device)
                 if pretrained:
-                    training = Training(run.steps(run.pick(300, 3000)), run.pick(32, 64), (3e-3,))
+                    training = Training(run.steps(run.pick(300, 1500)), run.pick(32, 64), (3e-3,))
                     ensemble.train(masked(data.train, mask), training, Variant(name), run.seeds)
                 cells |= fine_tune(run, ensemble, data, labels, name)
             return cells

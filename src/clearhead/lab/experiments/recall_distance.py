@@ -10,11 +10,11 @@ from clearhead.lab.tasks import copying
 def measure(run: Run) -> Results:
     """Copy `length` random symbols; only the mixing of tokens differs. Cells are "mixer|length"."""
     results: Results = {}
-    for length in run.pick((4, 8, 16), (8, 16, 32, 64)):
-        data = copying(length, run.pick(6000, 40_000))
-        base = {"family": "decoder", "decoder_layers": 2, "dim": run.pick(48, 96), "heads": 4}
+    for length in run.pick((4, 8, 16), (8, 16, 32)):
+        data = copying(length, run.pick(6000, 20_000))
+        base = {"family": "decoder", "decoder_layers": 2, "dim": run.pick(48, 64), "heads": 4}
         base |= {"vocab_size": data.vocab_size, "position": "rotary"}
-        training = Training(run.pick(250, 1000), run.pick(16, 32), run.pick((2e-3, 6e-3), (1e-3, 3e-3)))
+        training = Training(run.pick(250, 600), run.pick(16, 32), (2e-3, 6e-3))
         variants = (
             Variant(f"attention|{length}"),
             Variant(f"LSTM|{length}", change=replace_attention(Recurrence)),

@@ -12,7 +12,7 @@ def measure(run: Run) -> Results:
     """Cells are "variant|layers"."""
     variants = []
     for layers in (1, 2, 4, 6):
-        settings = {"decoder_layers": layers, "dim": run.pick(48, 96), "init": "xavier"}
+        settings = {"decoder_layers": layers, "dim": 48, "init": "xavier"}
         variants.append(Variant(f"residual|{layers}", settings))
         variants.append(Variant(f"no residual|{layers}", settings, change=swap(Layer, WithoutResidual)))
     return character_model(run).compare(run, variants)

@@ -31,7 +31,7 @@ def measure(run: Run) -> Results:
     """Train with three kinds of history."""
     setup, translation = translator(run)
     training = setup.training
-    setup = setup._replace(training=type(training)(run.pick(100, 500), training.batch, training.lrs))
+    setup = setup._replace(training=type(training)(run.pick(100, 300), training.batch, training.lrs))
     variants = (
         Variant("teacher forcing"),
         Variant("scheduled sampling", inputs=scheduled(0.25)),  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ def measure(run: Run) -> Results:
         base = {
             "family": "decoder",
             "decoder_layers": 2,
-            "dim": run.pick(64, 128),
+            "dim": run.pick(64, 96),
             "heads": 4,
             "position": "rotary",
             "tie": "output",
@@ -31,7 +31,7 @@ def measure(run: Run) -> Results:
                 }
             }
 
-        training = Training(run.pick(150, 600), run.pick(16, 32), (2e-3, 6e-3))
+        training = Training(run.pick(150, 500), 16, (2e-3, 6e-3))
         variants = [Variant(f"tokens|{size}", {"vocab_size": data.vocab_size})]
         results |= run.compare(base, variants, data.train, data.valid, {"": data.test}, training, after)
     return results
