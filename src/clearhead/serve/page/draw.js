@@ -233,8 +233,8 @@ export function Legend({ scale = "weight", low = 0, high = 1, digits = 2, masked
   useLayoutEffect(() => {
     if (!canvas.current) return;
     [canvas.current.width, canvas.current.height] = [256, 1];
-    const ramp = Float32Array.from({ length: 256 }, (_, i) => i / 255);
-    canvas.current.getContext("2d")?.putImageData(image(ramp, 1, 256, scale === "weight" ? "weight" : scale), 0, 0);
+    const ramp = Float32Array.from({ length: 256 }, (_, i) => (scale === "difference" ? (2 * i) / 255 - 1 : i / 255));
+    canvas.current.getContext("2d")?.putImageData(image(ramp, 1, 256, scale), 0, 0);
   }, [scale]);
   const show = (/** @type {number} */ x) => x.toFixed(digits).replace("-", "−");
   return html`<span class="legend"><span>${show(low)}</span><canvas ref=${canvas} aria-hidden="true"></canvas><span>${show(high)}</span>

@@ -1,0 +1,129 @@
+// @ts-check
+// Translate: word alignment, the beam search as a tree whose branches can be forced, teacher-forced against free-running.
+import { html, useEffect, useMemo, useState } from "../html.js";
+import { state, textOf, model, go } from "../state.js";
+import { useFrame } from "../api.js";
+import { t, number, percent, visible } from "../i18n.js";
+import { Heatmap, Legend } from "../draw.js";
+import { Caption, Choice, Numbers, SaveButtons, Slider, View as Frame, Waiting, labelsOf } from "../parts.js";
+import { selection } from "../side.js";
+import { useWidth } from "../size.js";
+
+const PARTS = ["align", "beam", "forced"];
+
+export function View() {
+  const part = PARTS.includes(state.step.value) ? state.step.value : "align";
+  useEffect(() => {
+    selection.value = { side: html`<h3>${t(`translate.${part}`)}</h3><p class="note">${t(`translate.${part}.side`)}</p>` };
+    return () => { selection.value = null; };
+  }, [part, state.language.value]);
+  const empty = !state.text.value.trim();
+  const tools = html`<${Choice} label=${t("view.translate")} value=${part} options=${PARTS.map((each) => [each, t(`translate.${each}`)])} onChange=${(/** @type {string} */ each) => go({ step: each })} /><${SaveButtons} />`;
+  return html`<${Frame} title=${t("view.translate")} lead=${t(`translate.${part}.lead`)} tools=${tools}>
+    ${empty ? html`<p class="problem" role="alert">${t("error.empty")}</p>` : part === "align" ? html`<${Alignment} />` : part === "beam" ? html`<${Beam} />` : html`<${Forced} />`}</${Frame}>`;
+}
+
+function Alignment() {
+  const trace = useFrame("trace", textOf());
+  const { frame, error, stale } = useFrame("align", textOf());
+  const [words, setWords] = useState(true);
+  const [ref, width] = useWidth();
+  const header = trace.frame?.header;
+  const labels = useMemo(() => header && { source: labelsOf(header.source), target: labelsOf(header.target).slice(1) }, [header]);
+  if (!frame || !header) return html`<div ref=${ref}><${Waiting} error=${error ?? trace.error} /></div>`;
+  const table = words ? frame.tensors.words : frame.tensors.weights, [rows, columns] = table.shape;
+  const rowLabels = words ? frame.header.target_words : labels?.target, columnLabels = words ? frame.header.source_words : labels?.source;
+  if (rows !== rowLabels.length || columns !== columnLabels.length || rows === 0) return html`<div ref=${ref}><${Waiting} error=${null} /></div>`;
+  const links = frame.header.links;
+  return html`<div ref=${ref} class=${stale ? "stale" : ""}><p><${Choice} label=${t("align.units")} value=${words} options=${[[true, t("align.words")], [false, t("align.tokens")]]} onChange=${setWords} /></p>
+    <div class="head-view"><${Heatmap} name="alignment" data=${table.data} rows=${rows} columns=${columns} rowLabels=${rowLabels} columnLabels=${columnLabels} width=${Math.min(width, 560)} height=${520} maxCell=${40}
+      selected=${state.row.value === null ? null : [Math.min(state.row.value, rows - 1), Math.min(state.column.value ?? 0, columns - 1)]} onSelect=${(/** @type {number} */ r, /** @type {number} */ c) => go({ row: r, column: c })} label=${t("align.matrix", { rows, columns })} />
+    <div class="head-facts"><h3>${t("align.links")}</h3><ol class="lines">${links.map(([s, y]) => html`<li><span class="piece">${frame.header.target_words[y]}</span> ← <span class="piece">${frame.header.source_words[s]}</span></li>`)}</ol>
+    ${state.row.value !== null && html`<p class="cell">${rowLabels[Math.min(state.row.value, rows - 1)]} ← ${columnLabels[Math.min(state.column.value ?? 0, columns - 1)]}: <strong class="num">${number(table.data[Math.min(state.row.value, rows - 1) * columns + Math.min(state.column.value ?? 0, columns - 1)], 4)}</strong></p>`}</div></div>
+    <p class="scale"><${Legend} /></p>
+    <${Caption}>${t("align.caption", { heads: frame.header.heads.map(([l, h]) => `${l + 1}.${h + 1}`).join(", ") })}</${Caption}>
+    <${Numbers} title=${t("align.table")} head=${["", ...columnLabels]} rows=${rowLabels.map((/** @type {string} */ label, /** @type {number} */ r) => [label, ...columnLabels.map((/** @type {any} */ _, /** @type {number} */ c) => table.data[r * columns + c])])} /></div>`;
+}
+
+function Beam() {
+  const [beam, setBeam] = useState(4);
+  const [penalty, setPenalty] = useState(1);
+  const [prefix, setPrefix] = useState(/** @type {number[]} */ ([]));
+  useEffect(() => setPrefix([]), [state.text.value, model.value.name]);
+  const { frame, error, stale } = useFrame("beam", { model: model.value.name, text: state.text.value, beam, length_penalty: penalty, prefix });
+  return html`<div class="beam-options"><${Slider} label=${t("beam.size")} min="1" max="8" step="1" value=${beam} onInput=${setBeam} />
+    <${Slider} label=${t("beam.penalty")} min="0" max="2" step="0.1" value=${penalty} onInput=${setPenalty} show=${(/** @type {number} */ x) => number(x, 1)} />
+    ${prefix.length > 0 && html`<p>${t("beam.forced")} <span class="piece">${(frame?.header.forced ?? []).map(visible).join("")}</span> <button type="button" class="small" onClick=${() => setPrefix([])}>${t("beam.free")}</button></p>`}</div>
+    ${!frame ? html`<${Waiting} error=${error} />` : html`<div class=${stale ? "stale" : ""}><${Tree} header=${frame.header} prefix=${prefix} onForce=${setPrefix} />
+    <h3>${t("beam.hypotheses")}</h3><ol class="hypotheses">${frame.header.hypotheses.map((/** @type {any} */ each) => html`<li><span>${each.text}</span><span class="num">${number(each.score, 4)}</span></li>`)}</ol>
+    <${Summary} header=${frame.header} />
+    <${Numbers} title=${t("beam.table")} head=${[t("beam.step"), t("token"), t("beam.logprob"), t("beam.score"), t("beam.state")]} rows=${frame.header.nodes.map((/** @type {any} */ n) => [`${n.step}`, visible(n.text), n.logprob, n.score, t(`beam.${n.state}`)])} /></div>`}`;
+}
+
+function Summary({ header }) {
+  const pruned = header.nodes.filter((/** @type {any} */ n) => n.state === "pruned").length;
+  const greedy = [];
+  for (let parent = -1, step = 1; ; step++) { // the best child of each kept or finished node
+    const next = header.nodes.map((/** @type {any} */ n, /** @type {number} */ i) => [n, i]).filter(([n]) => n.parent === parent && n.step === step && n.state !== "pruned").sort((a, b) => b[0].logprob - a[0].logprob)[0];
+    if (!next) break;
+    greedy.push(next[0]);
+    parent = next[1];
+  }
+  const same = greedy.every((n) => n.best);
+  return html`<${Caption}>${t("beam.caption", { nodes: header.nodes.length, pruned })} ${t(same ? "beam.same" : "beam.other")}</${Caption}>`;
+}
+
+/** The tree from left to right, a column for each step; kept branches first. */
+function Tree({ header, prefix, onForce }) {
+  const { nodes } = header;
+  const placed = useMemo(() => {
+    const steps = Math.max(...nodes.map((/** @type {any} */ n) => n.step), 1);
+    const columns = Array.from({ length: steps }, () => /** @type {any[]} */ ([]));
+    nodes.forEach((/** @type {any} */ n, /** @type {number} */ i) => columns[n.step - 1].push({ ...n, i }));
+    const order = { kept: 0, finished: 0, pruned: 1 };
+    const rowOf = new Map([[-1, 0]]);
+    let most = 0;
+    for (const column of columns) {
+      const shown = [...column.filter((n) => n.state !== "pruned"), ...column.filter((n) => n.state === "pruned").slice(0, 3)];
+      shown.sort((a, b) => Number(b.best) - Number(a.best) || order[/** @type {"kept"} */ (a.state)] - order[/** @type {"kept"} */ (b.state)] || (rowOf.get(a.parent) ?? 0) - (rowOf.get(b.parent) ?? 0) || b.score - a.score);
+      shown.forEach((n, r) => rowOf.set(n.i, r));
+      column.splice(0, column.length, ...shown);
+      most = Math.max(most, shown.length);
+    }
+    return { columns, rowOf, width: 70 + steps * 104, height: most * 34 + 16 };
+  }, [nodes]);
+  const x = (/** @type {number} */ step) => (step === 0 ? 26 : 70 + (step - 1) * 104);
+  const y = (/** @type {number} */ i) => 22 + (placed.rowOf.get(i) ?? 0) * 34;
+  const force = (/** @type {any} */ node) => {
+    const path = [];
+    for (let n = node; n; n = n.parent >= 0 ? nodes[n.parent] : null) path.unshift(n.token);
+    onForce([...prefix, ...path.filter((token) => !header.eos.includes(token))]);
+  };
+  return html`<div class="scroll tree" tabindex="0" role="region" aria-label=${t("beam.tree")}><div class="tree-inner" style=${{ width: `${placed.width}px`, height: `${placed.height}px` }}>
+    <svg class="drawing" width=${placed.width} height=${placed.height} viewBox=${`0 0 ${placed.width} ${placed.height}`} aria-hidden="true">
+      ${placed.columns.flat().map((n) => {
+        const [x1, y1, x2, y2] = [x(n.step - 1) + (n.step === 1 ? 8 : 86), n.parent < 0 ? y(-1) : y(n.parent), x(n.step), y(n.i)];
+        return html`<path key=${n.i} class=${`edge ${n.state} ${n.best ? "best" : ""}`} fill="none" d=${`M${x1} ${y1}C${x1 + 9} ${y1} ${x2 - 9} ${y2} ${x2} ${y2}`} />`;
+      })}<circle cx="26" cy=${y(-1)} r="6" class="root" /></svg>
+    ${placed.columns.flat().map((n) => html`<button type="button" key=${n.i} class=${`node ${n.state} ${n.best ? "best" : ""}`} style=${{ left: `${x(n.step)}px`, top: `${y(n.i) - 14}px` }} onClick=${() => force(n)}
+      title=${t("beam.node", { token: n.text, logprob: number(n.logprob), score: number(n.score) })} aria-label=${t("beam.node.force", { token: n.text, state: t(`beam.${n.state}`), score: number(n.score) })}>
+      <span class="piece">${visible(n.text)}</span><span class="num">${number(n.score, 2)}</span></button>`)}</div></div>
+    <p class="note key-line"><span class="node-key best"></span>${t("beam.best")} <span class="node-key kept"></span>${t("beam.kept")} <span class="node-key finished"></span>${t("beam.finished")} <span class="node-key pruned"></span>${t("beam.pruned")}</p>`;
+}
+
+function Forced() {
+  const { frame, error, stale } = useFrame("forced", textOf());
+  if (!frame) return html`<${Waiting} error=${error} />`;
+  const { header, tensors } = frame, n = header.labels.length;
+  const p = (/** @type {number} */ x) => Math.exp(x);
+  return html`<div class=${stale ? "stale" : ""}>${state.target.value === null && html`<p class="note">${t("forced.write")}</p>`}
+    <div class="scroll" tabindex="0" role="region" aria-label=${t("translate.forced")}><table class="forced"><thead><tr><th scope="col">${t("position")}</th><th scope="col">${t("forced.target")}</th><th scope="col" colspan="2">${t("forced.given")}</th><th scope="col">${t("forced.own")}</th><th scope="col" colspan="2">${t("forced.free")}</th></tr></thead><tbody>
+    ${Array.from({ length: n }, (_, i) => html`<tr class=${header.parting !== null && i === header.parting ? "parting" : header.parting !== null && i > header.parting ? "after" : ""}>
+      <th scope="row">${i + 1}</th><td class="piece">${visible(header.label_texts[i])}</td>
+      <td><span class="meter"><span style=${{ width: `${p(tensors.forced.data[i]) * 100}%` }}></span></span></td><td class="num">${percent(p(tensors.forced.data[i]))}</td>
+      <td class="piece">${visible(header.own_texts[i])}</td>
+      <td><span class="meter"><span style=${{ width: `${p(tensors.free.data[i]) * 100}%` }}></span></span></td><td class="num">${percent(p(tensors.free.data[i]))}</td></tr>`)}
+    </tbody></table></div>
+    <${Caption}>${header.parting === null ? t("forced.together") : t("forced.caption", { position: header.parting + 1, target: visible(header.label_texts[header.parting]), own: visible(header.own_texts[header.parting]) })}
+      ${" "}${t("forced.loss", { forced: number(header.forced_loss), free: number(header.free_loss), cost: number(header.free_loss - header.forced_loss) })}</${Caption}></div>`;
+}
