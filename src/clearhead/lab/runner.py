@@ -11,7 +11,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -49,6 +49,7 @@ class Run:
     seconds: float = 0.0  # spent in parts, those of earlier runs included
     seeds: Sequence[int] = field(default=())
     max_steps: int | None = None  # to try an experiment without training it
+    settings: list[dict[str, Any]] = field(default_factory=list)  # of each comparison, for the record
 
     def __post_init__(self) -> None:
         self.seeds = self.seeds or range(SEEDS[self.scale])
@@ -96,6 +97,8 @@ class Run:
         Results have a cell for each variant, or "variant|test" if there are several tests.
         """
         results: Results = {}
+        size = {"examples": len(data["labels"]), "tokens per row": data["labels"].shape[1]}
+        self.settings.append({"model": dict(base), "training": asdict(training), **size})
         for variant in variants:
 
             def train(variant: Variant = variant) -> Results:
@@ -166,6 +169,7 @@ def run_experiment(run: Run, command: str = "") -> dict[str, Any]:
         "torch": torch.__version__,
         "command": command,
         "seconds": round(run.seconds, 1),
+        "settings": run.settings,
         "results": results,
     }
     for prediction in experiment.predictions:
