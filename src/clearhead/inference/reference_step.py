@@ -23,6 +23,7 @@ from clearhead.inference.step import (
     EncodeInputs,
     PagedKVCache,
     SamplingInputs,
+    StepHandle,
     StepInputs,
     StepOutput,
 )
@@ -68,7 +69,7 @@ class ReferenceRunner:
             for pool, x in zip(self._pools(number), layer.cross_attention.project_kv(hidden), strict=True):  # type: ignore[union-attr, operator]
                 pool[targets] = x.transpose(1, 2)[mask].to(pool.dtype)
 
-    def launch(self, inputs: StepInputs, sampling: SamplingInputs) -> ReferenceHandle:
+    def launch(self, inputs: StepInputs, sampling: SamplingInputs) -> StepHandle:
         """Run a step and choose a token for each output."""
         return ReferenceHandle(self._choose(self.logits(inputs), sampling))
 

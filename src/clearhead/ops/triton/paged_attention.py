@@ -18,8 +18,8 @@ except ImportError:  # no Triton on this platform
     kernels = None  # type: ignore[assignment]
 
 MIN_DOT = 16  # smallest matrix side for tensor cores
-MAX_SPLITS = 32
-TARGET_PROGRAMS = 256  # to aim for when splitting
+MAX_SPLITS = 16
+TARGET_PROGRAMS = 128  # to aim for when splitting
 MAX_TILE_BYTES = 16384  # of keys in an iteration, so that the next iteration's fit into shared memory as well
 MAX_COMBINED = 16384  # numbers that a program combines at once
 QUERY_TILE = 64  # queries of a program of the chunk kernel: tokens times heads of a group
@@ -76,7 +76,7 @@ def _block(head_dim: int, dtype: torch.dtype, largest: int) -> int:
 def _splits(rows: int, kv_heads: int, group: int, head_dim: int) -> int:
     """Return the number of splits, a power of two."""
     combined = MAX_COMBINED // (_next_power_of_2(group) * head_dim)
-    wanted = max(1, min(TARGET_PROGRAMS // (rows * kv_heads), MAX_SPLITS, combined))
+    wanted = max(1, min(TARGET_PROGRAMS // (rows * kv_heads), MAX_SPLITS, combined))  # tuned on an H200
     return 1 << (wanted.bit_length() - 1)
 
 
@@ -89,20 +89,28 @@ def decode_attention(
     positions: Tensor,
     slots: Tensor,
     arrived: Tensor,
+    dependent: bool = False,
 ) -> Tensor:
     """Attention of a new token per row: unrotated queries, key and value, heads (R, H + 2G, E), to (R, H, E).
 
     keys and values are (slots, G, E); the new ones, of positions (R,), are written to slots (R,). `rope` is cosines and
-    sines (R, E/2). `arrived` are at least R · G int32 zeros, and zeros again afterwards.
+    sines (R, E/2). `arrived` are at least R · G int32 zeros, and zeros again afterwards. A `dependent`
+    kernel starts before the one before it has ended.
     """
-    return _decode(heads, rope, keys, values, tables, positions, slots, arrived, False)
+    return _decode(heads, rope, keys, values, tables, positions, slots, arrived, False, dependent)
 
 
 def cross_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, tables: BlockTables, lengths: Tensor, arrived: Tensor
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: BlockTables,
+    lengths: Tensor,
+    arrived: Tensor,
+    dependent: bool = False,
 ) -> Tensor:
     """Attention of a token per row, queries (R, H, E), to the keys and values of its source: (R, H, E)."""
-    return _decode(queries, None, keys, values, tables, lengths, lengths, arrived, True)
+    return _decode(queries, None, keys, values, tables, lengths, lengths, arrived, True, dependent)
 
 
 def _decode(
@@ -115,6 +123,7 @@ def _decode(
     slots: Tensor,
     arrived: Tensor,
     cross: bool,
+    dependent: bool,
 ) -> Tensor:
     rows, (_, kv_heads, head_dim) = len(heads), keys.shape
     num_heads = heads.shape[1] - (0 if cross else 2 * kv_heads)
@@ -145,10 +154,12 @@ def _decode(
         kv_heads,
         head_dim,
         tables.span,
-        _block(head_dim, keys.dtype, 64 if splits == 1 else 32),
+        _block(head_dim, keys.dtype, 128),
         splits,
+        dependent,
         num_warps=4,
         num_stages=3,
+        launch_pdl=dependent,
     )
     return out
 

@@ -4,6 +4,7 @@
 
 import triton
 from triton import language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -72,6 +73,7 @@ def decode_attention(
     span: tl.constexpr,
     block: tl.constexpr,
     splits: tl.constexpr,
+    dependent: tl.constexpr,
 ):
     """One program per row, key-value head and split; the first split also handles the new token."""
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -81,6 +83,9 @@ def decode_attention(
     length = tl.load(lengths + row)
     entries += tl.load(layout) + row.to(tl.int64) * tl.load(layout + 1)
     columns, queries = tl.arange(0, dim), tl.arange(0, padded)
+    if dependent:
+        gdc_launch_dependents()
+        gdc_wait()
     query_mask = queries[:, None] < group
     q_at = heads + (row * row_heads + kv_head * group + queries[:, None]) * dim  # (padded, 1)
     q = tl.load(q_at + columns[None, :], mask=query_mask, other=0.0)  # (padded, E)
@@ -93,13 +98,15 @@ def decode_attention(
         sin = tl.load(sines + row * half + columns % half)
         sin = tl.where(columns < half, -sin, sin)
         q_swapped = tl.load(q_at + swapped[None, :], mask=query_mask, other=0.0)
-        q = (q.to(tl.float32) * cos[None, :] + q_swapped.to(tl.float32) * sin[None, :]).to(q.dtype)
+        q = q.to(tl.float32) * cos[None, :] + q_swapped.to(tl.float32) * sin[None, :]
+    q = q.to(keys.dtype.element_ty)
     if not cross and split == 0:
         k_at = heads + (row * row_heads + group * groups + kv_head) * dim
         k, v = tl.load(k_at + columns), tl.load(k_at + groups * dim + columns)
         if rotated:
             k_swapped = tl.load(k_at + swapped)
-            k = (k.to(tl.float32) * cos + k_swapped.to(tl.float32) * sin).to(k.dtype)
+            k = k.to(tl.float32) * cos + k_swapped.to(tl.float32) * sin
+        k, v = k.to(keys.dtype.element_ty), v.to(keys.dtype.element_ty)
         at = tl.load(slots + row).to(tl.int64) * stride + kv_head * dim + columns
         tl.store(keys + at, k)
         tl.store(values + at, v)
