@@ -250,6 +250,7 @@ def test_a_folder_is_rewritten_in_version_2_with_the_same_bits(dtype: Any, tmp_p
     ("version", "message"),
     [
         (3, r"config\.json: format version 3 is newer than this Clearhead reads \(1 to 2\); update Clearhead"),
+        (10**400, r"config\.json: format version 1000000.* is newer than this Clearhead reads"),
         (0, "version 0 is unknown; this Clearhead reads 1 to 2"),
         (True, "version True is unknown"),
         ("2", "version '2' is unknown"),

@@ -204,7 +204,7 @@ def _check_format(data: dict[str, Any], folder: Path) -> None:
         )
     if version > VERSION:
         raise UserError(
-            f"{folder / CONFIG}: format version {version:.0f} is newer than this Clearhead reads "
+            f"{folder / CONFIG}: format version {version!r:.20} is newer than this Clearhead reads "
             f"({OLDEST_VERSION} to {VERSION}); update Clearhead"
         )
 
