@@ -29,6 +29,7 @@ class Explorer:
 
     def __init__(self, models: Mapping[str, Model]):
         self.models = {name: ExploredModel(model, name) for name, model in models.items()}
+        self.own_views: list[str] = []  # added by `add_view`
 
     def get(self, name: str) -> ExploredModel:
         """The model of a name; "" is the first."""

@@ -43,7 +43,10 @@ CODE: dict[str, Any] = {
 @router.get("/models")
 async def models(explorer: Exploring) -> dict[str, Any]:
     """The models of this server, with their layers and views."""
-    return {"models": [describe(each) for each in explorer.models.values()], "max_tokens": MAX_TOKENS}
+    found = [describe(each) for each in explorer.models.values()]
+    for each in found:
+        each["views"] += explorer.own_views if each["tokenizer"] else []
+    return {"models": found, "max_tokens": MAX_TOKENS}
 
 
 def describe(explored: ExploredModel) -> dict[str, Any]:

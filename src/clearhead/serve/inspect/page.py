@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from importlib.resources import files
 from typing import Any
@@ -25,6 +26,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-cache",  # asks again with the ETag, so that an upgrade shows at once
 }
+MIN_GZIP_BYTES = 1000
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
@@ -56,7 +58,10 @@ def mount_page(app: FastAPI) -> None:
         tag = f'"{hashlib.sha256(data).hexdigest()[:20]}"'
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers={**HEADERS, "ETag": tag})
-        return Response(data, media_type=kind, headers={**HEADERS, "ETag": tag})
+        headers = {**HEADERS, "ETag": tag, "Vary": "Accept-Encoding"}
+        if "gzip" in request.headers.get("accept-encoding", "") and len(data) > MIN_GZIP_BYTES:
+            data, headers["Content-Encoding"] = gzip.compress(data, mtime=0), "gzip"
+        return Response(data, media_type=kind, headers=headers)
 
     @app.get("/", include_in_schema=False)
     async def index(request: Request) -> Response:

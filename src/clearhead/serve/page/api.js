@@ -25,24 +25,24 @@ export class InspectError extends Error {
   }
 }
 
-const bytesOf = (/** @type {string} */ text) => Uint8Array.from(atob(text), (each) => each.charCodeAt(0)).buffer;
+const bytesOf = (text) => Uint8Array.from(atob(text), (each) => each.charCodeAt(0)).buffer;
 
 /** Unpack header and tensors of a frame (see serve/inspect/frame.py). @returns {Frame} */
-export function unframe(/** @type {ArrayBuffer} */ buffer) {
+export function unframe(buffer) {
   const length = new DataView(buffer).getUint32(0, true);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
   const types = { float32: Float32Array, uint8: Uint8Array, int32: Int32Array };
   /** @type {Record<string, Tensor>} */
   const tensors = {};
   for (const each of header.tensors) {
-    const count = each.shape.reduce((/** @type {number} */ a, /** @type {number} */ b) => a * b, 1);
+    const count = each.shape.reduce((a, b) => a * b, 1);
     const type = types[/** @type {"uint8"} */ (each.dtype)];
     tensors[each.name] = { data: new type(buffer, 4 + length + each.offset, count), shape: each.shape };
   }
   return { header, tensors };
 }
 
-async function request(/** @type {string} */ key, /** @type {string} */ route, /** @type {any} */ body) {
+async function request(key, route, body) {
   if (recorded) {
     if (!(key in recorded)) throw new InspectError("", "not_recorded");
     return bytesOf(recorded[key]);
@@ -81,7 +81,7 @@ async function watch() {
 }
 
 /** A frame from the server or the cache. @returns {Promise<Frame>} */
-export function post(/** @type {string} */ route, /** @type {any} */ body) {
+export function post(route, body) {
   const key = `${route} ${JSON.stringify(body)}`;
   let found = cache.get(key);
   if (!found) {
@@ -101,7 +101,7 @@ export function post(/** @type {string} */ route, /** @type {any} */ body) {
 }
 
 /** JSON of a GET route. */
-export async function get(/** @type {string} */ route) {
+export async function get(route) {
   const buffer = await request(`${route} null`, route, null);
   raw.set(`${route} null`, buffer);
   return JSON.parse(new TextDecoder().decode(buffer));
@@ -111,7 +111,7 @@ export async function get(/** @type {string} */ route) {
  * A frame for a component. While another one loads, the last one stays (`stale`); `body` null asks for nothing.
  * @returns {{frame: Frame | null, error: InspectError | null, stale: boolean}}
  */
-export function useFrame(/** @type {string} */ route, /** @type {any} */ body) {
+export function useFrame(route, body) {
   const key = body === null ? "" : JSON.stringify(body);
   const again = restarts.value;
   const [found, setFound] = useState(/** @type {any} */ ({ key: null, frame: null, error: null }));

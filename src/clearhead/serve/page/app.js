@@ -13,7 +13,7 @@ import { exportPage } from "./export.js";
 const loaded = /** @type {any} */ (globalThis).clearheadViews ?? {};
 const EVERY_FAMILY = ["tour"];
 
-function useView(/** @type {string} */ name) {
+function useView(name) {
   const [, redraw] = useState(0);
   useEffect(() => {
     if (loaded[name]) return;
@@ -31,7 +31,7 @@ function Header() {
   return html`<header class="bar">
     <span class="mark">Clearhead</span>
     <label class="model"><span class="hidden">${t("model")}</span>
-      <select value=${model.value?.name} onChange=${(/** @type {any} */ e) => choose(e.target.value)}>
+      <select value=${model.value?.name} onChange=${(e) => choose(e.target.value)}>
         ${models.value.map((each) => html`<option value=${each.name}>${each.name}</option>`)}
       </select></label>
     <span class="facts">${model.value && t("model.facts", { family: t(`family.${model.value.family}`), count: count(model.value.parameters) })}</span>
@@ -44,7 +44,7 @@ function Header() {
 }
 
 /** Show another model with a text of its own. */
-export function choose(/** @type {string} */ name) {
+export function choose(name) {
   const next = models.value.find((each) => each.name === name);
   if (!next) return;
   const views = [...next.views, ...EVERY_FAMILY];
@@ -69,18 +69,18 @@ function TextBox({ label, value, placeholder = "", onText, name }) {
   useEffect(() => setDraft(null), [value]);
   return html`<label class="text"><span>${label}</span>
     <textarea name=${name} rows="2" spellcheck="false" value=${draft ?? value} placeholder=${placeholder} disabled=${offline}
-      onInput=${(/** @type {any} */ e) => setDraft(e.target.value)}></textarea></label>`;
+      onInput=${(e) => setDraft(e.target.value)}></textarea></label>`;
 }
 
 function Texts() {
   const family = model.value?.family;
-  const set = (/** @type {string} */ text) => {
+  const set = (text) => {
     state.text.value = text;
     state.appended.value = [];
     if (family === "encoder-decoder") state.target.value = null;
     go({});
   };
-  const setTarget = (/** @type {string} */ text) => {
+  const setTarget = (text) => {
     state.target.value = text === "" ? null : text;
     state.appended.value = [];
     go({});
@@ -93,20 +93,20 @@ function Texts() {
 }
 
 function Tabs({ views }) {
-  const move = (/** @type {KeyboardEvent} */ event) => {
+  const move = (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[/** @type {"ArrowLeft"} */ (event.key)];
     if (!step) return;
     const next = views[(views.indexOf(state.view.value) + step + views.length) % views.length];
     state.view.value = next;
     requestAnimationFrame(() => document.getElementById(`tab-${next}`)?.focus());
   };
-  return html`<div class="tabs" role="tablist" aria-label=${t("views")} onKeyDown=${move}>${views.map((/** @type {string} */ name) => html`<button
+  return html`<div class="tabs" role="tablist" aria-label=${t("views")} onKeyDown=${move}>${views.map((name) => html`<button
     type="button" role="tab" id=${`tab-${name}`} aria-controls="center" aria-selected=${state.view.value === name} tabindex=${state.view.value === name ? 0 : -1}
     onClick=${() => go({ view: name })}>${titleOf(name)}</button>`)}</div>`;
 }
 
 /** The title of a view: a message, or for a view of a user's own, its `title`. */
-function titleOf(/** @type {string} */ name) {
+function titleOf(name) {
   const key = `view.${name}`;
   const own = loaded[name]?.title;
   return messages.en && !(key in messages.en) ? own?.[state.language.value] ?? own?.en ?? name : t(key);
@@ -117,7 +117,7 @@ function App({ problem }) {
   const name = views.includes(state.view.value) ? state.view.value : "attention";
   const view = useView(name);
   useEffect(() => {
-    const key = (/** @type {KeyboardEvent} */ event) => {
+    const key = (event) => {
       if (event.key !== "Escape" || /INPUT|TEXTAREA|SELECT/.test(document.activeElement?.tagName ?? "")) return;
       const { layer, head } = place.value;
       if (state.row.value !== null) go({ row: null, column: null });

@@ -7,7 +7,7 @@ const CIVIDIS = ["00224e", "123570", "3b496c", "575d6d", "707173", "8a8678", "a5
 // Blue over white to red-brown, of equal lightness at both ends.
 const DIVERGING = ["1b5a99", "6f9ecb", "c3d7ea", "f7f7f5", "efcdbb", "d68c69", "9c4420"];
 
-function table(/** @type {string[]} */ points) {
+function table(points) {
   const colors = new Uint32Array(256);
   const parts = points.map((each) => [0, 2, 4].map((at) => parseInt(each.slice(at, at + 2), 16)));
   for (let i = 0; i < 256; i++) {
@@ -22,7 +22,7 @@ const SCALES = { magnitude: table(CIVIDIS), weight: table(CIVIDIS), difference: 
 const MASKED = 0x00000000;
 
 /** The CSS color of a value between 0 and 1. */
-export function color(/** @type {number} */ x, scale = "weight") {
+export function color(x, scale = "weight") {
   const c = SCALES[/** @type {"weight"} */ (scale)][Math.round(255 * Math.min(Math.max(x, 0), 1))];
   return `rgb(${c & 255} ${(c >> 8) & 255} ${(c >> 16) & 255})`;
 }
@@ -73,10 +73,10 @@ export function Thumbnail({ data, rows, columns, causal = false }) {
   return html`<canvas ref=${canvas} class="thumbnail" aria-hidden="true"></canvas>`;
 }
 
-const font = (/** @type {number} */ size) => `${size}px "Noto Sans Mono", "Noto Sans Mono CJK SC", ui-monospace, monospace`;
+const font = (size) => `${size}px "Noto Sans Mono", "Noto Sans Mono CJK SC", ui-monospace, monospace`;
 
 /** Cut a label to a width. */
-function fit(/** @type {CanvasRenderingContext2D} */ pen, /** @type {string} */ text, /** @type {number} */ width) {
+function fit(pen, text, width) {
   if (pen.measureText(text).width <= width) return text;
   let end = text.length;
   while (end > 1 && pen.measureText(text.slice(0, end) + "…").width > width) end--;
@@ -104,7 +104,7 @@ export function Heatmap(props) {
     if (canvas) paint(canvas, props, layout);
   }, [data, mask, scale, width, height, rowLabels, columnLabels, document.documentElement.dataset.theme]);
 
-  const mark = (/** @type {[number, number] | null} */ cell) => {
+  const mark = (cell) => {
     const canvas = over.current, pen = canvas?.getContext("2d");
     if (!canvas || !pen) return;
     const ratio = devicePixelRatio || 1;
@@ -145,19 +145,19 @@ export function Heatmap(props) {
     mark(at.current);
   }, [width, height, selected?.[0], selected?.[1], data]);
 
-  const cellOf = (/** @type {any} */ event) => {
+  const cellOf = (event) => {
     const box = event.currentTarget.getBoundingClientRect();
     const c = Math.floor(((event.clientX - box.left) * (width / box.width) - left) / cw);
     const r = Math.floor(((event.clientY - box.top) * (height / box.height) - top) / ch);
     return r >= 0 && c >= 0 && r < rows && c < columns ? /** @type {[number, number]} */ ([r, c]) : null;
   };
-  const hover = (/** @type {[number, number] | null} */ cell) => {
+  const hover = (cell) => {
     if (cell?.[0] === at.current?.[0] && cell?.[1] === at.current?.[1]) return;
     at.current = cell;
     mark(cell);
     props.onHover?.(cell?.[0] ?? null, cell?.[1] ?? null);
   };
-  const key = (/** @type {KeyboardEvent} */ event) => {
+  const key = (event) => {
     const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
     const move = moves[/** @type {"ArrowUp"} */ (event.key)];
     if (!move || !props.onSelect) return;
@@ -168,14 +168,14 @@ export function Heatmap(props) {
   return html`<div class="heatmap" style=${{ width: `${width}px`, aspectRatio: `${width} / ${height}` }}>
     <canvas ref=${base} data-name=${props.name ?? "matrix"} aria-hidden="true"></canvas>
     <canvas ref=${over} class="over" role="application" aria-label=${label} tabindex="0" onKeyDown=${key}
-      onPointerMove=${(/** @type {any} */ event) => hover(cellOf(event))} onPointerLeave=${() => hover(null)}
-      onClick=${(/** @type {any} */ event) => { const cell = cellOf(event); if (cell) props.onSelect?.(...cell); }}></canvas>
+      onPointerMove=${(event) => hover(cellOf(event))} onPointerLeave=${() => hover(null)}
+      onClick=${(event) => { const cell = cellOf(event); if (cell) props.onSelect?.(...cell); }}></canvas>
   </div>`;
 }
 
 /** Sizes of a heatmap in CSS pixels: labels at the left and on top, cells as large as fits. */
 function measure(rows, columns, rowLabels, columnLabels, maxWidth, maxHeight, maxCell) {
-  const longest = (/** @type {string[] | undefined} */ labels) =>
+  const longest = (labels) =>
     labels ? Math.min(Math.max(...labels.map((each) => [...each].reduce((n, x) => n + (x > "\u2e80" ? 2 : 1), 0)), 1), 14) * 7.3 + 8 : 2;
   let left = rowLabels ? longest(rowLabels) : 2, top = columnLabels ? longest(columnLabels) : 2;
   let cw = (maxWidth - left) / columns, ch = (maxHeight - top) / rows;
@@ -190,7 +190,7 @@ function measure(rows, columns, rowLabels, columnLabels, maxWidth, maxHeight, ma
 }
 
 /** Draw cells and labels. */
-function paint(/** @type {HTMLCanvasElement} */ canvas, /** @type {any} */ props, /** @type {any} */ layout) {
+function paint(canvas, props, layout) {
   const { data, rows, columns, scale = "weight", mask = null, rowLabels, columnLabels } = props;
   const { left, top, cw, ch, width, height } = layout;
   const ratio = devicePixelRatio || 1;
@@ -211,13 +211,13 @@ function paint(/** @type {HTMLCanvasElement} */ canvas, /** @type {any} */ props
     pen.font = font(Math.min(13, ch - 1));
     pen.textAlign = "right";
     pen.textBaseline = "middle";
-    rowLabels.forEach((/** @type {string} */ text, /** @type {number} */ r) => pen.fillText(fit(pen, text, left - 6), left - 5, top + (r + 0.5) * ch));
+    rowLabels.forEach((text, r) => pen.fillText(fit(pen, text, left - 6), left - 5, top + (r + 0.5) * ch));
   }
   if (columnLabels && cw >= 11) {
     pen.font = font(Math.min(13, cw - 1));
     pen.textAlign = "left";
     pen.textBaseline = "middle";
-    columnLabels.forEach((/** @type {string} */ text, /** @type {number} */ c) => {
+    columnLabels.forEach((text, c) => {
       pen.save();
       pen.translate(left + (c + 0.5) * cw, top - 5);
       pen.rotate(-Math.PI / 2);
@@ -236,7 +236,7 @@ export function Legend({ scale = "weight", low = 0, high = 1, digits = 2, masked
     const ramp = Float32Array.from({ length: 256 }, (_, i) => (scale === "difference" ? (2 * i) / 255 - 1 : i / 255));
     canvas.current.getContext("2d")?.putImageData(image(ramp, 1, 256, scale), 0, 0);
   }, [scale]);
-  const show = (/** @type {number} */ x) => x.toFixed(digits).replace("-", "−");
+  const show = (x) => x.toFixed(digits).replace("-", "−");
   return html`<span class="legend"><span>${show(low)}</span><canvas ref=${canvas} aria-hidden="true"></canvas><span>${show(high)}</span>
     ${masked && html`<span class="swatch masked"></span><span>${masked}</span>`}</span>`;
 }

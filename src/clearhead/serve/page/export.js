@@ -5,22 +5,22 @@ import { model, place, state, textOf, toHash, kindsOf } from "./state.js";
 import { load, messages } from "./i18n.js";
 import { download } from "./save.js";
 
-const base64 = (/** @type {ArrayBuffer | Uint8Array} */ buffer) => {
+const base64 = (buffer) => {
   const data = new Uint8Array(buffer);
   let text = "";
   for (let i = 0; i < data.length; i += 32768) text += String.fromCharCode(...data.subarray(i, i + 32768));
   return btoa(text);
 };
-const source = async (/** @type {string} */ path) => (await fetch(`page/${path}`)).text();
+const source = async (path) => (await fetch(`page/${path}`)).text();
 const IMPORT = /((?:from|import)\s*\(?\s*)(["`])(\.{1,2}\/[\w./${}-]+)\2/g;
 
 /** The path that an import names, seen from the folder of the file that has it. */
-function resolve(/** @type {string} */ from, /** @type {string} */ to) {
+function resolve(from, to) {
   return new URL(to, `http://x/${from}`).pathname.slice(1);
 }
 
 /** All modules that a file imports, with their sources; import paths become names of the import map. */
-async function modules(/** @type {string[]} */ entries) {
+async function modules(entries) {
   /** @type {Record<string, string>} */
   const found = {};
   const waiting = [...entries];
@@ -63,7 +63,7 @@ export async function exported() {
   const imports = Object.fromEntries(Object.entries(files).map(([path, text]) =>
     [`clearhead/${path}`, `data:text/javascript;base64,${base64(new TextEncoder().encode(text))}`]));
   const answers = Object.fromEntries([...raw].map(([key, data]) => [key, typeof data === "string" ? data : base64(data)]));
-  const json = (/** @type {any} */ value) => JSON.stringify(value).replace(/</g, "\\u003c");
+  const json = (value) => JSON.stringify(value).replace(/</g, "\\u003c");
   return `<!doctype html>
 <html lang="${state.language.value === "zh" ? "zh-CN" : "en"}"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Clearhead: ${model.value.name.replace(/[<>&"]/g, "")}</title><style>${style}</style>

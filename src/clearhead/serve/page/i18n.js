@@ -9,7 +9,7 @@ const version = signal(0);
 export const LANGUAGES = ["en", "zh"];
 
 /** Load the messages of a language. */
-export async function load(/** @type {string} */ language) {
+export async function load(language) {
   if (!LANGUAGES.includes(language)) language = "en";
   if (!loaded[language]) loaded[language] = await (await fetch(`page/messages/${language}.json`)).json();
   document.documentElement.lang = language === "zh" ? "zh-CN" : "en";
@@ -20,30 +20,30 @@ export async function load(/** @type {string} */ language) {
 export const messages = loaded;
 
 /** The message of a key with its values; numbers are written with `number`. */
-export function t(/** @type {string} */ key, /** @type {Record<string, any>} */ values = {}) {
+export function t(key, values = {}) {
   void version.value;
   const text = loaded[state.language.value]?.[key] ?? loaded.en?.[key] ?? key;
   return text.replace(/\{(\w+)\}/g, (_, name) => String(values[name] ?? ""));
 }
 
 /** A number with some digits after the point, with a true minus sign. */
-export function number(/** @type {number | null | undefined} */ x, digits = 3) {
+export function number(x, digits = 3) {
   if (x === null || x === undefined || !Number.isFinite(x)) return x === Infinity ? "∞" : x === -Infinity ? "−∞" : "–";
   return x.toFixed(digits).replace("-", "−");
 }
 
 /** A share as a percentage. */
-export function percent(/** @type {number | null | undefined} */ x, digits = 1) {
+export function percent(x, digits = 1) {
   return x === null || x === undefined ? "–" : `${number(100 * x, digits)} %`;
 }
 
 /** A count with a separator of thousands. */
-export function count(/** @type {number} */ x) {
+export function count(x) {
   return Math.round(x).toString().replace(/\B(?=(\d{3})+$)/g, "\u202f");
 }
 
 /** Bytes in the nearest unit. */
-export function bytes(/** @type {number} */ x) {
+export function bytes(x) {
   const units = ["B", "kB", "MB", "GB"];
   let unit = 0;
   while (x >= 1000 && unit < 3) [x, unit] = [x / 1000, unit + 1];
@@ -51,6 +51,6 @@ export function bytes(/** @type {number} */ x) {
 }
 
 /** A token for the eye: spaces and line ends are shown. */
-export function visible(/** @type {string} */ piece) {
+export function visible(piece) {
   return piece.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/^ +| +$/g, (x) => "·".repeat(x.length)) || "∅";
 }

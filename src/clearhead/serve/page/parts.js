@@ -6,8 +6,8 @@ import { away } from "./api.js";
 import { savePicture } from "./save.js";
 
 /** A side's tokens for labels; parts of a character are numbered. @returns {string[]} */
-export function labelsOf(/** @type {any} */ side) {
-  return side.pieces.map((/** @type {string} */ piece, /** @type {number} */ i) => {
+export function labelsOf(side) {
+  return side.pieces.map((piece, i) => {
     const part = side.parts[i];
     return part ? `${visible(piece)}${part[0]}/${part[1]}` : visible(piece);
   });
@@ -39,8 +39,8 @@ export function Caption({ children, live = false }) {
 export function Numbers({ title, head, rows, limit = 600, open = false }) {
   return html`<details class="numbers" open=${open}><summary>${title}</summary>
     <div class="scroll" tabindex="0" role="region" aria-label=${title}><table>
-      <thead><tr>${head.map((/** @type {any} */ each) => html`<th scope="col">${each}</th>`)}</tr></thead>
-      <tbody>${rows.slice(0, limit).map((/** @type {any[]} */ row) => html`<tr>${row.map((cell, i) =>
+      <thead><tr>${head.map((each) => html`<th scope="col">${each}</th>`)}</tr></thead>
+      <tbody>${rows.slice(0, limit).map((row) => html`<tr>${row.map((cell, i) =>
         i === 0 ? html`<th scope="row">${cell}</th>` : html`<td>${typeof cell === "number" ? number(cell) : cell}</td>`)}</tr>`)}</tbody>
     </table></div>
     ${rows.length > limit && html`<p class="note">${t("table.more", { count: rows.length - limit })}</p>`}
@@ -68,6 +68,6 @@ export function Choice({ options, value, onChange, label }) {
 /** A slider with its value. */
 export function Slider({ label, value, min, max, step, onInput, show = String }) {
   return html`<label class="slider"><span>${label}</span>
-    <input type="range" min=${min} max=${max} step=${step} value=${value} onInput=${(/** @type {any} */ e) => onInput(+e.target.value)} />
+    <input type="range" min=${min} max=${max} step=${step} value=${value} onInput=${(e) => onInput(+e.target.value)} />
     <output>${show(value)}</output></label>`;
 }

@@ -4,7 +4,7 @@
 /** @typedef {{temperature: number, top_k: number, top_p: number, min_p: number}} Sampling */
 
 /** The softmax of logits; −∞ gives 0. */
-export function softmax(/** @type {ArrayLike<number>} */ logits) {
+export function softmax(logits) {
   let high = -Infinity;
   for (let i = 0; i < logits.length; i++) high = Math.max(high, logits[i]);
   const out = new Float64Array(logits.length);

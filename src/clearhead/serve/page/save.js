@@ -4,7 +4,7 @@
 const MAX_CELLS = 20000;
 
 /** Offer a file to the browser's download. */
-export function download(/** @type {string} */ name, /** @type {Blob} */ blob) {
+export function download(name, blob) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);
   link.download = name;
@@ -12,17 +12,17 @@ export function download(/** @type {string} */ name, /** @type {Blob} */ blob) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-const escape = (/** @type {string} */ text) => text.replace(/[&<>"]/g, (x) => `&#${x.charCodeAt(0)};`);
+const escape = (text) => text.replace(/[&<>"]/g, (x) => `&#${x.charCodeAt(0)};`);
 
 /** The canvases and drawings of a part of the page, with their places. */
-function found(/** @type {string} */ within) {
+function found(within) {
   const root = document.querySelector(within);
   if (!root) return [];
   return [...root.querySelectorAll("canvas:not(.over), svg.drawing")].filter((each) => each.getBoundingClientRect().width > 4);
 }
 
 /** Save all pictures of a part of the page as one file. */
-export async function savePicture(/** @type {string} */ within, /** @type {"svg" | "png"} */ form) {
+export async function savePicture(within, form) {
   const svg = drawing(within);
   if (!svg) return;
   const name = `clearhead-${new URLSearchParams(location.hash.slice(1)).get("v") ?? "view"}`;
@@ -38,7 +38,7 @@ export async function savePicture(/** @type {string} */ within, /** @type {"svg"
 }
 
 /** One SVG of all pictures, where they stand on the page. @returns {{text: string, width: number, height: number} | null} */
-export function drawing(/** @type {string} */ within) {
+export function drawing(within) {
   const parts = found(within);
   if (!parts.length) return null;
   const boxes = parts.map((each) => each.getBoundingClientRect());
@@ -65,7 +65,7 @@ export function drawing(/** @type {string} */ within) {
 }
 
 /** Small canvases (one pixel a cell) become rectangles, others an embedded picture. */
-function cells(/** @type {HTMLCanvasElement} */ canvas, x, y, width, height) {
+function cells(canvas, x, y, width, height) {
   const thumbnail = canvas.classList.contains("thumbnail") || canvas.width * canvas.height <= 1024;
   if (!thumbnail || canvas.width * canvas.height > MAX_CELLS)
     return `<image x="${x}" y="${y}" width="${width}" height="${height}" href="${canvas.toDataURL()}"/>`;
@@ -80,7 +80,7 @@ function cells(/** @type {HTMLCanvasElement} */ canvas, x, y, width, height) {
   return out + "</g>";
 }
 
-function inlineStyles(/** @type {Element} */ from, /** @type {Element} */ to) {
+function inlineStyles(from, to) {
   const sources = [from, ...from.querySelectorAll("*")], copies = [to, ...to.querySelectorAll("*")];
   sources.forEach((each, i) => {
     const style = getComputedStyle(each);

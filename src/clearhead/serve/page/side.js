@@ -31,7 +31,7 @@ const CELLS = ["q", "k", "v", "scores", "scaled", "weights", "output", "update",
 /** Subscripts and letters of a formula, as typeset text. */
 function Formula({ text }) {
   const parts = text.split(/(W_up|W_down|[A-Za-z]_[A-Z])/);
-  return html`<p class="formula">${parts.map((/** @type {string} */ part) => {
+  return html`<p class="formula">${parts.map((part) => {
     const [base, below] = part.split("_");
     return below ? html`<var>${base}</var><sub>${below}</sub>` : part.replace(/Norm|softmax|stream|where masked|over heads|position/g, (x) => `\u200b${x}\u200b`)
       .split("\u200b").map((each) => (/^(Norm|softmax|stream|where masked|over heads|position)$/.test(each) ? html`<span>${t(`formula.${each}`)}</span>` : html`<i>${each}</i>`));
@@ -43,9 +43,9 @@ function Code({ name, mark }) {
   const [code, setCode] = useState(/** @type {any} */ (null));
   useEffect(() => void get(`code/${name}`).then(setCode, () => setCode(null)), [name]);
   if (!code) return null;
-  const at = code.lines.findIndex((/** @type {string} */ line) => line.includes(mark));
+  const at = code.lines.findIndex((line) => line.includes(mark));
   return html`<h3>${t("side.code")}</h3><p class="file">${code.file}:${code.line + Math.max(at, 0)}</p>
-    <pre class="code" tabindex="0" role="region" aria-label=${t("side.code")}>${code.lines.map((/** @type {string} */ line, /** @type {number} */ i) => html`<span class=${i === at ? "marked" : ""}>${line}</span>`)}</pre>`;
+    <pre class="code" tabindex="0" role="region" aria-label=${t("side.code")}>${code.lines.map((line, i) => html`<span class=${i === at ? "marked" : ""}>${line}</span>`)}</pre>`;
 }
 
 /** A number as the dot product it is. */
@@ -62,7 +62,7 @@ function Cell({ step }) {
   const labels = selection.value?.terms?.[step];
   const ranked = terms.slice().sort((x, y) => Math.abs(y[3]) - Math.abs(x[3]));
   const shown = ranked.slice(0, 6), rest = ranked.slice(6).reduce((sum, x) => sum + x[3], 0);
-  const name = (/** @type {number} */ i) => labels?.[i] ?? `${i + 1}`;
+  const name = (i) => labels?.[i] ?? `${i + 1}`;
   return html`<p class="cell-value" data-value=${value}>${t(`step.${step}`)} [${row + 1}, ${column + 1}] = <strong>${number(value, 4)}</strong></p>
     <table class="terms"><thead><tr><th scope="col">${t(`terms.${step}`)}</th><th scope="col">a</th><th scope="col">b</th><th scope="col">a · b</th></tr></thead><tbody>
     ${shown.map(([i, x, y, p]) => html`<tr><th scope="row">${name(i)}</th><td>${number(x)}</td><td>${number(y)}</td><td>${number(p)}</td></tr>`)}

@@ -7,7 +7,7 @@ import { t } from "./i18n.js";
 const VIEWS_OF_HEADS = ["attention", "steps", "compare"];
 
 /** Zoom to a layer or a head, in a view that shows heads. */
-export function open(/** @type {string} */ kind, /** @type {number | null} */ layer, /** @type {number | null} */ head) {
+export function open(kind, layer, head) {
   const view = VIEWS_OF_HEADS.includes(state.view.value) ? state.view.value : "attention";
   go({ view, kind, layer, head });
 }

@@ -25,13 +25,13 @@ export const state = {
 };
 
 // Short keys of the URL, and how a value is written into it.
-const NUMBER = { read: (/** @type {string} */ x) => (x === "" || Number.isNaN(+x) ? null : Math.trunc(+x)), write: String };
-const TEXT = { read: (/** @type {string} */ x) => x, write: String };
+const NUMBER = { read: (x) => (x === "" || Number.isNaN(+x) ? null : Math.trunc(+x)), write: String };
+const TEXT = { read: (x) => x, write: String };
 const LIST = {
-  read: (/** @type {string} */ x) => (x ? x.split("~") : []),
-  write: (/** @type {any[]} */ x) => x.join("~"),
+  read: (x) => (x ? x.split("~") : []),
+  write: (x) => x.join("~"),
 };
-const NUMBERS = { read: (/** @type {string} */ x) => LIST.read(x).map(Number).filter(Number.isInteger), write: LIST.write };
+const NUMBERS = { read: (x) => LIST.read(x).map(Number).filter(Number.isInteger), write: LIST.write };
 /** @type {Record<string, [keyof typeof state, any]>} */
 const KEYS = {
   m: ["model", TEXT], v: ["view", TEXT], k: ["kind", TEXT], l: ["layer", NUMBER], h: ["head", NUMBER],
@@ -52,7 +52,7 @@ export function toHash() {
 }
 
 /** Set the state from a URL; what it does not name gets its first value. */
-export function fromHash(/** @type {string} */ hash) {
+export function fromHash(hash) {
   const parts = new URLSearchParams(hash.replace(/^#/, ""));
   batch(() => {
     for (const [key, [name, form]] of Object.entries(KEYS)) {
@@ -95,12 +95,12 @@ export function textOf() {
 }
 
 /** The number of layers with a kind of attention. */
-export function depth(/** @type {any} */ config, /** @type {string} */ kind) {
+export function depth(config, kind) {
   return kind === "encoder" ? config.encoder_layers : config.decoder_layers;
 }
 
 /** The kinds of attention of a family. */
-export function kindsOf(/** @type {any} */ config) {
+export function kindsOf(config) {
   return { "encoder-decoder": ["encoder", "decoder", "cross"], encoder: ["encoder"], decoder: ["decoder"] }[
     /** @type {"encoder"} */ (config.family)
   ];
@@ -113,14 +113,14 @@ export const place = computed(() => {
   const kinds = kindsOf(config);
   const last = kinds[kinds.length - 1];
   const kind = kinds.includes(state.kind.value) ? state.kind.value : last;
-  const bound = (/** @type {number | null} */ value, /** @type {number} */ count) =>
+  const bound = (value, count) =>
     value === null ? null : Math.min(Math.max(value, 0), count - 1);
   const layer = bound(state.layer.value, depth(config, kind));
   return { kind, layer, head: layer === null ? null : bound(state.head.value, config.heads) };
 });
 
 /** Go to a place in the model. */
-export function go(/** @type {Partial<{view: string, kind: string, layer: number|null, head: number|null, row: number|null, column: number|null, step: string}>} */ to) {
+export function go(to) {
   batch(() => {
     if (!("row" in to)) Object.assign(to, { row: null, column: null });
     for (const [name, value] of Object.entries(to)) /** @type {any} */ (state)[name].value = value;

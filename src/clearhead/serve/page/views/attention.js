@@ -11,7 +11,7 @@ import { open } from "../spine.js";
 import { useWidth } from "../size.js";
 
 /** The tokens of queries and of keys. */
-export function sidesOf(/** @type {any} */ header, /** @type {string} */ kind) {
+export function sidesOf(header, kind) {
   const queries = kind === "encoder" ? header.source : header.target;
   return [queries, kind === "decoder" ? queries : header.source];
 }
@@ -24,7 +24,7 @@ export function View() {
   }, []);
   const kinds = kindsOf(model.value.config);
   const tools = html`${kinds.length > 1 && html`<${Choice} label=${t("attention.kind")} value=${kind} options=${kinds.map((each) => [each, t(`kind.${each}`)])}
-    onChange=${(/** @type {string} */ each) => go({ kind: each, layer: null, head: null })} />`}<${SaveButtons} />`;
+    onChange=${(each) => go({ kind: each, layer: null, head: null })} />`}<${SaveButtons} />`;
   if (!state.text.value.trim()) return html`<${Frame} title=${t("view.attention")}><p class="problem" role="alert">${t("error.empty")}</p></${Frame}>`;
   if (!frame) return html`<${Frame} title=${t("view.attention")}><${Waiting} error=${error} /></${Frame}>`;
   const title = head !== null ? t("place.head", { kind: t(`kind.${kind}`), layer: /** @type {number} */ (layer) + 1, head: head + 1 }) : t("attention.title", { kind: t(`kind.${kind}`) });
@@ -45,7 +45,7 @@ function Overview({ frame, kind, layer }) {
   })), [data, layer]);
   const [queries, keys] = sidesOf(frame.header, kind);
   const block = Math.ceil(Math.max(queries.ids.length, keys.ids.length) / 96);
-  const move = (/** @type {KeyboardEvent} */ event) => {
+  const move = (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -heads, ArrowDown: heads }[/** @type {"ArrowUp"} */ (event.key)];
     if (!step) return;
     const all = [.../** @type {HTMLElement} */ (event.currentTarget).querySelectorAll("button")];
@@ -85,8 +85,8 @@ function Sharpest({ frame, kind }) {
     }
     return result;
   }, [data]);
-  const best = (/** @type {"previous" | "first" | "peak"} */ name, sign = 1) => found.reduce((a, b) => (sign * b[name] > sign * a[name] ? b : a));
-  const line = (/** @type {string} */ key, /** @type {any} */ each, /** @type {number} */ value) => html`<li>${t(key, { layer: each.layer + 1, head: each.head + 1, share: percent(value, 0) })} <button type="button" class="link" onClick=${() => open(kind, each.layer, each.head)}>${t("open")}</button></li>`;
+  const best = (name, sign = 1) => found.reduce((a, b) => (sign * b[name] > sign * a[name] ? b : a));
+  const line = (key, each, value) => html`<li>${t(key, { layer: each.layer + 1, head: each.head + 1, share: percent(value, 0) })} <button type="button" class="link" onClick=${() => open(kind, each.layer, each.head)}>${t("open")}</button></li>`;
   return html`<ul class="caption facts-list">
     ${rows === columns && rows > 1 && html`${line("attention.previous", best("previous"), best("previous").previous)}`}
     ${line("attention.first", best("first"), best("first").first)}${line("attention.sharp", best("peak"), best("peak").peak)}${line("attention.broad", best("peak", -1), best("peak", -1).peak)}</ul>`;
@@ -106,7 +106,7 @@ function OneHead({ header, kind, layer, head }) {
     for (const next of [head - 1, head + 1]) if (next >= 0 && next < heads) post("head", { ...textOf(), kind, layer, head: next }).catch(() => null);
   }, [kind, layer, head]);
   const row = hover?.[0] ?? state.row.value, column = hover?.[1] ?? state.column.value;
-  const step = (/** @type {number} */ by) => {
+  const step = (by) => {
     const next = layer * heads + head + by;
     if (next >= 0 && next < heads * layers) go({ layer: Math.floor(next / heads), head: next % heads });
   };
@@ -120,11 +120,11 @@ function OneHead({ header, kind, layer, head }) {
   const effect = frame.header.effect;
   const r = Math.min(row ?? rows - 1, rows - 1);
   const best = Array.from({ length: columns }, (_, c) => [c, data[r * columns + c]]).filter(([c]) => mask[r * columns + c]).sort((a, b) => b[1] - a[1]);
-  const pick = (/** @type {number} */ a, /** @type {number} */ b) => go({ row: a, column: b });
+  const pick = (a, b) => go({ row: a, column: b });
   return html`<div ref=${ref}>${walk}<div class=${stale ? "head-view stale" : "head-view"}>
     <${Heatmap} name="head" data=${data} rows=${rows} columns=${columns} mask=${mask} rowLabels=${rowLabels} columnLabels=${columnLabels}
       width=${Math.min(width, 620)} height=${620} selected=${state.row.value === null ? null : [Math.min(state.row.value, rows - 1), Math.min(state.column.value ?? 0, columns - 1)]} onSelect=${pick}
-      onHover=${(/** @type {any} */ a, /** @type {any} */ b) => setHover(a === null ? null : [a, b])} label=${t("attention.matrix", { rows, columns })} />
+      onHover=${(a, b) => setHover(a === null ? null : [a, b])} label=${t("attention.matrix", { rows, columns })} />
     <div class="head-facts">
       <div class="effect" data-divergence=${effect.divergence}><h3>${t("effect.title")}</h3>
         <dl><dt>${t("effect.divergence")}</dt><dd>${number(effect.divergence, 4)} <small>nat</small></dd>

@@ -12,7 +12,7 @@ const SHOWN = 14;
 const START = { temperature: 1, top_k: 0, top_p: 1, min_p: 0 };
 
 /** Take a token: it follows the text, or the target up to this position. */
-function take(/** @type {number} */ id, /** @type {any} */ side, /** @type {number} */ position) {
+function take(id, side, position) {
   if (model.value.family === "encoder-decoder") {
     state.target.value = "";
     state.appended.value = [...side.ids.slice(1, position + 1), id];
@@ -42,19 +42,19 @@ export function View() {
     <div class="strip" role="group" aria-label=${t("next.positions")}>${labels.map((label, i) => html`<button type="button" class=${`token ${side.spans[i] ? "" : "special"} ${i > here ? "later" : ""}`} aria-pressed=${i === here} onClick=${() => go({ row: i })}><span class="piece">${label}</span></button>`)}
       ${undo && html`<button type="button" class="small" onClick=${() => { state.appended.value = state.appended.value.slice(0, -1); go({}); }}>${t("next.undo")}</button>`}</div>
     <div class=${stale ? "next stale" : "next"}><div><h3>${t("next.after", { token: labels[here] })}</h3>
-      <${Distribution} frame=${frame} how=${how} onTake=${whole ? null : (/** @type {number} */ id) => take(id, side, here)} /></div>
+      <${Distribution} frame=${frame} how=${how} onTake=${whole ? null : (id) => take(id, side, here)} /></div>
       <${Controls} how=${how} onChange=${setHow} vocabulary=${frame.tensors.logits.shape[0]} /></div>
     <${Lens} lens=${frame.header.lens} />
   </${Frame}>`;
 }
 
 function Controls({ how, onChange, vocabulary }) {
-  const set = (/** @type {string} */ name) => (/** @type {number} */ value) => onChange({ ...how, [name]: value });
+  const set = (name) => (value) => onChange({ ...how, [name]: value });
   return html`<div class="controls"><h3>${t("next.sampling")}</h3>
-    <${Slider} label=${t("next.temperature")} min="0.05" max="3" step="0.05" value=${how.temperature} onInput=${set("temperature")} show=${(/** @type {number} */ x) => number(x, 2)} />
-    <${Slider} label="top-k" min="0" max=${Math.min(100, vocabulary)} step="1" value=${how.top_k} onInput=${set("top_k")} show=${(/** @type {number} */ x) => (x === 0 ? t("off") : String(x))} />
-    <${Slider} label="top-p" min="0.05" max="1" step="0.01" value=${how.top_p} onInput=${set("top_p")} show=${(/** @type {number} */ x) => (x >= 1 ? t("off") : number(x, 2))} />
-    <${Slider} label="min-p" min="0" max="0.5" step="0.01" value=${how.min_p} onInput=${set("min_p")} show=${(/** @type {number} */ x) => (x === 0 ? t("off") : number(x, 2))} />
+    <${Slider} label=${t("next.temperature")} min="0.05" max="3" step="0.05" value=${how.temperature} onInput=${set("temperature")} show=${(x) => number(x, 2)} />
+    <${Slider} label="top-k" min="0" max=${Math.min(100, vocabulary)} step="1" value=${how.top_k} onInput=${set("top_k")} show=${(x) => (x === 0 ? t("off") : String(x))} />
+    <${Slider} label="top-p" min="0.05" max="1" step="0.01" value=${how.top_p} onInput=${set("top_p")} show=${(x) => (x >= 1 ? t("off") : number(x, 2))} />
+    <${Slider} label="min-p" min="0" max="0.5" step="0.01" value=${how.min_p} onInput=${set("min_p")} show=${(x) => (x === 0 ? t("off") : number(x, 2))} />
     <button type="button" class="small" onClick=${() => onChange(START)}>${t("reset")}</button></div>`;
 }
 
@@ -66,9 +66,9 @@ function Distribution({ frame, how, onTake }) {
     for (const p of after) if (p > 0) [kept, entropy] = [kept + 1, entropy - p * Math.log2(p)];
     return { before, after, kept, entropy };
   }, [frame, how]);
-  const names = new Map(ids.map((/** @type {number} */ id, /** @type {number} */ i) => [id, texts[i]]));
+  const names = new Map(ids.map((id, i) => [id, texts[i]]));
   const most = Math.max(before[ids[0]], after[ids[0]]);
-  const row = (/** @type {number} */ id) => html`<li key=${id} class=${after[id] === 0 ? "cut" : ""}>
+  const row = (id) => html`<li key=${id} class=${after[id] === 0 ? "cut" : ""}>
     <button type="button" class="piece take" disabled=${!onTake || eos.includes(id)} onClick=${() => onTake(id)} aria-label=${t("next.take", { token: names.get(id) })}>${visible(names.get(id))}</button>
     <span class="two"><${Bar} value=${after[id] / most} label=${percent(after[id])} /><span class="ghost"><span style=${{ width: `${(before[id] / most) * 100}%` }}></span></span></span>
     <span class="num" data-id=${id}>${after[id] === 0 ? t("next.cut") : percent(after[id], 2)}</span></li>`;
@@ -76,15 +76,15 @@ function Distribution({ frame, how, onTake }) {
     <p class="note">${t("next.bars")}</p>
     <${Caption} live=${true}>${t("next.caption", { kept: count(kept), of: count(before.length), entropy: number(entropy, 2), choices: number(2 ** entropy, 1) })}</${Caption}>
     <${Numbers} title=${t("next.table")} head=${[t("token"), t("id"), t("next.logit"), t("next.before"), t("next.after_cut")]}
-      rows=${ids.slice(0, 100).map((/** @type {number} */ id) => [visible(names.get(id)), `${id}`, frame.tensors.logits.data[id], number(before[id], 5), number(after[id], 5)])} />`;
+      rows=${ids.slice(0, 100).map((id) => [visible(names.get(id)), `${id}`, frame.tensors.logits.data[id], number(before[id], 5), number(after[id], 5)])} />`;
 }
 
 function Lens({ lens }) {
   const final = lens[lens.length - 1]?.ids[0];
-  const first = lens.findIndex((/** @type {any} */ _, /** @type {number} */ i) => lens.slice(i).every((/** @type {any} */ each) => each.ids[0] === final));
+  const first = lens.findIndex((_, i) => lens.slice(i).every((each) => each.ids[0] === final));
   return html`<h3>${t("lens.title")}</h3><p class="note">${t("lens.note")}</p>
     <div class="scroll" tabindex="0" role="region" aria-label=${t("lens.title")}><table class="lens"><thead><tr><th scope="col">${t("lens.layer")}</th>${[1, 2, 3, 4, 5].map((i) => html`<th scope="col">${i}</th>`)}</tr></thead>
-    <tbody>${lens.map((/** @type {any} */ each, /** @type {number} */ layer) => html`<tr><th scope="row">${layer + 1}</th>${each.texts.map((/** @type {string} */ text, /** @type {number} */ i) => html`<td class=${each.ids[i] === final ? "final" : ""}><span class="piece">${visible(text)}</span> <small>${percent(Math.exp(each.logprobs[i]), 0)}</small></td>`)}</tr>`)}</tbody></table></div>
+    <tbody>${lens.map((each, layer) => html`<tr><th scope="row">${layer + 1}</th>${each.texts.map((text, i) => html`<td class=${each.ids[i] === final ? "final" : ""}><span class="piece">${visible(text)}</span> <small>${percent(Math.exp(each.logprobs[i]), 0)}</small></td>`)}</tr>`)}</tbody></table></div>
     ${first >= 0 && html`<${Caption}>${t("lens.caption", { layer: first + 1, token: visible(lens[lens.length - 1].texts[0]) })}</${Caption}>`}`;
 }
 

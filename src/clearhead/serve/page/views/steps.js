@@ -12,7 +12,7 @@ import { sidesOf } from "./attention.js";
 
 /** @typedef {{step: string, name: string, rows: "q" | "k", columns: "q" | "k" | "e" | "d", scale?: string, masked?: boolean, operator?: string}} Step */
 /** The steps of a head in order. @returns {Step[]} */
-function stepsOf(/** @type {any} */ header, /** @type {any} */ tensors) {
+function stepsOf(header, tensors) {
   /** @type {Step[]} */
   const steps = [{ step: "x", name: "x", rows: "q", columns: "d" }];
   const qk = header.rotary
@@ -44,9 +44,9 @@ export function View() {
   if (frame.tensors.q.shape[0] !== queries.ids.length || frame.tensors.k.shape[0] !== keys.ids.length)
     return html`<${Frame} title=${title}><div ref=${ref}><${Waiting} error=${null} /></div></${Frame}>`;
   const kinds = kindsOf(model.value.config), config = model.value.config;
-  const tools = html`${kinds.length > 1 && html`<${Choice} label=${t("attention.kind")} value=${kind} options=${kinds.map((each) => [each, t(`kind.${each}`)])} onChange=${(/** @type {string} */ each) => go({ kind: each, layer: 0, head: 0 })} />`}
-    <${Pick} label=${t("steps.layer")} count=${depth(config, kind)} value=${layer} onChange=${(/** @type {number} */ l) => go({ layer: l })} />
-    <${Pick} label=${t("steps.head")} count=${config.heads} value=${head} onChange=${(/** @type {number} */ h) => go({ head: h })} /><${SaveButtons} />`;
+  const tools = html`${kinds.length > 1 && html`<${Choice} label=${t("attention.kind")} value=${kind} options=${kinds.map((each) => [each, t(`kind.${each}`)])} onChange=${(each) => go({ kind: each, layer: 0, head: 0 })} />`}
+    <${Pick} label=${t("steps.layer")} count=${depth(config, kind)} value=${layer} onChange=${(l) => go({ layer: l })} />
+    <${Pick} label=${t("steps.head")} count=${config.heads} value=${head} onChange=${(h) => go({ head: h })} /><${SaveButtons} />`;
   return html`<${Frame} title=${title} lead=${t(`steps.lead.${frame.header.norm_position}`)} tools=${tools}>
     <div ref=${ref} class=${stale ? "steps stale" : "steps"}><${Steps} frame=${frame} queries=${queries} keys=${keys} width=${width} kind=${kind} /></div>
     <${Around} kind=${kind} layer=${layer} queries=${queries} width=${width} />
@@ -54,7 +54,7 @@ export function View() {
 }
 
 function Pick({ label, count, value, onChange }) {
-  return html`<label class="pick"><span>${label}</span><select value=${value} onChange=${(/** @type {any} */ e) => onChange(+e.target.value)}>
+  return html`<label class="pick"><span>${label}</span><select value=${value} onChange=${(e) => onChange(+e.target.value)}>
     ${Array.from({ length: count }, (_, i) => html`<option value=${i}>${i + 1}</option>`)}</select></label>`;
 }
 
@@ -82,7 +82,7 @@ function Steps({ frame, queries, keys, width, kind }) {
       ${each.step === "k" && group > 1 && html`<p class="note">${t("steps.grouped", { group, kv: header.kv_heads })}</p>`}
       <${Heatmap} name=${each.step} data=${data} rows=${rows} columns=${columns} scale=${each.scale ?? "magnitude"} mask=${each.masked ? tensors.mask.data : null}
         rowLabels=${labels[each.rows]} columnLabels=${square ? labels.k : undefined} width=${inner} height=${square ? 460 : Math.min(30 * rows, 340)} maxCell=${square ? 30 : 22}
-        selected=${selected} onSelect=${(/** @type {number} */ r, /** @type {number} */ c) => go({ step: each.step, row: r, column: c })}
+        selected=${selected} onSelect=${(r, c) => go({ step: each.step, row: r, column: c })}
         label=${t("steps.matrix", { step: t(`step.${each.step}`), rows, columns })} />
       <p class="scale"><${Legend} scale=${each.scale ?? "magnitude"} low=${each.scale ? 0 : low} high=${each.scale ? 1 : high} masked=${each.masked ? t("legend.masked") : ""} />
         ${selected && html`<span class="cell" data-cell=${`${each.step},${selected.join(",")}`}>${labels[each.rows][selected[0]]}${square ? ` → ${labels.k[selected[1]]}` : ` [${selected[1] + 1}]`} = <strong class="num">${number(data[selected[0] * columns + selected[1]], 4)}</strong></span>`}</p>
@@ -97,7 +97,7 @@ function ValueUp({ frame, queries, labels }) {
   const { weights, value_up, update } = frame.tensors;
   const [keys, dim] = value_up.shape, [rows] = weights.shape;
   const row = Math.min(state.row.value ?? rows - 1, rows - 1);
-  const length = (/** @type {any} */ data, /** @type {number} */ r) => Math.hypot(...data.subarray(r * dim, (r + 1) * dim));
+  const length = (data, r) => Math.hypot(...data.subarray(r * dim, (r + 1) * dim));
   const whole = length(update.data, row);
   const parts = Array.from({ length: keys }, (_, k) => [k, weights.data[row * keys + k], length(value_up.data, k)]).sort((a, b) => b[1] * b[2] - a[1] * a[2]);
   return html`<h3>${t("steps.value_up")}</h3><p class="note">${t("steps.value_up.note", { head_dim: frame.header.head_dim, dim })}</p>

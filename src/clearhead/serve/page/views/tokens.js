@@ -9,7 +9,7 @@ import { Caption, Choice, Numbers, SaveButtons, View as Frame, Waiting } from ".
 import { selection } from "../side.js";
 import { useWidth } from "../size.js";
 
-const hex = (/** @type {number[] | null} */ bytes) => (bytes ? bytes.map((b) => b.toString(16).padStart(2, "0").toUpperCase()).join(" ") : "–");
+const hex = (bytes) => (bytes ? bytes.map((b) => b.toString(16).padStart(2, "0").toUpperCase()).join(" ") : "–");
 const CONTEXTS = {
   en: ["bank", ["She opened an account at the bank.", "They sat on the bank of the river.", "The bank raised its interest rates."]],
   zh: ["打", ["他在打电话。", "孩子们打篮球。", "她打开了门。"]],
@@ -38,7 +38,7 @@ export function View() {
 function Strip({ name, side, spelled, chosen, onChoose, several }) {
   const characters = [...side.texts.join("")].length;
   return html`<h3>${several ? t(`tokens.${name}`) : t("view.tokens")}</h3>
-    <div class="strip">${side.ids.map((/** @type {number} */ id, /** @type {number} */ i) => {
+    <div class="strip">${side.ids.map((id, i) => {
       const part = side.parts[i];
       const on = chosen?.[0] === name && chosen[1] === i;
       return html`<button type="button" class=${`token ${side.spans[i] ? "" : "special"} c${i % 4}`} aria-pressed=${on} onClick=${() => onChoose([name, i])}>
@@ -46,13 +46,13 @@ function Strip({ name, side, spelled, chosen, onChoose, several }) {
     })}</div>
     <${Caption}>${t("tokens.caption", { tokens: side.ids.length, characters, ratio: number(characters / side.ids.length, 2) })}</${Caption}>
     ${spelled && html`<${Numbers} title=${t("tokens.table")} head=${[t("position"), t("token"), t("id"), t("spelling"), t("bytes")]}
-      rows=${side.ids.map((/** @type {number} */ id, /** @type {number} */ i) => [`${i + 1}`, visible(side.pieces[i]) + (side.parts[i] ? ` (${side.parts[i].join("/")})` : ""), `${id}`, spelled.spellings[i], hex(spelled.bytes[i])])} />`}`;
+      rows=${side.ids.map((id, i) => [`${i + 1}`, visible(side.pieces[i]) + (side.parts[i] ? ` (${side.parts[i].join("/")})` : ""), `${id}`, spelled.spellings[i], hex(spelled.bytes[i])])} />`}`;
 }
 
 function Neighbors({ side, position, piece }) {
   const { frame, error } = useFrame("neighbors", { ...textOf(), side, position, count: 10 });
   return html`<h3>${t("tokens.neighbors", { token: visible(piece) })}</h3>${!frame ? html`<${Waiting} error=${error} />` : html`
-    <ol class="best neighbors">${frame.header.texts.map((/** @type {string} */ text, /** @type {number} */ i) => html`<li><span class="piece">${visible(text)}</span>
+    <ol class="best neighbors">${frame.header.texts.map((text, i) => html`<li><span class="piece">${visible(text)}</span>
       <span class="meter"><span style=${{ width: `${Math.max(0, frame.header.similarities[i]) * 100}%` }}></span></span><span class="num">${number(frame.header.similarities[i])}</span></li>`)}</ol>
     <${Caption}>${t("tokens.neighbors.note")}</${Caption}>`}`;
 }
@@ -83,21 +83,21 @@ function Contexts() {
   const ready = lines.length > 0 && word.trim();
   const { frame, error } = useFrame("context", ready ? { model: model.value.name, text: lines[0], others: lines.slice(1), word: word.trim() } : null);
   return html`<h3>${t("context.title")}</h3><p class="note">${t("context.lead")}</p>
-    <div class="context-form"><label class="text"><span>${t("context.word")}</span><input value=${word} onChange=${(/** @type {any} */ e) => setWord(e.target.value)} /></label>
-    <label class="text"><span>${t("context.texts")}</span><textarea rows="4" value=${texts} onChange=${(/** @type {any} */ e) => setTexts(e.target.value)}></textarea></label></div>
+    <div class="context-form"><label class="text"><span>${t("context.word")}</span><input value=${word} onChange=${(e) => setWord(e.target.value)} /></label>
+    <label class="text"><span>${t("context.texts")}</span><textarea rows="4" value=${texts} onChange=${(e) => setTexts(e.target.value)}></textarea></label></div>
     ${!frame ? html`<${Waiting} error=${error} />` : html`<${Points} frame=${frame} lines=${lines} word=${word} />`}`;
 }
 
 function Points({ frame, lines, word }) {
   const { found } = frame.header, points = frame.tensors.points.data, cosines = frame.tensors.cosines, fixed = frame.tensors.static_cosines;
   const n = found.length, scale = Math.max(...Array.from(points, Math.abs), 1e-9);
-  const at = (/** @type {number} */ i, /** @type {number} */ axis) => 130 + (axis ? -1 : 1) * (points[2 * i + axis] / scale) * 100;
+  const at = (i, axis) => 130 + (axis ? -1 : 1) * (points[2 * i + axis] / scale) * 100;
   const pairs = [];
   for (let i = 0; i < n; i++) for (let j = i + 1; j < n; j++) pairs.push([`${found[i].text + 1} – ${found[j].text + 1}`, number(cosines.data[i * n + j], 3), number(fixed.data[i * n + j], 3)]);
   return html`<div class="context-view"><svg class="drawing points" viewBox="0 0 260 260" role="img" aria-label=${t("context.label", { word })}>
     <rect x="1" y="1" width="258" height="258" class="frame" /><line x1="130" x2="130" y1="10" y2="250" class="axis" /><line y1="130" y2="130" x1="10" x2="250" class="axis" />
-    ${found.map((/** @type {any} */ each, /** @type {number} */ i) => html`<g><circle cx=${at(i, 0)} cy=${at(i, 1)} r="6" class="point" /><text x=${at(i, 0) + 9} y=${at(i, 1) + 4}>${each.text + 1}</text></g>`)}
-    </svg><div><ol class="lines">${lines.map((/** @type {string} */ line, /** @type {number} */ i) => html`<li class=${found.some((/** @type {any} */ f) => f.text === i) ? "" : "missing"}>${line}</li>`)}</ol>
+    ${found.map((each, i) => html`<g><circle cx=${at(i, 0)} cy=${at(i, 1)} r="6" class="point" /><text x=${at(i, 0) + 9} y=${at(i, 1) + 4}>${each.text + 1}</text></g>`)}
+    </svg><div><ol class="lines">${lines.map((line, i) => html`<li class=${found.some((f) => f.text === i) ? "" : "missing"}>${line}</li>`)}</ol>
     <${Numbers} open=${true} title=${t("context.table")} head=${[t("context.pair"), t("context.contextual"), t("context.static")]} rows=${pairs} />
     <${Caption}>${t("context.caption", { word, found: n, of: lines.length })}</${Caption}></div></div>`;
 }

@@ -18,7 +18,7 @@ export function View() {
     return () => { selection.value = null; };
   }, [part, state.language.value]);
   const empty = !state.text.value.trim();
-  const tools = html`<${Choice} label=${t("view.translate")} value=${part} options=${PARTS.map((each) => [each, t(`translate.${each}`)])} onChange=${(/** @type {string} */ each) => go({ step: each })} /><${SaveButtons} />`;
+  const tools = html`<${Choice} label=${t("view.translate")} value=${part} options=${PARTS.map((each) => [each, t(`translate.${each}`)])} onChange=${(each) => go({ step: each })} /><${SaveButtons} />`;
   return html`<${Frame} title=${t("view.translate")} lead=${t(`translate.${part}.lead`)} tools=${tools}>
     ${empty ? html`<p class="problem" role="alert">${t("error.empty")}</p>` : part === "align" ? html`<${Alignment} />` : part === "beam" ? html`<${Beam} />` : html`<${Forced} />`}</${Frame}>`;
 }
@@ -37,12 +37,12 @@ function Alignment() {
   const links = frame.header.links;
   return html`<div ref=${ref} class=${stale ? "stale" : ""}><p><${Choice} label=${t("align.units")} value=${words} options=${[[true, t("align.words")], [false, t("align.tokens")]]} onChange=${setWords} /></p>
     <div class="head-view"><${Heatmap} name="alignment" data=${table.data} rows=${rows} columns=${columns} rowLabels=${rowLabels} columnLabels=${columnLabels} width=${Math.min(width, 560)} height=${520} maxCell=${40}
-      selected=${state.row.value === null ? null : [Math.min(state.row.value, rows - 1), Math.min(state.column.value ?? 0, columns - 1)]} onSelect=${(/** @type {number} */ r, /** @type {number} */ c) => go({ row: r, column: c })} label=${t("align.matrix", { rows, columns })} />
+      selected=${state.row.value === null ? null : [Math.min(state.row.value, rows - 1), Math.min(state.column.value ?? 0, columns - 1)]} onSelect=${(r, c) => go({ row: r, column: c })} label=${t("align.matrix", { rows, columns })} />
     <div class="head-facts"><h3>${t("align.links")}</h3><ol class="lines">${links.map(([s, y]) => html`<li><span class="piece">${frame.header.target_words[y]}</span> ← <span class="piece">${frame.header.source_words[s]}</span></li>`)}</ol>
     ${state.row.value !== null && html`<p class="cell">${rowLabels[Math.min(state.row.value, rows - 1)]} ← ${columnLabels[Math.min(state.column.value ?? 0, columns - 1)]}: <strong class="num">${number(table.data[Math.min(state.row.value, rows - 1) * columns + Math.min(state.column.value ?? 0, columns - 1)], 4)}</strong></p>`}</div></div>
     <p class="scale"><${Legend} /></p>
     <${Caption}>${t("align.caption", { heads: frame.header.heads.map(([l, h]) => `${l + 1}.${h + 1}`).join(", ") })}</${Caption}>
-    <${Numbers} title=${t("align.table")} head=${["", ...columnLabels]} rows=${rowLabels.map((/** @type {string} */ label, /** @type {number} */ r) => [label, ...columnLabels.map((/** @type {any} */ _, /** @type {number} */ c) => table.data[r * columns + c])])} /></div>`;
+    <${Numbers} title=${t("align.table")} head=${["", ...columnLabels]} rows=${rowLabels.map((label, r) => [label, ...columnLabels.map((_, c) => table.data[r * columns + c])])} /></div>`;
 }
 
 function Beam() {
@@ -52,19 +52,19 @@ function Beam() {
   useEffect(() => setPrefix([]), [state.text.value, model.value.name]);
   const { frame, error, stale } = useFrame("beam", { model: model.value.name, text: state.text.value, beam, length_penalty: penalty, prefix });
   return html`<div class="beam-options"><${Slider} label=${t("beam.size")} min="1" max="8" step="1" value=${beam} onInput=${setBeam} />
-    <${Slider} label=${t("beam.penalty")} min="0" max="2" step="0.1" value=${penalty} onInput=${setPenalty} show=${(/** @type {number} */ x) => number(x, 1)} />
+    <${Slider} label=${t("beam.penalty")} min="0" max="2" step="0.1" value=${penalty} onInput=${setPenalty} show=${(x) => number(x, 1)} />
     ${prefix.length > 0 && html`<p>${t("beam.forced")} <span class="piece">${(frame?.header.forced ?? []).map(visible).join("")}</span> <button type="button" class="small" onClick=${() => setPrefix([])}>${t("beam.free")}</button></p>`}</div>
     ${!frame ? html`<${Waiting} error=${error} />` : html`<div class=${stale ? "stale" : ""}><${Tree} header=${frame.header} prefix=${prefix} onForce=${setPrefix} />
-    <h3>${t("beam.hypotheses")}</h3><ol class="hypotheses">${frame.header.hypotheses.map((/** @type {any} */ each) => html`<li><span>${each.text}</span><span class="num">${number(each.score, 4)}</span></li>`)}</ol>
+    <h3>${t("beam.hypotheses")}</h3><ol class="hypotheses">${frame.header.hypotheses.map((each) => html`<li><span>${each.text}</span><span class="num">${number(each.score, 4)}</span></li>`)}</ol>
     <${Summary} header=${frame.header} />
-    <${Numbers} title=${t("beam.table")} head=${[t("beam.step"), t("token"), t("beam.logprob"), t("beam.score"), t("beam.state")]} rows=${frame.header.nodes.map((/** @type {any} */ n) => [`${n.step}`, visible(n.text), n.logprob, n.score, t(`beam.${n.state}`)])} /></div>`}`;
+    <${Numbers} title=${t("beam.table")} head=${[t("beam.step"), t("token"), t("beam.logprob"), t("beam.score"), t("beam.state")]} rows=${frame.header.nodes.map((n) => [`${n.step}`, visible(n.text), n.logprob, n.score, t(`beam.${n.state}`)])} /></div>`}`;
 }
 
 function Summary({ header }) {
-  const pruned = header.nodes.filter((/** @type {any} */ n) => n.state === "pruned").length;
+  const pruned = header.nodes.filter((n) => n.state === "pruned").length;
   const greedy = [];
   for (let parent = -1, step = 1; ; step++) { // the best child of each kept or finished node
-    const next = header.nodes.map((/** @type {any} */ n, /** @type {number} */ i) => [n, i]).filter(([n]) => n.parent === parent && n.step === step && n.state !== "pruned").sort((a, b) => b[0].logprob - a[0].logprob)[0];
+    const next = header.nodes.map((n, i) => [n, i]).filter(([n]) => n.parent === parent && n.step === step && n.state !== "pruned").sort((a, b) => b[0].logprob - a[0].logprob)[0];
     if (!next) break;
     greedy.push(next[0]);
     parent = next[1];
@@ -77,9 +77,9 @@ function Summary({ header }) {
 function Tree({ header, prefix, onForce }) {
   const { nodes } = header;
   const placed = useMemo(() => {
-    const steps = Math.max(...nodes.map((/** @type {any} */ n) => n.step), 1);
+    const steps = Math.max(...nodes.map((n) => n.step), 1);
     const columns = Array.from({ length: steps }, () => /** @type {any[]} */ ([]));
-    nodes.forEach((/** @type {any} */ n, /** @type {number} */ i) => columns[n.step - 1].push({ ...n, i }));
+    nodes.forEach((n, i) => columns[n.step - 1].push({ ...n, i }));
     const order = { kept: 0, finished: 0, pruned: 1 };
     const rowOf = new Map([[-1, 0]]);
     let most = 0;
@@ -92,9 +92,9 @@ function Tree({ header, prefix, onForce }) {
     }
     return { columns, rowOf, width: 70 + steps * 104, height: most * 34 + 16 };
   }, [nodes]);
-  const x = (/** @type {number} */ step) => (step === 0 ? 26 : 70 + (step - 1) * 104);
-  const y = (/** @type {number} */ i) => 22 + (placed.rowOf.get(i) ?? 0) * 34;
-  const force = (/** @type {any} */ node) => {
+  const x = (step) => (step === 0 ? 26 : 70 + (step - 1) * 104);
+  const y = (i) => 22 + (placed.rowOf.get(i) ?? 0) * 34;
+  const force = (node) => {
     const path = [];
     for (let n = node; n; n = n.parent >= 0 ? nodes[n.parent] : null) path.unshift(n.token);
     onForce([...prefix, ...path.filter((token) => !header.eos.includes(token))]);
@@ -115,7 +115,7 @@ function Forced() {
   const { frame, error, stale } = useFrame("forced", textOf());
   if (!frame) return html`<${Waiting} error=${error} />`;
   const { header, tensors } = frame, n = header.labels.length;
-  const p = (/** @type {number} */ x) => Math.exp(x);
+  const p = (x) => Math.exp(x);
   return html`<div class=${stale ? "stale" : ""}>${state.target.value === null && html`<p class="note">${t("forced.write")}</p>`}
     <div class="scroll" tabindex="0" role="region" aria-label=${t("translate.forced")}><table class="forced"><thead><tr><th scope="col">${t("position")}</th><th scope="col">${t("forced.target")}</th><th scope="col" colspan="2">${t("forced.given")}</th><th scope="col">${t("forced.own")}</th><th scope="col" colspan="2">${t("forced.free")}</th></tr></thead><tbody>
     ${Array.from({ length: n }, (_, i) => html`<tr class=${header.parting !== null && i === header.parting ? "parting" : header.parting !== null && i > header.parting ? "after" : ""}>

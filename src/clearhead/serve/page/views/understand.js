@@ -31,17 +31,17 @@ function Predictions({ frame, side }) {
   const [ref, width] = useWidth();
   if (!predictions.length) return html`<div ref=${ref}><p class="note">${t(task === "fill" ? "understand.no_mask" : "understand.nothing")}</p></div>`;
   const chosen = Math.min(at, predictions.length - 1), drops = frame.tensors.drops, each = predictions[chosen];
-  const name = (/** @type {any} */ p) => (task === "answer" ? t(p.row === 0 ? "understand.start" : "understand.end") : task === "classify" ? t("understand.class") : `${labels[p.row]} (${p.row + 1})`);
-  const text = (/** @type {string} */ label) => (task === "answer" ? labels[+label] ?? label : visible(label));
-  return html`<div ref=${ref}>${predictions.length > 1 && html`<div class="strip" role="group" aria-label=${t("understand.predictions")}>${predictions.map((/** @type {any} */ p, /** @type {number} */ i) => html`<button type="button" class="token" aria-pressed=${i === chosen} onClick=${() => setAt(i)}><span class="piece">${name(p)}</span><span class="id">${text(p.texts[0])}</span></button>`)}</div>`}
-    <h3>${name(each)}</h3><ol class="best neighbors">${each.texts.map((/** @type {string} */ label, /** @type {number} */ i) => html`<li><span class="piece">${text(label)}</span><span class="meter"><span style=${{ width: `${each.probs[i] * 100}%` }}></span></span><span class="num">${percent(each.probs[i])}</span></li>`)}</ol>
+  const name = (p) => (task === "answer" ? t(p.row === 0 ? "understand.start" : "understand.end") : task === "classify" ? t("understand.class") : `${labels[p.row]} (${p.row + 1})`);
+  const text = (label) => (task === "answer" ? labels[+label] ?? label : visible(label));
+  return html`<div ref=${ref}>${predictions.length > 1 && html`<div class="strip" role="group" aria-label=${t("understand.predictions")}>${predictions.map((p, i) => html`<button type="button" class="token" aria-pressed=${i === chosen} onClick=${() => setAt(i)}><span class="piece">${name(p)}</span><span class="id">${text(p.texts[0])}</span></button>`)}</div>`}
+    <h3>${name(each)}</h3><ol class="best neighbors">${each.texts.map((label, i) => html`<li><span class="piece">${text(label)}</span><span class="meter"><span style=${{ width: `${each.probs[i] * 100}%` }}></span></span><span class="num">${percent(each.probs[i])}</span></li>`)}</ol>
     ${drops && html`<${Drops} drops=${drops} row=${chosen} labels=${labels} best=${text(each.texts[0])} token=${hidden_token} width=${width} />`}</div>`;
 }
 
 /** What hiding each token costs the prediction. */
 function Drops({ drops, row, labels, best, token, width }) {
   const columns = drops.shape[1], values = drops.data.subarray(row * columns, (row + 1) * columns), [low, high] = extent(values), most = Math.max(-low, high);
-  const order = labels.map((/** @type {string} */ label, /** @type {number} */ i) => [label, values[i]]).sort((/** @type {any} */ a, /** @type {any} */ b) => Math.abs(b[1]) - Math.abs(a[1]));
+  const order = labels.map((label, i) => [label, values[i]]).sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]));
   return html`<h3>${t("drops.title", { label: best })}</h3><p class="note">${t("drops.note", { token: t(`role.${token}`) })}</p>
     <${Heatmap} name="drops" data=${values} rows=${1} columns=${columns} scale="difference" columnLabels=${labels} width=${Math.min(width, 34 * columns + 4)} height=${130} label=${t("drops.matrix", { columns })} />
     <p class="scale"><${Legend} scale="difference" low=${-most} high=${most} /></p>
@@ -52,7 +52,7 @@ function Drops({ drops, row, labels, best, token, width }) {
 function Cls({ tensor, side }) {
   const [layers, heads, tokens] = tensor.shape, labels = labelsOf(side), [ref, width] = useWidth();
   const rows = Array.from({ length: layers * heads }, (_, i) => `${Math.floor(i / heads) + 1}.${(i % heads) + 1}`);
-  const mean = labels.map((label, i) => [label, rows.reduce((sum, _, r) => sum + tensor.data[r * tokens + i], 0) / rows.length]).sort((/** @type {any} */ a, /** @type {any} */ b) => b[1] - a[1]);
+  const mean = labels.map((label, i) => [label, rows.reduce((sum, _, r) => sum + tensor.data[r * tokens + i], 0) / rows.length]).sort((a, b) => b[1] - a[1]);
   return html`<div ref=${ref}><h3>${t("understand.cls.title", { token: labels[0] })}</h3>
     <${Heatmap} name="cls" data=${tensor.data} rows=${rows.length} columns=${tokens} rowLabels=${rows} columnLabels=${labels} width=${Math.min(width, 620)} height=${520} maxCell=${26} label=${t("understand.cls.matrix", { rows: rows.length, columns: tokens })} />
     <p class="scale"><${Legend} /> <span class="note">${t("understand.cls.rows")}</span></p>
