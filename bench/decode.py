@@ -1,23 +1,23 @@
-"""Decoding speed against transformers' generate on the same weights: tokens/s and ratios.
+"""Decoding speed by batch size and weights, and transformers' generate on the same shape: tokens/s.
 
-    python -m bench.decode                        on a GPU: Llama 3.2 1B shape, bf16, batches of 1 and 32; a few minutes
+    python -m bench.decode                        on a GPU: Llama 3.2 1B shape, batches of 1, 8 and 32; int8 and int4
     python -m bench.decode --rows 1 --no-peer     one batch size, without transformers
     python -m bench.decode --profile              also print the kernels of a step
-    python -m bench.decode --device cpu --context-only   only the table of step time by context
+    python -m bench.decode --device cpu           only the table of step time by context
 
-Only decoding is timed: 256 tokens after a prompt of 128, following a warm-up run that compiles. `of limit` is the bytes
-a step must read (weights, keys and values) per second, relative to the bandwidth of a large matrix-vector product here.
-If one part fails, its traceback is printed and the others still run.
+Only decoding is timed: 256 tokens after a prompt of 128, through the engine. `of limit` is the bytes a step must read
+(weights, keys and values) per second, relative to the bandwidth of a large matrix-vector product here. If one part
+fails, its traceback is printed and the others still run.
 """
 
 import argparse
-import copy
 import datetime
 import statistics
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,16 +25,13 @@ from torch.nn import functional as F
 
 from bench.context import by_context
 from bench.timing import machine, measure
-from clearhead.config import GenerationConfig, ModelConfig, preset
-from clearhead.inference import cuda_graph_replay as graphs
-from clearhead.inference import enable_cuda_graphs
-from clearhead.inference.generate import prepare_batch
-from clearhead.inference.generation_batch import GenerationBatch
+from clearhead.config import EngineConfig, GenerationConfig, ModelConfig, preset
+from clearhead.inference.cuda_step import CudaRunner, cuda_runner
+from clearhead.inference.engine import Engine
+from clearhead.inference.step import PAGE_SIZE, PagedKVCache
 from clearhead.model import build
-from tests.quantization import quantize_module
 
 PROMPT, NEW, RUNS = 128, 256, 3
-TARGETS = {1: 2.5, 32: 2.8}  # speedup over transformers' static cache, by batch size
 
 
 def main() -> None:
@@ -42,10 +39,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.decode", description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--preset", default="llama3.2-1b")
-    parser.add_argument("--rows", default="1,32", help="batch sizes, separated by commas")
-    parser.add_argument("--context-only", action="store_true", help="only the table of step time by context")
+    parser.add_argument("--rows", default="1,8,32", help="batch sizes, separated by commas")
+    parser.add_argument("--bits", default="16,8,4", help="bits of a weight, separated by commas")
     parser.add_argument("--no-peer", action="store_true", help="without transformers")
-    parser.add_argument("--no-int8", action="store_true", help="without int8 weights")
     parser.add_argument("--profile", action="store_true", help="print the kernels of a step")
     parser.add_argument("--threads", type=int, default=2, help="on a CPU")
     options = parser.parse_args()
@@ -53,10 +49,10 @@ def main() -> None:
     device = torch.device(options.device)
     torch.manual_seed(0)
     print(f"{datetime.date.today()}  {machine(device)}\n", flush=True)
-    if not options.context_only and device.type == "cuda":
-        DecodeBench(options, device).run()
-    elif not options.context_only:
-        print("no GPU: only the table of step time by context\n")
+    if device.type == "cuda":
+        decode_speeds(options, device)
+        return
+    print("no GPU: only the table of step time by context\n")
     with part("step time by context"):
         by_context(device)
 
@@ -72,150 +68,85 @@ def part(name: str) -> Iterator[None]:
     print(f"  [{name}: {time.perf_counter() - start:.0f} s]", flush=True)
 
 
-class DecodeBench:
-    """A randomly initialized model in Clearhead and in transformers, and its measurements."""
+def decode_speeds(options: argparse.Namespace, device: torch.device) -> None:
+    """Print a line for each number of bits and rows, ours and transformers'."""
+    config, sizes = preset(options.preset), [int(size) for size in options.rows.split(",")]
+    bandwidth = matrix_vector_bandwidth(device)
+    network = build(config, device).bfloat16().eval()
+    print(f"{options.preset}: {PROMPT} prompt and {NEW} new tokens; random weights\n")
+    single: dict[int, float] = {}
+    for bits in map(int, options.bits.split(",")):
+        with part(f"{bits} bits"):
+            pages = max(sizes) * (-(-(PROMPT + NEW) // PAGE_SIZE) + 2) + 64
+            runner, reason = cuda_runner(network, PagedKVCache(config, pages, torch.bfloat16, device), max(sizes), bits)
+            assert runner is not None, reason
+            for rows in sizes:
+                speed = ours(network, runner, rows)
+                single.setdefault(bits, speed)
+                needed = runner.decoder.step_bytes + rows * (PROMPT + NEW / 2) * kv_bytes(config)
+                print(
+                    f"{bits:>2} bits, batch {rows:>3}: {speed:>8,.0f} tokens/s {1e3 * rows / speed:>7.3f} ms/step "
+                    f"{speed / rows * needed / bandwidth:>5.0%} of limit, {single[bits] / single[16]:.2f} times bf16",
+                    flush=True,
+                )
+                if options.profile:
+                    profile(partial(ours, network, runner, rows, runs=1), 2 * NEW)
+    if options.no_peer:
+        return
+    peer = llama(config, device)
+    for rows in sizes:
+        with part(f"transformers, batch {rows}, static cache"):
+            speed = theirs(peer, config, rows, device)
+            print(f"transformers, batch {rows:>3}: {speed:>8,.0f} tokens/s")
 
-    def __init__(self, options: argparse.Namespace, device: torch.device):
-        self.options, self.device, self.peer = options, device, None
-        self.bandwidth = float("nan")
-        self.speeds: dict[tuple[str, int], float] = {}  # tokens/s by name and batch size
-        self.tokens: dict[tuple[str, int], list[list[int]]] = {}
 
-    def run(self) -> None:
-        """Run every part, the most important first."""
-        with part("bandwidth"):
-            self.bandwidth = matrix_vector_bandwidth(self.device)
-        with part("building"):
-            self.build()
-        sizes = [int(size) for size in self.options.rows.split(",")]
-        for rows in sizes:
-            with part(f"clearhead, batch {rows}, compiled CUDA graphs"):
-                enable_cuda_graphs(self.network, compiled=True)
-                self.ours("compiled graphs", self.network, rows)
-            if self.peer is not None:
-                with part(f"transformers, batch {rows}, static cache"):
-                    self.theirs("transformers static", rows, NEW, cache_implementation="static")
-        for rows in sizes:
-            with part(f"clearhead, batch {rows}, CUDA graphs"):
-                enable_cuda_graphs(self.network)
-                self.ours("plain graphs", self.network, rows)
-            with part(f"clearhead, batch {rows}, eager"):
-                graphs._GRAPHS.pop(self.network, None)
-                self.ours("eager", self.network, rows, runs=1)
-            if self.peer is not None:
-                with part(f"transformers, batch {rows}, default cache"):
-                    self.theirs("transformers default", rows, 64)
-        self.peer = None
-        if not self.options.no_int8:
-            with part("clearhead, batch 1, int8 weights, compiled CUDA graphs"):
-                quantized = quantize_module(copy.deepcopy(self.network))
-                enable_cuda_graphs(quantized, compiled=True)
-                self.ours("compiled graphs int8", quantized, 1)
-        self.summary(sizes)
+def ours(network: Any, runner: CudaRunner, rows: int, runs: int = RUNS) -> float:
+    """Return tokens/s of the engine, from the first token of all rows to the last."""
+    prompts = torch.randint(1, network.config.target_vocab, (rows, PROMPT), generator=_generator(rows)).tolist()
+    seconds = []
+    for number in range(runs + 1):
+        engine = Engine(network, eos_ids=(), config=EngineConfig(max_batch_size=rows), runner=runner)
+        requests = [engine.submit(prompt, GenerationConfig(max_new_tokens=NEW + 1)) for prompt in prompts]
+        while not all(request.ids for request in requests):
+            engine.step()
+        done, start = sum(len(request.ids) for request in requests), time.perf_counter()
+        while engine.busy:
+            engine.step()
+        elapsed = time.perf_counter() - start
+        total = sum(len(request.ids) for request in requests) - done
+        if number:
+            seconds.append(elapsed / total)
+    return 1 / statistics.median(seconds)
 
-    def build(self) -> None:
-        """Build the models with the same random weights."""
-        config = preset(self.options.preset)
-        if not self.options.no_peer:
-            import transformers
 
-            from tests.model.peers import copy as copy_weights
-            from tests.model.peers import from_hugging_face
+def theirs(peer: Any, config: ModelConfig, rows: int, device: torch.device) -> float:
+    """Return tokens/s of transformers' generate with a static cache, from the first logits to the last."""
+    import transformers
 
-            transformers.logging.set_verbosity_error()
-            self.peer = llama(config, self.device)
-            imported, table = from_hugging_face(self.peer)
-            self.network = build(imported, self.device).bfloat16().eval()
-            copy_weights(self.network, self.peer, table)
-        else:
-            self.network = build(config, self.device).bfloat16().eval()
-        size = sum(parameter.numel() for parameter in self.network.parameters())
-        print(
-            f"{self.options.preset}: {size / 1e9:.2f}B random parameters, bf16; {PROMPT} prompt and {NEW} new tokens\n"
+    class Clock(transformers.LogitsProcessor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.events: list[torch.cuda.Event] = []
+
+        def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            self.events.append(torch.cuda.Event(enable_timing=True))
+            self.events[-1].record()
+            return scores
+
+    prompts = torch.randint(1, config.target_vocab, (rows, PROMPT), generator=_generator(rows)).to(device)
+    seconds = []
+    for _ in range(RUNS + 1):
+        clock = Clock()
+        peer.generate(
+            input_ids=prompts,
+            attention_mask=torch.ones_like(prompts),
+            do_sample=False,
+            max_new_tokens=NEW + 1,
+            logits_processor=transformers.LogitsProcessorList([clock]),
+            cache_implementation="static",
         )
-
-    def ours(self, name: str, network: Any, rows: int, runs: int = RUNS) -> None:
-        """Time our decode loop, as `generate` runs it."""
-        prompts = torch.randint(1, network.config.target_vocab, (rows, PROMPT), generator=_generator(rows)).tolist()
-        config, seconds = GenerationConfig(max_new_tokens=NEW + 1), []
-        for number in range(runs + 1):
-            with torch.inference_mode():
-                batch = prepare_batch(network, prompts, None, config, (), [0] * rows)
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                outputs = batch.run()
-                torch.cuda.synchronize()
-            if number:
-                seconds.append(time.perf_counter() - start)
-            del batch  # frees its graph for the next run
-        self.tokens[name, rows] = [output.ids for output in outputs]
-        self.report(name, rows, rows * NEW / statistics.median(seconds), network)
-        if self.options.profile and "compiled" in name:
-            with part("profile"), torch.inference_mode():
-                profile(prepare_batch(network, prompts, None, config, (), [0] * rows))
-
-    def theirs(self, name: str, rows: int, new: int, **options: Any) -> None:
-        """Time transformers' generate with CUDA events, from the first logits to the last."""
-        import transformers
-
-        class Clock(transformers.LogitsProcessor):  # type: ignore[misc]
-            def __init__(self) -> None:
-                self.events: list[torch.cuda.Event] = []
-
-            def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-                self.events.append(torch.cuda.Event(enable_timing=True))
-                self.events[-1].record()
-                return scores
-
-        assert self.peer is not None
-        vocab_size = self.network.config.target_vocab
-        prompts = torch.randint(1, vocab_size, (rows, PROMPT), generator=_generator(rows)).to(self.device)
-        seconds = []
-        for _ in range(RUNS + 1):
-            clock = Clock()
-            outputs = self.peer.generate(
-                input_ids=prompts,
-                attention_mask=torch.ones_like(prompts),
-                do_sample=False,
-                max_new_tokens=new + 1,
-                logits_processor=transformers.LogitsProcessorList([clock]),
-                **options,
-            )
-            torch.cuda.synchronize()
-            assert len(clock.events) == new + 1, f"{len(clock.events)} steps"
-            seconds.append(clock.events[0].elapsed_time(clock.events[-1]) / 1000)
-        self.tokens[name, rows] = outputs[:, PROMPT:].tolist()
-        self.report(name, rows, rows * new / statistics.median(seconds[1:]), self.network)
-
-    def report(self, name: str, rows: int, speed: float, network: Any) -> None:
-        """Print a line of the table and keep the speed for the summary."""
-        self.speeds[name, rows] = speed
-        of_limit = speed / rows * step_bytes(network, rows, PROMPT + NEW // 2) / self.bandwidth
-        line = (
-            f"{name:<22} batch {rows:>3} {speed:>9.0f} tokens/s {1e3 * rows / speed:>7.3f} ms/step "
-            f"{of_limit:>5.0%} of limit"
-        )
-        print(line, flush=True)
-
-    def summary(self, sizes: list[int]) -> None:
-        """Print the ratios to transformers and the targets."""
-        columns = f"{'clearhead':>9} {'transformers':>13} {'ratio':>6} {'target':>7} {'of limit':>8}"
-        print(f"\ntokens/s; transformers with its static cache\n{'batch':>5} {columns}  equal tokens")
-        for rows in sizes:
-            ours, theirs = (self.speeds.get((name, rows)) for name in ("compiled graphs", "transformers static"))
-            if ours is None:
-                continue
-            of_limit = ours / rows * step_bytes(self.network, rows, PROMPT + NEW // 2) / self.bandwidth
-            ratio = "" if theirs is None else f"{theirs:>13.0f} {ours / theirs:>5.2f}x"
-            equal = agreement(
-                self.tokens.get(("compiled graphs", rows)), self.tokens.get(("transformers static", rows))
-            )
-            eager = agreement(self.tokens.get(("compiled graphs", rows)), self.tokens.get(("eager", rows)))
-            print(
-                f"{rows:>5} {ours:>9.0f} {ratio:<20} {TARGETS.get(rows, 0):>6}x {of_limit:>8.0%}  "
-                f"{equal}; to eager {eager}"
-            )
-        print()
+        torch.cuda.synchronize()
+        seconds.append(clock.events[0].elapsed_time(clock.events[-1]) / 1000)
+    return rows * NEW / statistics.median(seconds[1:])
 
 
 def matrix_vector_bandwidth(device: torch.device) -> float:
@@ -236,36 +167,21 @@ def matrix_vector_bandwidth(device: torch.device) -> float:
     return best
 
 
-def step_bytes(network: Any, rows: int, context: int) -> float:
-    """Return the bytes a step must read: every weight once, and the keys and values of each row."""
-    config = network.config
-    weights = {id(x): x.numel() * x.element_size() for x in (*network.parameters(), *network.buffers())}
-    if config.tie == "none" or network.heads.lm_head.proj.weight.dtype == torch.int8:
-        weights.pop(id(network.decoder.embedding.tokens.weight))  # a step reads one row per sequence
-    kv_bytes = 2 * config.decoder_layers * config.kv_heads * config.head_dim * 2
-    return sum(weights.values()) + rows * context * kv_bytes
+def kv_bytes(config: ModelConfig) -> int:
+    """Return the bytes of keys and values of a token, in bf16."""
+    return 4 * config.decoder_layers * config.kv_heads * config.head_dim
 
 
-def agreement(ours: list[list[int]] | None, theirs: list[list[int]] | None) -> str:
-    """Describe the mean number of equal tokens before the first difference."""
-    if ours is None or theirs is None:
-        return "-"
-    total = 0
-    for a, b in zip(ours, theirs, strict=True):
-        total += next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return f"{total / len(ours):.0f} of {min(len(ours[0]), len(theirs[0]))}"
-
-
-def profile(batch: GenerationBatch) -> None:
-    """Print the kernels of a step by time."""
-    batch.advance(), batch.advance()
+def profile(work: Callable[[], object], steps: int) -> None:
+    """Print the kernels by time."""
+    work()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        steps = sum(batch.advance().shape[1] for _ in range(2))
+        work()
         torch.cuda.synchronize()
     kernels = sorted(profiler.key_averages(), key=lambda kernel: -kernel.device_time_total)
     print(f"{'µs/step':>10} {'calls':>6}  kernel")
-    for kernel in kernels[:25]:
-        print(f"{kernel.device_time_total / steps:>10.1f} {kernel.count / steps:>6.1f}  {kernel.key[:90]}")
+    for kernel in kernels[:20]:
+        print(f"{kernel.device_time_total / steps:>10.1f} {kernel.count / steps:>6.1f}  {kernel.key[:80]}")
     total = sum(kernel.device_time_total for kernel in kernels) / steps
     print(f"{total:>10.1f} {sum(kernel.count for kernel in kernels) / steps:>6.1f}  all", flush=True)
 
