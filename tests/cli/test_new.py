@@ -191,3 +191,18 @@ def test_what_cannot_be_guessed_is_one_line(
     assert code == 2
     assert message in errors
     assert errors.count("\n") == 1
+
+
+def test_a_table_fine_tunes_a_model_in_one_command(run: Run) -> None:
+    settings = ["train.steps=2", "train.device=cpu", "data.batch_tokens=512"]
+    assert run("train", "mini-bert", *settings, "model.encoder_layers=1", "--out", "base")[0] == 0
+    Path("reviews.csv").write_text(table(EN, LABELS, header="review sentiment"))
+    lora = ["train.lora.rank=2", *settings]
+    code, _, errors = run("train", "reviews.csv", "--from", "base", *lora)
+    assert code == 0, errors
+    recipe = load_recipe("reviews.yaml")
+    assert (recipe.model["init_from"], recipe.data.task) == ("base", CLASSIFY)
+    assert "bad" in run("classify", "runs/reviews", "a dull film", "--json")[1]
+    assert "lora" in Path("runs/reviews/recipe.yaml").read_text()
+    assert run("new", "reviews.csv", "--from", "minilm", "--out", "other.yaml")[0] == 0
+    assert load_recipe("other.yaml").model == {"init_from": "minilm"}

@@ -15,6 +15,8 @@ from clearhead.errors import UserError
 if TYPE_CHECKING:
     from clearhead.predict import Chat
 
+DEFAULT_TEMPERATURE, DEFAULT_TOP_P = 0.8, 0.95
+SAMPLING_OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 HELP = """/reset          clear the conversation
 /system TEXT    set the system prompt; without TEXT, remove it
 /quit           exit (as Ctrl-D does); Ctrl-C stops an answer
@@ -24,13 +26,18 @@ HELP = """/reset          clear the conversation
 def chat(
     model: ModelName,
     system: Annotated[str, typer.Option(help="System prompt.")] = "",
-    temperature: Annotated[float, typer.Option(min=0, max=100, help="0 is greedy.")] = 0.8,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=100, help="0 is greedy. Default: the model's, else 0.8.")
+    ] = None,
     top_p: Annotated[
-        float,
+        float | None,
         typer.Option(
-            min=1e-6, max=1, help="Sample from the smallest set of tokens whose cumulative probability reaches p."
+            min=1e-6,
+            max=1,
+            help="Sample from the smallest set of tokens whose cumulative probability reaches p. "
+            "Default: the model's, else 0.95.",
         ),
-    ] = 0.95,
+    ] = None,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(min=1, max=1 << 20, help="Maximum tokens per answer. Default: 200, or half the context."),
@@ -46,11 +53,13 @@ def chat(
     """
     from clearhead.files import read_lines
     from clearhead.predict import Chat, load
+    from clearhead.predict.requests import sampling_defaults
 
-    options: dict[str, Any] = {"temperature": temperature} | ({"top_p": top_p} if temperature else {})
+    loaded = load(model, device, dtype)
+    options = chat_options(sampling_defaults(loaded), temperature, top_p)
     if max_new_tokens is not None:
         options["max_new_tokens"] = max_new_tokens
-    conversation = Chat(load(model, device, dtype), system=system, seed=seed, **options)
+    conversation = Chat(loaded, system=system, seed=seed, **options)
     if not _interactive():
         _converse(conversation, read_lines(Path("-")))
         return
@@ -59,6 +68,15 @@ def chat(
     echo("/help lists the commands; /quit or Ctrl-D exits", err=True)
     while not _converse_typed(conversation):
         pass
+
+
+def chat_options(defaults: dict[str, Any], temperature: float | None, top_p: float | None) -> dict[str, Any]:
+    """Return the sampling options: as given, else those of the model, else ours; without sampling, none but 0."""
+    if temperature is None:
+        temperature = defaults.get("temperature", DEFAULT_TEMPERATURE)
+    if not temperature:
+        return {"temperature": 0.0} | {key: off for key, off in SAMPLING_OFF.items() if key in defaults}
+    return {"temperature": temperature, "top_p": defaults.get("top_p", DEFAULT_TOP_P) if top_p is None else top_p}
 
 
 def _converse_typed(conversation: "Chat") -> bool:

@@ -71,6 +71,8 @@ def _model_info(name: str, about: "ModelFolderInfo") -> dict[str, Any]:
         "data": list(card.data),
         "scores": [vars(score) for score in card.scores],
         "recipe": card.recipe,
+        "sampling": about.extra.get("sampling") or {},
+        "source": str(about.extra.get("source") or ""),
         "license": card.license,
     }
 
@@ -112,6 +114,8 @@ def _format_info(data: dict[str, Any]) -> dict[str, str]:
         "data": "\n".join(data["data"]),
         "scores": "\n".join(map(_format_score, data["scores"])),
         "recipe": data["recipe"],
+        "sampling": ", ".join(f"{key} {value:g}" for key, value in data["sampling"].items()),
+        "source": data["source"],
         "license": data["license"],
     }
 

@@ -22,11 +22,16 @@ def new(
     out: Annotated[
         Path | None, typer.Option(callback=utf8_path, help="Recipe to write. Default: NAME.yaml in this folder.")
     ] = None,
+    init_from: Annotated[
+        str | None,
+        typer.Option("--from", metavar="MODEL", help="Fine-tune this model instead of training from scratch."),
+    ] = None,
     force: Force = False,
 ) -> None:
     """Guess the task and the columns of data files, print them, and write a commented recipe to train with.
 
     Example: clearhead new reviews.csv
+    Example: clearhead new reviews.csv --from hf:distilbert/distilbert-base-uncased
     Example: clearhead new train.en train.de --out en-de.yaml
     """
     from clearhead.data.new_recipe import PLANS, recipe_name
@@ -34,17 +39,17 @@ def new(
 
     target = out or Path(f"{recipe_name(files)}.yaml")
     check_new(target, force)
-    guess, text = recipe_for(files)
+    guess, text = recipe_for(files, init_from)
     for reason in guess.reasons:
         say(reason)
     plan = PLANS[guess.task]
-    say(f"model    {plan.preset}: {plan.comment}")
+    say(f"model    {plan.preset}: {plan.comment}" if init_from is None else f"model    {init_from}")
     write_text(target, text)
     name = quote(target.as_posix())
     say(f"wrote    {name}; check it, then: clearhead train {name} --dry-run, and: clearhead train {name}")
 
 
-def recipe_for(files: list[str]) -> "tuple[Guess, str]":
+def recipe_for(files: list[str], init_from: str | None = None) -> "tuple[Guess, str]":
     """Return what was guessed of data files, and a recipe that loads."""
     from clearhead.config.load import read_yaml
     from clearhead.config.recipe import Recipe
@@ -52,9 +57,23 @@ def recipe_for(files: list[str]) -> "tuple[Guess, str]":
     from clearhead.data.new_recipe import write_recipe
 
     guessed = guess(files)
-    text = write_recipe(guessed)
+    text = write_recipe(guessed, init_from)
     Recipe.build(read_yaml(text, "recipe"), where="recipe")
     return guessed, text
+
+
+def recipe_of_data(name: str, init_from: str) -> str:
+    """Return a recipe that fine-tunes a model on a data file, written here; a recipe is returned as it is."""
+    from clearhead.config.data import is_data_file
+    from clearhead.config.recipe import recipe_names
+    from clearhead.data.new_recipe import recipe_name
+
+    if name in recipe_names() or not is_data_file(name):
+        return name
+    target = Path(f"{recipe_name([name])}.yaml")
+    if not target.exists():
+        new([name], None, init_from, False)
+    return target.as_posix()
 
 
 def refuse_data_as_recipe(name: str) -> None:

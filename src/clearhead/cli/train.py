@@ -45,6 +45,10 @@ def train(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(callback=utf8_path, help="Run folder. Default: runs/RECIPE.")] = None,
+    init_from: Annotated[
+        str | None,
+        typer.Option("--from", metavar="MODEL", help="Fine-tune this model; RECIPE may then be a table of your data."),
+    ] = None,
     resume: Annotated[bool, typer.Option(help="Resume the run in --out, or start it.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Run two steps and one validation, and print the recipe.")] = False,
     device: Annotated[str | None, typer.Option(help="Same as train.device.")] = None,
@@ -55,19 +59,23 @@ def train(
     """Train a model from a recipe; Ctrl-C saves a checkpoint and stops, --resume continues.
 
     Example: clearhead train mini-en-de train.steps=500 --out runs/first
+    Example: clearhead train reviews.csv --from hf:distilbert/distilbert-base-uncased
 
     SIGTERM, SIGHUP and SIGUSR1 save and stop too; the exit code of a stopped run is 128 + the number of the signal.
 
     With several values (model.heads=4,8) or --seeds, train one run per combination; OUT/report.html compares them.
     """
-    from clearhead.cli.new import refuse_data_as_recipe
+    from clearhead.cli.new import recipe_of_data, refuse_data_as_recipe
 
     spin_briefly()  # before torch is imported
     from clearhead.config.dtypes import FLOAT_DTYPES, parse_dtype
     from clearhead.config.grid import load_grid
 
-    refuse_data_as_recipe(recipe)
     overrides = list(changes or ())
+    if init_from is not None:
+        recipe = recipe_of_data(recipe, init_from)
+        overrides.append(f"model.init_from={init_from}")
+    refuse_data_as_recipe(recipe)
     overrides += [f"train.device={device}"] if device is not None else []
     overrides += [f"train.precision={parse_dtype(dtype, FLOAT_DTYPES, '--dtype')}"] if dtype is not None else []
     overrides += [f"train.seed={seed}"] if seed is not None else []

@@ -18,6 +18,16 @@ def _limited(labels: list[str]) -> list[str]:
 TokenId = Annotated[int, Field(ge=0, lt=1 << 24)]
 
 
+class SamplingDefaults(Settings):
+    """What a published model recommends for sampling; used where no other value is given."""
+
+    temperature: float | None = Field(default=None, ge=0, le=100)
+    top_k: int | None = Field(default=None, ge=0, le=1 << 24)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=100)
+
+
 class Extra(Settings):
     """How a model was trained, and what surrounds its texts; a missing key and null are the same."""
 
@@ -38,6 +48,7 @@ class Extra(Settings):
     tgt_lang: str | None = Field(default=None, max_length=40)
     banned_ids: list[list[TokenId]] | None = Field(default=None, max_length=10_000)
     chat_template: str | None = Field(default=None, max_length=MAX_SETTINGS_BYTES)
+    sampling: SamplingDefaults | None = None
     pooling: Literal["cls", "mean"] | None = None
     normalized: bool | None = None
     max_length: int | None = Field(default=None, ge=1, le=1 << 24)

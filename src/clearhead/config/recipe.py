@@ -74,6 +74,8 @@ class Recipe(Settings):
             config = self._build_model((8,) if self.tokenizer.joint else (8, 8), 1)
             fitted = self.fit(config)
             fitted.check_model(config)
+            if self.train.lora is not None:
+                raise ValueError("train.lora: updates the layers of a trained model; name one as model.init_from")
         task, train = self.data.task, self.train
         if task != "translation" and train.scheduled_sampling is not None:
             raise ValueError(

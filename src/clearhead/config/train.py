@@ -84,6 +84,17 @@ class ScheduledSamplingConfig(Settings):
     min_prob: float = Field(default=0.0, ge=0, le=1)
 
 
+class LoraConfig(Settings):
+    """LoRA: train low-rank updates of the layers instead of their weights (Hu et al. 2021)."""
+
+    rank: int = Field(default=16, ge=1, le=4096)
+    alpha: float = Field(default_factory=lambda known: 2.0 * known["rank"], gt=0, le=1e6)  # updates times alpha / rank
+    dropout: float = Field(default=0.0, ge=0, lt=1)  # of the input of an update
+    targets: Annotated[
+        tuple[Literal["attention", "feed_forward"], ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=2)
+    ] = ("attention", "feed_forward")
+
+
 class TrainConfig(ScheduleConfig, OptimizerConfig):
     """One training run. `steps` is the total, also for a resumed run."""
 
@@ -92,6 +103,7 @@ class TrainConfig(ScheduleConfig, OptimizerConfig):
     grad_accum: int = Field(default=1, ge=1, le=1 << 20)  # micro-batches per process and step
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     scheduled_sampling: ScheduledSamplingConfig | None = None
+    lora: LoraConfig | None = None  # with model.init_from
     freeze: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()  # patterns of parameter names
     # Loss weight per class, like {spam: 5}, default 1; balanced: inversely proportional to class frequency.
     class_weights: Literal["balanced"] | dict[str, Weight] | None = None

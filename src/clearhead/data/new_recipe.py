@@ -12,6 +12,7 @@ BATCH_TOKENS = 4096
 EPOCHS = 10
 MIN_STEPS, MAX_STEPS = 100, 4000
 MAX_CHARS_PER_TOKEN = 3  # of a tokenizer trained on little text, for bounds
+FINE_TUNING_LR = "5.0e-5"
 FIRST_SIZE = 264  # of a byte-level tokenizer: the bytes and special tokens
 
 
@@ -53,21 +54,26 @@ def recipe_name(files: list[str]) -> str:
     return re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "recipe"
 
 
-def write_recipe(guess: Guess) -> str:
-    """Return the text of a recipe for guessed data."""
+def write_recipe(guess: Guess, init_from: str | None = None) -> str:
+    """Return the text of a recipe for guessed data, to train from scratch or to fine-tune a model."""
     plan = PLANS[guess.task]
     steps = max(MIN_STEPS, min(MAX_STEPS, round(EPOCHS * guess.tokens / BATCH_TOKENS / 100) * 100))
     every = max(1, steps // 10)
     corpus = ", ".join(f"{key}: {_yaml(value)}" for key, value in guess.corpus.items())
     vocab = _vocab_size(guess)
-    lines = [
-        f"# {_title(guess)}; written by `clearhead new`.",
-        *(f"# {reason}" for reason in guess.reasons),
-        "model:",
+    from_scratch = [
         _line(f"preset: {plan.preset}", f"{plan.comment}"),
         "tokenizer:",
         _line("kind: byte-bpe", "lossless for any language; trained on these texts"),
         *([_line(f"vocab_size: {vocab}", "tokens")] if vocab else []),
+    ]
+    fine_tuned = [_line(f"init_from: {_yaml(init_from)}", "fine-tuned, with its tokenizer")]
+    lr = plan.lr if init_from is None else FINE_TUNING_LR
+    lines = [
+        f"# {_title(guess)}; written by `clearhead new`.",
+        *(f"# {reason}" for reason in guess.reasons),
+        "model:",
+        *(from_scratch if init_from is None else fine_tuned),
         "data:",
         _line(f"task: {guess.task}", "what to learn"),
         f"  train: {{{corpus}}}",
@@ -85,7 +91,7 @@ def write_recipe(guess: Guess) -> str:
         _line(f"batch_tokens: {BATCH_TOKENS}", "tokens in a batch, with padding"),
         "train:",
         _line(f"steps: {steps}", "more for better results, while the validation improves"),
-        _line(f"lr: {plan.lr}", "highest learning rate; cosine decay to 0"),
+        _line(f"lr: {lr}", "highest learning rate; cosine decay to 0"),
         _line(f"warmup: {steps // 20}", "steps until the highest learning rate"),
         _line(f"validate_every: {every}", "steps"),
         _line(f"save_every: {every}", "steps; Ctrl-C saves too, and --resume continues"),

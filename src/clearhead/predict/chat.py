@@ -10,7 +10,7 @@ from clearhead.errors import UserError
 from clearhead.model import Decoder
 from clearhead.predict.check_arguments import check_number, check_string
 from clearhead.predict.model import Model
-from clearhead.predict.requests import generation_config
+from clearhead.predict.requests import generation_config, sampling_defaults
 from clearhead.predict.template import Template, Turn
 
 MESSAGE = 'write them like {"role": "user", "content": "Hi"}'
@@ -57,7 +57,7 @@ def prompt_format_of(model: Model) -> PromptFormat:
 
 
 class Chat:
-    """A conversation with its history; options are those of GenerationConfig.
+    """A conversation with its history; options are those of GenerationConfig, with a model's own sampling defaults.
 
     chat = model.chat(system="Be brief.", temperature=0.8)
     print(chat.ask("Hello!"))
@@ -81,7 +81,8 @@ class Chat:
         if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
             raise UserError(f"messages: {type(messages).__name__} is not a list of messages; " + MESSAGE)
         self.model, self.seed, self.prompt_format = model, seed, prompt_format or prompt_format_of(model)
-        self.options = {"max_new_tokens": max(1, min(200, model.config.max_positions // 2))} | options
+        defaults = {"max_new_tokens": max(1, min(200, model.config.max_positions // 2))} | sampling_defaults(model)
+        self.options: dict[str, Any] = defaults | options
         self.max_new_tokens: int = generation_config(model, self.options).max_new_tokens
         self.system, self.turns = read_messages(messages, system)
         self.count = len(self.turns)  # of all turns so far: each answer draws from a seed of its own

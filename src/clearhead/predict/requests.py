@@ -138,6 +138,11 @@ def check_sizes(model: Model, what: str, rows: Sequence[Sequence[int]], max_new_
             )
 
 
+def sampling_defaults(model: Model) -> dict[str, Any]:
+    """The sampling settings that an imported model recommends, for commands that sample by default."""
+    return {key: value for key, value in (model.extra.get("sampling") or {}).items() if value is not None}
+
+
 def generation_config(model: Model, options: Mapping[str, Any]) -> GenerationConfig:
     """The options as a config, with the tokens that the model never generates."""
     config = GenerationConfig.build(options)

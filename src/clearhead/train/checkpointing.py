@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from torch import Tensor
+
 from clearhead.checkpoint import (
     average_weights,
     build_with_weights,
@@ -52,6 +56,9 @@ def save_model_folder(run: RunState, name: str) -> None:
     weights = gather_weights(run.network)
     if not run.dist.is_main:
         return
+    if run.lora is not None:
+        save_adapter(run, name, weights)
+        weights = run.lora.merge(weights)
     network = build_with_weights(run.network.config, weights)
     config = run.recipe.data
     settings = config.model_dump(mode="json")
@@ -59,6 +66,15 @@ def save_model_folder(run: RunState, name: str) -> None:
     validation = run.validation if run.validation.get("step") == run.step else {}
     card = model_card_of_run(run.out.name, run.recipe, run.step, validation)
     save_model(run.out / name, network, run.data.tokenizers, extra, card)
+
+
+def save_adapter(run: RunState, name: str, weights: Mapping[str, Tensor]) -> None:
+    """Save the adapter beside the model, where the architecture is one of transformers."""
+    assert run.lora is not None
+    try:
+        run.lora.save(run.out / f"{name}-adapter", run.network.config, weights)
+    except UserError as error:
+        run.log(f"the adapter is saved only in the model: {error}")
 
 
 def resume_run(run: RunState) -> None:

@@ -57,12 +57,17 @@ def init_network(recipe: Recipe, data: Data, initial: LoadedModel | None) -> Net
     overrides = {key: recipe.model[key] for key in OVERRIDABLE if key in recipe.model}
     settings = initial.config.model_dump() | overrides
     network = build(ModelConfig.build(settings | task_outputs(recipe.data, labels, settings), where="model"))
+    network.load_state_dict(pretrained_weights(recipe, data, initial, network), strict=False)
+    return network
+
+
+def pretrained_weights(recipe: Recipe, data: Data, initial: LoadedModel, network: Network) -> dict[str, Tensor]:
+    """Return the weights of the initial model that a network starts from; all others are fresh."""
     own, pretrained = network.state_dict(), initial.network.state_dict()
     matching = {name: x for name, x in pretrained.items() if name in own and own[name].shape == x.shape}
     if (initial.extra.get("task"), initial.extra.get("labels")) != (recipe.data.task, list(data.labels)):
         matching = {name: x for name, x in matching.items() if not name.startswith(LABEL_HEADS)}
-    network.load_state_dict(matching, strict=False)
-    return network
+    return matching
 
 
 def class_weights(recipe: Recipe, data: Data) -> Tensor | None:

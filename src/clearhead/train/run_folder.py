@@ -47,6 +47,9 @@ def open_folder(run: RunState, after: int) -> None:
     run.run_log.rewind(after, run.validation_pending)
     write_text(run.out / "recipe.yaml", dump_recipe(run.recipe))
     facts: Event = {"parameters": count_parameters(run.network), "steps": run.settings.steps, **machine(run.dist)}
+    trainable = sum(p.numel() for p in run.network.parameters() if p.requires_grad)
+    if trainable < facts["parameters"]:
+        facts["trainable_parameters"] = trainable
     facts |= {"metric": run.settings.metric, **data_facts(run.data, run.recipe.data.max_length)}
     for name in ("truncated", "left_out"):
         if name in facts:

@@ -23,8 +23,10 @@ from clearhead.train.init_from import (
     fit_to_initial_model,
     init_network,
     load_initial_model,
+    pretrained_weights,
     tokenizers_for,
 )
+from clearhead.train.lora import Lora, apply_lora
 from clearhead.train.objective import Objective
 from clearhead.train.optimizer import build_optimizer, freeze
 from clearhead.train.run_log import RunLog
@@ -50,6 +52,7 @@ class RunState:
     objective: Objective
     updater: Updater
     update: Callable[[tuple[Batch, ...], int, Metrics], Tensor]  # updater.update, or its CUDA graph form
+    lora: Lora | None
 
     # Progress, saved in checkpoints
     grad_accum: int  # micro-batches per step; doubled when memory runs out
@@ -100,6 +103,10 @@ def setup(recipe: Recipe, out: Path, dist: DistContext, log: Log, on_event: OnEv
     recipe = fit_to_initial_model(recipe, initial)
     data = prepare(recipe.data, tokenizers_for(recipe, initial), log=log)
     network = init_network(recipe, data, initial)
+    lora = None
+    if settings.lora is not None and initial is not None:
+        fresh = network.state_dict().keys() - pretrained_weights(recipe, data, initial, network).keys()
+        lora = apply_lora(network, settings.lora, initial, str(recipe.model["init_from"]), sorted(fresh))
     if settings.freeze:
         freeze(network, settings.freeze)
     dtype = compute_dtype(settings, dist.device)
@@ -112,7 +119,7 @@ def setup(recipe: Recipe, out: Path, dist: DistContext, log: Log, on_event: OnEv
     updater = Updater(objective, parallel_objective, optimizer, settings, dist, dtype, scaler)
     update = capture_steps(updater).update
     return RunState(
-        recipe, out, dist, log, on_event, data, network, objective, updater, update, grad_accum=settings.grad_accum
+        recipe, out, dist, log, on_event, data, network, objective, updater, update, lora, settings.grad_accum
     )
 
 

@@ -82,10 +82,12 @@ def better(metric: str, new: float, old: float | None) -> bool:
 
 
 def _unsharded_network(run: RunState) -> Network | None:
-    """On the main process, a network that decodes by itself: with FSDP, the gathered weights."""
-    if run.dist.world_size == 1 or run.settings.parallel == "ddp":
+    """On the main process, a network that decodes by itself: with FSDP or LoRA, of gathered weights."""
+    if run.lora is None and (run.dist.world_size == 1 or run.settings.parallel == "ddp"):
         return run.network if run.dist.is_main else None
     weights = gather_weights(run.network)
+    if run.lora is not None and run.dist.is_main:
+        weights = run.lora.merge(weights)
     return build_with_weights(run.network.config, weights).to(run.dist.device) if run.dist.is_main else None
 
 

@@ -21,10 +21,11 @@ from clearhead.checkpoint.formats import read_foreign
 from clearhead.checkpoint.formats.binary_reader import open_binary
 from clearhead.checkpoint.formats.gguf import read_header
 from clearhead.errors import UserError
-from tests.checkpoint.formats import test_gguf, test_llama2c
+from tests.checkpoint.formats import test_gguf, test_gguf_architectures, test_llama2c
 from tests.checkpoint.formats.peers import saved
 from tests.checkpoint.formats.test_sentence_transformers import save_sentence_encoder
 from tests.checkpoint.small_models import tokenizer
+from tests.predict import test_languages
 
 COUNT = int(os.environ.get("CLEARHEAD_MUTATIONS", "2000"))
 ROOT = Path(__file__).parents[3]
@@ -40,7 +41,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_models(folder: Path) -> None:
     """Write a small model of every format."""
-    for name in ("gpt2", "bert-classes", "llama3.2", "marian"):
+    for name in ("gpt2", "bert-classes", "llama3.2", "marian", "qwen2-window", "qwen3", "phi3-window",
+                 "roberta-classes", "distilbert-tags", "modernbert-lm", "bart", "m2m100"):  # fmt: skip
         saved(name, folder / f"hf-{name}")
     tokens = tokenizer(97 + 200)
     template = TemplateProcessing(single="<begin> $A", special_tokens=[("<begin>", tokens.id("begin"))])
@@ -51,6 +53,12 @@ def write_models(folder: Path) -> None:
     for kind in ("F16", "Q4_0"):
         (folder / f"gguf-{kind}").mkdir()
         test_gguf.write_gguf(test_gguf.peer(), folder / f"gguf-{kind}" / "model.gguf", kind)
+    for architecture in ("qwen3", "phi3"):
+        (folder / f"gguf-{architecture}").mkdir()
+        model = test_gguf_architectures.peer(architecture)
+        test_gguf_architectures.write_gguf(model, folder / f"gguf-{architecture}" / "model.gguf", architecture)
+    (folder / "nllb").mkdir()
+    test_languages.multilingual(folder / "nllb", "nllb", forced_bos_token_id=5)
     (folder / "llama2c").mkdir()
     test_llama2c.write_llama2c(test_llama2c.peer(True), folder / "llama2c").rename(folder / "llama2c" / "llama2c.bin")
     (folder / "ct2-names").mkdir()

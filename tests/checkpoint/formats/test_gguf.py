@@ -236,7 +236,7 @@ def test_other_architectures_and_tokenizers_are_refused(tmp_path: Path) -> None:
     for old, new, message in (
         (b"architecture\x08\0\0\0\x05\0\0\0\0\0\0\0llama", b"qwens", "general.architecture: 'qwens'"),
         (b"ggml.pre\x08\0\0\0\x05\0\0\0\0\0\0\0gpt-2", b"gpt-x", "tokenizer.ggml.pre: 'gpt-x'"),
-        (b"ggml.model\x08\0\0\0\x04\0\0\0\0\0\0\0gpt2", b"bert", "tokenizer.ggml.model: 'bert'"),
+        (b"ggml.model\x08\0\0\0\x04\0\0\0\0\0\0\0gpt2", b"rwkv", "tokenizer.ggml.model: 'rwkv'"),
     ):
         assert data.count(old) == 1
         path.write_bytes(data.replace(old, old[: -len(new)] + new))

@@ -24,6 +24,8 @@ LLAMA |= {"activation": "swiglu", "norm": "rms", "bias": False, "position": "rot
 MODELS: dict[str, dict[str, Any]] = {
     "tied": LLAMA | {"tie": "output"},
     "head_dim": LLAMA | {"head_dim": 32, "rope_theta": 500.0, "norm_eps": 1e-3},
+    "qwen2": LLAMA | {"qkv_bias": True, "tie": "output"},
+    "qwen3": LLAMA | {"qk_norm": True, "head_dim": 32},
     "Llama 3": LLAMA | {"rope_scaling": {"factor": 8.0, "original_positions": 64}},
 }
 

@@ -15,7 +15,9 @@ LLAMA3_PATTERN = (  # as in its published tokenizer
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-PRETOKENIZERS = ("gpt-2", "smollm", "llama-bpe")
+QWEN2_PATTERN = LLAMA3_PATTERN.replace(r"\p{N}{1,3}", r"\p{N}")  # one digit at a time
+PRETOKENIZERS = ("gpt-2", "smollm", "llama-bpe", "qwen2")
+NORMALIZERS = {"qwen2": {"type": "NFC"}}  # as tokenizer.json has it; the others have none
 MAX_TOKEN_LENGTH = 512  # every split of a token is tried
 LLAMA3_PRETOKENIZER = "llama-bpe"  # a word that is a token is not split further
 
@@ -28,8 +30,9 @@ def _pretokenizer(name: str) -> Any | None:
             return byte_level
         case "smollm":
             return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-        case "llama-bpe":
-            split = pre_tokenizers.Split(Regex(LLAMA3_PATTERN), "isolated")
+        case "llama-bpe" | "qwen2":
+            pattern = LLAMA3_PATTERN if name == "llama-bpe" else QWEN2_PATTERN
+            split = pre_tokenizers.Split(Regex(pattern), "isolated")
             return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     return None
 
@@ -39,6 +42,13 @@ def pretokenizer_json(name: str) -> Any:
     engine = Engine(models.BPE())
     engine.pre_tokenizer = _pretokenizer(name)
     return json.loads(engine.to_str())["pre_tokenizer"]
+
+
+def without_trimming(settings: Any) -> Any:
+    """Return a pre-tokenizer's settings without `trim_offsets`, which change no token."""
+    if isinstance(settings, dict):
+        return {key: without_trimming(value) for key, value in settings.items() if key != "trim_offsets"}
+    return [without_trimming(each) for each in settings] if isinstance(settings, list) else settings
 
 
 def byte_level_bpe(
@@ -64,8 +74,26 @@ def byte_level_bpe(
         models.BPE(vocab=vocabulary, merges=pairs, fuse_unk=False, ignore_merges=pretokenizer == LLAMA3_PRETOKENIZER)
     )
     engine.pre_tokenizer = split
+    if pretokenizer in NORMALIZERS:
+        engine.normalizer = normalizers.NFC()
     engine.decoder = decoders.ByteLevel()
     return _with_added(engine, tokens, control, added, where)
+
+
+def wordpiece(tokens: Sequence[str], control: Sequence[int], where: object) -> Tokenizer:
+    """Build BERT's WordPiece; GGUF marks the first piece of a word with ▁ instead of the others with ##."""
+    special = {*control}
+    spelled = [
+        token if number in special else token[1:] if token.startswith("▁") else f"##{token}"
+        for number, token in enumerate(tokens)
+    ]
+    if "[UNK]" not in spelled:
+        raise UserError(f"{where}: the vocabulary has no [UNK]")
+    engine = Engine(models.WordPiece(_vocabulary(spelled, where), unk_token="[UNK]", max_input_chars_per_word=100))
+    engine.normalizer = normalizers.BertNormalizer(lowercase=True)
+    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    engine.decoder = decoders.WordPiece()
+    return _with_added(engine, spelled, control, (), where)
 
 
 def sentencepiece_bpe(

@@ -1,4 +1,4 @@
-"""GGUF import: Llama-architecture models of llama.cpp, quantized or not.
+"""GGUF import: Llama, Qwen2, Qwen3 and Phi-3 of llama.cpp, quantized or not.
 
 The header is read here, with bounds checks; quantized blocks are dequantized in `gguf_quants.py`.
 """
@@ -15,18 +15,12 @@ import torch
 from torch import Tensor
 
 from clearhead.checkpoint.formats.binary_reader import BinaryReader, open_binary
-from clearhead.checkpoint.formats.bpe import LLAMA3_PRETOKENIZER, byte_level_bpe, sentencepiece_bpe
+from clearhead.checkpoint.formats.bpe import LLAMA3_PRETOKENIZER, byte_level_bpe, sentencepiece_bpe, wordpiece
 from clearhead.checkpoint.formats.config_fields import Fields
+from clearhead.checkpoint.formats.gguf_architectures import ARCHITECTURES, table
 from clearhead.checkpoint.formats.gguf_quants import BLOCK_TYPES, dequantize
 from clearhead.checkpoint.formats.imported_model import ImportedModel
-from clearhead.checkpoint.formats.llama import LLAMA_SETTINGS
-from clearhead.checkpoint.formats.name_table import (
-    Entry,
-    NameTable,
-    from_foreign,
-    interleaved,
-    with_prefix,
-)
+from clearhead.checkpoint.formats.name_table import from_foreign
 from clearhead.checkpoint.model_folder import meta_network
 from clearhead.config import ModelConfig, RopeScaling
 from clearhead.errors import UserError
@@ -55,27 +49,6 @@ LLAMA3_SCALING: dict[str, float] = {
 }
 
 
-def table(config: ModelConfig) -> NameTable:
-    """Return the table; llama.cpp stores rotary pairs next to each other."""
-    layer: NameTable = {
-        "attention_norm.weight": "attn_norm.weight",
-        "attention.query.weight": Entry("attn_q.weight", interleaved(config.heads)),
-        "attention.key.weight": Entry("attn_k.weight", interleaved(config.kv_heads)),
-        "attention.value.weight": "attn_v.weight",
-        "attention.output.weight": "attn_output.weight",
-        "feed_forward_norm.weight": "ffn_norm.weight",
-        "feed_forward.gate.weight": "ffn_gate.weight",
-        "feed_forward.up.weight": "ffn_up.weight",
-        "feed_forward.down.weight": "ffn_down.weight",
-    }
-    return {
-        "decoder.embedding.tokens.weight": "token_embd.weight",
-        **with_prefix("decoder.layers.*", "blk.*", layer),
-        "decoder.norm.weight": "output_norm.weight",
-        "heads.lm_head.proj.weight": "output.weight",
-    }
-
-
 @dataclass(frozen=True)
 class TensorInfo:
     """Type, shape and position of a tensor in the file."""
@@ -93,21 +66,33 @@ def is_gguf(path: Path) -> bool:
 
 
 def read(path: Path) -> ImportedModel:
-    """Read a Llama-architecture model with its tokenizer, dequantized to fp32."""
+    """Read a model with its tokenizer, dequantized to fp32."""
     with open_binary(path) as reader:
         settings, infos = read_header(reader)
         fields = Fields(settings, path)
-        if (architecture := fields.string("general.architecture")) != "llama":
-            raise UserError(f"{path}: general.architecture: {architecture!r:.40} is not supported; only llama is")
+        if (architecture := fields.string("general.architecture")) not in ARCHITECTURES:
+            supported = ", ".join(ARCHITECTURES)
+            raise UserError(
+                f"{path}: general.architecture: {architecture!r:.40} is not supported; supported: {supported}"
+            )
         tensors = {name: _dequantize(reader, info) for name, info in infos.items()}
     factors = tensors.pop("rope_freqs.weight", None)
     config = _config(fields, tensors, factors)
-    if unknown := [key for key in fields.unknown() if key.startswith("llama.")]:
+    if unknown := [key for key in fields.unknown() if key.startswith(f"{architecture}.")]:
         log.warning("%s: %s: unknown settings, ignored", path, ", ".join(unknown))
-    weights = from_foreign(table(config), meta_network(config, tensors, path), tensors, path)
+    weights = from_foreign(table(config, architecture), meta_network(config, tensors, path), tensors, path)
     tokenizer = _tokenizer(fields, config.target_vocab)
     license = str(settings.get("general.license", ""))[:200]
-    return ImportedModel(config, weights, (tokenizer,), _extra(fields, tokenizer), "GGUF, Llama", license)
+    kind = f"GGUF, {ARCHITECTURES[architecture].name}"
+    return ImportedModel(config, weights, (tokenizer,), _extra(fields, tokenizer), kind, license)
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Read only the tokenizer of a file, which may have no tensors."""
+    with open_binary(path) as reader:
+        fields = Fields(read_header(reader)[0], path)
+    tokens = fields.data.get("tokenizer.ggml.tokens")
+    return _tokenizer(fields, len(tokens) if isinstance(tokens, list) else 0)
 
 
 def read_header(reader: BinaryReader) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
@@ -193,35 +178,37 @@ def _dequantize(reader: BinaryReader, info: TensorInfo) -> Tensor:
 
 
 def _config(fields: Fields, tensors: Mapping[str, Tensor], factors: Tensor | None) -> ModelConfig:
-    fields.require("mixture of experts", "llama.expert_count", 0)
-    fields.require("non-causal attention", "llama.attention.causal", True)
-    fields.require("this type of rotary scaling", "llama.rope.scaling.type", "none")
+    name = fields.string("general.architecture")
+    fields.require("mixture of experts", f"{name}.expert_count", 0)
+    fields.require("non-causal attention", f"{name}.attention.causal", True)
+    fields.require("this type of rotary scaling", f"{name}.rope.scaling.type", "none")
     for key in ("factor", "attn_factor"):  # of llama.cpp's default type, linear
-        fields.require("this type of rotary scaling", f"llama.rope.scaling.{key}", 1.0, 0.0)
-    fields.require("this type of rotary scaling", "llama.rope.scale_linear", 1.0, 0.0)
+        fields.require("this type of rotary scaling", f"{name}.rope.scaling.{key}", 1.0, 0.0)
+    fields.require("this type of rotary scaling", f"{name}.rope.scale_linear", 1.0, 0.0)
     for key in ("attention.scale", "attention.clamp_kqv", "embedding_scale", "residual_scale", "logit_scale"):
-        fields.require("this scale or limit", f"llama.{key}", 0.0)
+        fields.require("this scale or limit", f"{name}.{key}", 0.0)
     tokens = fields.data.get("tokenizer.ggml.tokens")
-    heads, dim = fields.integer("llama.attention.head_count"), fields.integer("llama.embedding_length")
-    head_dim = fields.integer("llama.attention.key_length", dim // max(1, heads))
-    fields.require("a partial rotary embedding", "llama.rope.dimension_count", head_dim)
-    fields.require("another dim for values than for keys", "llama.attention.value_length", head_dim)
+    heads, dim = fields.integer(f"{name}.attention.head_count"), fields.integer(f"{name}.embedding_length")
+    head_dim = fields.integer(f"{name}.attention.key_length", dim // max(1, heads))
+    fields.require("a partial rotary embedding", f"{name}.rope.dimension_count", head_dim)
+    fields.require("another dim for values than for keys", f"{name}.attention.value_length", head_dim)
     settings: dict[str, Any] = {
-        **LLAMA_SETTINGS,
-        "decoder_layers": fields.integer("llama.block_count"),
+        **ARCHITECTURES[name].settings,
+        "decoder_layers": fields.integer(f"{name}.block_count"),
         "dim": dim,
         "heads": heads,
-        "kv_heads": fields.integer("llama.attention.head_count_kv", heads),
+        "kv_heads": fields.integer(f"{name}.attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "ff_dim": fields.integer("llama.feed_forward_length"),
-        "norm_eps": fields.number("llama.attention.layer_norm_rms_epsilon"),
-        "max_positions": fields.integer("llama.context_length"),
-        "rope_theta": fields.number("llama.rope.freq_base", 10_000.0),
-        "vocab_size": fields.integer("llama.vocab_size", len(tokens) if isinstance(tokens, list) else 0),
+        "ff_dim": fields.integer(f"{name}.feed_forward_length"),
+        "norm_eps": fields.number(f"{name}.attention.layer_norm_rms_epsilon"),
+        "max_positions": fields.integer(f"{name}.context_length"),
+        "rope_theta": fields.number(f"{name}.rope.freq_base", 10_000.0),
+        "vocab_size": fields.integer(f"{name}.vocab_size", len(tokens) if isinstance(tokens, list) else 0),
         "tie": "none" if "output.weight" in tensors else "output",
     }
-    if fields.has("llama.attention.sliding_window"):
-        settings |= {"attention": "window", "window": fields.integer("llama.attention.sliding_window")}
+    fields.ignore(f"{name}.rope.scaling.original_context_length")
+    if fields.has(f"{name}.attention.sliding_window"):
+        settings |= {"attention": "window", "window": fields.integer(f"{name}.attention.sliding_window")}
     config = ModelConfig.build(settings, where=str(fields.where))
     return config if factors is None else _with_rope_scaling(config, factors, fields)
 
@@ -262,6 +249,8 @@ def _tokenizer(fields: Fields, size: int) -> Tokenizer:
                 raise UserError(f"{fields.where}: tokenizer.ggml.unknown_token_id: {unknown} is not in the vocabulary")
             prefix = fields.flag("tokenizer.ggml.add_space_prefix", True)
             return sentencepiece_bpe(tokens, scores, unknown, control, added, prefix, fields.where)
+        case "bert":
+            return wordpiece(tokens, control, fields.where)
         case other:
             raise UserError(f"{fields.where}: tokenizer.ggml.model: {other!r:.40} is not supported")
 

@@ -1,4 +1,4 @@
-"""GGUF export: Llama-architecture models for llama.cpp in F16 or Q8_0, with tokenizer and chat template."""
+"""GGUF export: Llama, Qwen2 and Qwen3 models for llama.cpp in F16 or Q8_0, with tokenizer and chat template."""
 
 import json
 from collections.abc import Sequence
@@ -9,13 +9,21 @@ import numpy as np
 import torch
 
 from clearhead.checkpoint.export_advice import train_with
-from clearhead.checkpoint.formats.bpe import LLAMA3_PRETOKENIZER, PRETOKENIZERS, pretokenizer_json
-from clearhead.checkpoint.formats.gguf import ADDED, CONTROL, NORMAL, ROPE_SCALING_KEY, UNKNOWN, table
+from clearhead.checkpoint.formats.bpe import (
+    LLAMA3_PRETOKENIZER,
+    NORMALIZERS,
+    PRETOKENIZERS,
+    pretokenizer_json,
+    without_trimming,
+)
+from clearhead.checkpoint.formats.gguf import ADDED, CONTROL, NORMAL, ROPE_SCALING_KEY, UNKNOWN
+from clearhead.checkpoint.formats.gguf_architectures import architecture_of, table
 from clearhead.checkpoint.formats.hf_tokenizer import bos_ids, eos_ids, vocabulary_list
 from clearhead.checkpoint.formats.huggingface import differences
 from clearhead.checkpoint.formats.llama import LLAMA
 from clearhead.checkpoint.formats.name_table import to_foreign
 from clearhead.checkpoint.formats.optional_import import import_optional
+from clearhead.checkpoint.formats.qwen import QWEN2, QWEN3
 from clearhead.checkpoint.model_folder import LoadedModel
 from clearhead.checkpoint.tensors import named_tensors
 from clearhead.config import ModelConfig
@@ -47,11 +55,12 @@ def _write(loaded: LoadedModel, folder: Path, kind: str) -> None:
     if len(loaded.tokenizers) != 1:
         raise UserError("export: GGUF needs one tokenizer, which this model does not have")
     gguf = import_optional("gguf")
-    writer = gguf.GGUFWriter(str(folder / FILE), "llama")
+    architecture = architecture_of(config)
+    writer = gguf.GGUFWriter(str(folder / FILE), architecture)
     _add_settings(writer, config)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0 if kind == "Q8_0" else gguf.LlamaFileType.MOSTLY_F16)
     _add_tokenizer(writer, loaded)
-    tensors = to_foreign(table(config), named_tensors(loaded.network))
+    tensors = to_foreign(table(config, architecture), named_tensors(loaded.network))
     if config.rope_scaling is not None:
         unscaled = config.model_copy(update={"rope_scaling": None})
         cpu = torch.device("cpu")
@@ -67,14 +76,18 @@ def _write(loaded: LoadedModel, folder: Path, kind: str) -> None:
 
 
 def _check(config: ModelConfig) -> None:
-    problems = [(f"family is {config.family}", "")] if config.family != "decoder" else differences(LLAMA, config)
+    architecture = architecture_of(config)
+    adapter = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}[architecture]
+    problems = [(f"family is {config.family}", "")] if config.family != "decoder" else differences(adapter, config)
+    if config.rope_scaling is not None and architecture != "llama":
+        problems.append((f"rope_scaling is set, which llama.cpp does not read for {adapter.name}", ""))
     if config.attention != ("full",):
         window = "attention has a window, which llama.cpp ignores for this architecture"
         problems.append((window, "model.attention=full"))
     if problems:
         what = "; ".join(line for line, _ in problems)
         raise UserError(
-            f"export: GGUF is supported for Llama-architecture models only, but {what}"
+            f"export: GGUF is supported for models like Llama, Qwen2 and Qwen3 only, but {what}"
             + train_with([change for _, change in problems])
         )
 
@@ -144,9 +157,9 @@ def _add_byte_level_bpe(writer: Any, settings: dict[str, Any], tokens: Sequence[
     """Add byte-level BPE with merges."""
     model = settings["model"]
     affixed = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
-    splitting = settings["pre_tokenizer"], bool(model.get("ignore_merges"))
+    splitting = without_trimming(settings["pre_tokenizer"]), bool(model.get("ignore_merges"))
     name = next((name for name in PRETOKENIZERS if splitting == _splitting(name) and not affixed), None)
-    if name is None or settings["normalizer"] is not None:
+    if name is None or settings["normalizer"] != NORMALIZERS.get(name):
         part = "pre-tokenizer" if name is None else "normalizer"
         raise UserError(f"export: GGUF does not support this tokenizer's {part}; train one of kind byte-bpe")
     writer.add_tokenizer_model("gpt2")
@@ -157,7 +170,7 @@ def _add_byte_level_bpe(writer: Any, settings: dict[str, Any], tokens: Sequence[
 
 def _splitting(name: str) -> tuple[Any, bool]:
     """Return the pre-tokenizer of a GGUF name, and whether a word that is a token is not split."""
-    return pretokenizer_json(name), name == LLAMA3_PRETOKENIZER
+    return without_trimming(pretokenizer_json(name)), name == LLAMA3_PRETOKENIZER
 
 
 def _add_sentencepiece_bpe(

@@ -14,6 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from clearhead.checkpoint import disk
 from clearhead.checkpoint.formats.config_fields import Fields
 from clearhead.checkpoint.formats.language_codes import default_languages, language_codes
+from clearhead.checkpoint.formats.sampling_defaults import read_sampling, write_sampling
 from clearhead.checkpoint.model_folder import SEPARATE_TOKENIZERS, SHARED_TOKENIZER, LoadedModel, write_tokenizers
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
@@ -77,6 +78,8 @@ def special_ids(folder: Path, fields: Fields, config: ModelConfig, tokenizers: t
         extra["begin"] = _prefix_ids(tokenizers[0], folder / SHARED_TOKENIZER[0])
     if eos := ids("eos_token_id"):
         extra["eos_ids"] = eos
+    if sampling := read_sampling(generation, generation_file):
+        extra["sampling"] = sampling
     if template := chat_template(folder):
         extra["chat_template"] = template
     return {key: value for key, value in extra.items() if value not in (None, []) or key == "begin"}
@@ -143,6 +146,7 @@ def write_hf_tokenizer(loaded: LoadedModel, folder: Path) -> dict[str, Any]:
     ids = padding | {"eos_token_id": end[0] if len(end) == 1 else end or None}
     ids["decoder_start_token_id" if family == "encoder-decoder" else "bos_token_id"] = begin[0] if begin else None
     generation = ids | {"bad_words_ids": loaded.extra.get("banned_ids")}
+    generation |= write_sampling(loaded.extra.get("sampling"))
     if family == "encoder-decoder":
         target = loaded.extra.get("languages", {}).get(loaded.extra.get("tgt_lang"))
         generation["forced_bos_token_id"] = target if target is not None else next(iter(begin[1:]), None)

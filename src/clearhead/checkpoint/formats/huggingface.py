@@ -162,7 +162,7 @@ def _extra(folder: Path, fields: Fields, config: ModelConfig, tokenizers: tuple[
 def write(loaded: LoadedModel, folder: Path) -> None:
     """Write a Hugging Face folder; if no architecture fits, raise an error with the differences to the nearest."""
     config, tensors = loaded.config, named_tensors(loaded.network)
-    adapter = _matching_adapter(config, str(loaded.extra.get("imported", "")))
+    adapter = matching_adapter(config, str(loaded.extra.get("imported", "")))
     settings = adapter.to_hf(config) | {"dtype": str(next(iter(tensors.values())).dtype).removeprefix("torch.")}
     ids = write_hf_tokenizer(loaded, folder)
     write_pooling(loaded, folder)
@@ -181,7 +181,7 @@ def write(loaded: LoadedModel, folder: Path) -> None:
     save_weights(folder, foreign)
 
 
-def _matching_adapter(config: ModelConfig, imported: str) -> Adapter:
+def matching_adapter(config: ModelConfig, imported: str) -> Adapter:
     """Return the adapter of the same architecture, or name the differences to the nearest.
 
     Of several that fit, the one that the model was imported as is returned: a Phi-3 is also a Llama.

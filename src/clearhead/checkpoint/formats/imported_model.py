@@ -18,7 +18,7 @@ class ImportedModel(NamedTuple):
 
     `extra` may have `begin` (ids before every text), `eos_ids`, `source_end` (False: sources have no end token),
     `languages` (codes to ids), `src_lang` and `tgt_lang` (those to use by default), `banned_ids` (sequences of ids that
-    are never generated), `pad`, `chat_template`, `task`, `labels`, `pooling`, `normalized`, `max_length`.
+    are never generated), `pad`, `chat_template`, `sampling`, `task`, `labels`, `pooling`, `normalized`, `max_length`.
     """
 
     config: ModelConfig

@@ -1,6 +1,6 @@
 """Attention patterns of layers: our cycle of patterns to Hugging Face's `layer_types`, and back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from clearhead.checkpoint.formats.config_fields import Fields
@@ -8,12 +8,15 @@ from clearhead.config import ModelConfig
 from clearhead.errors import UserError
 
 FROM_HF = {"full_attention": "full", "sliding_attention": "window"}
+MAX_LAYERS = 1024  # of a ModelConfig
 TO_HF = {ours: theirs for theirs, ours in FROM_HF.items()}
 
 
-def read_layer_types(fields: Fields, layers: int, default: Sequence[str]) -> list[str]:
-    """Return the patterns of all layers as their shortest cycle; `default` where the key is missing."""
-    types = fields.strings("layer_types") or [TO_HF[each] for each in default]
+def read_layer_types(fields: Fields, layers: int, default: Callable[[int], str]) -> list[str]:
+    """Return the patterns of all layers as their shortest cycle; `default` gives that of a layer without the key."""
+    if layers > MAX_LAYERS:
+        raise UserError(f"{fields.where}: num_hidden_layers: {layers:,} is too large; use at most {MAX_LAYERS:,}")
+    types = fields.strings("layer_types") or [TO_HF[default(number)] for number in range(layers)]
     if unknown := set(types) - FROM_HF.keys():
         raise UserError(f"{fields.where}: layer_types: {min(unknown)!r:.40} is not supported")
     if len(types) != layers:

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from clearhead.checkpoint.formats import gguf
 from clearhead.checkpoint.formats.binary_reader import BinaryReader, open_binary
 from clearhead.checkpoint.formats.bpe import sentencepiece_bpe
+from clearhead.checkpoint.formats.gguf_architectures import table
 from clearhead.checkpoint.formats.imported_model import ImportedModel
 from clearhead.checkpoint.formats.llama import LLAMA_SETTINGS
 from clearhead.checkpoint.formats.name_table import from_foreign
@@ -28,7 +28,7 @@ def read(path: Path) -> ImportedModel:
         config = _config(reader)
         tensors = _read_tensors(reader, config)
     # The rotary layout is that of llama.cpp.
-    weights = from_foreign(gguf.table(config), meta_network(config, tensors, path), tensors, path)
+    weights = from_foreign(table(config), meta_network(config, tensors, path), tensors, path)
     names = (f"tok{config.vocab_size}.bin", "tokenizer.bin")
     file = next((path.with_name(name) for name in names if path.with_name(name).is_file()), None)
     if file is None:

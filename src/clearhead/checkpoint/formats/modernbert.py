@@ -54,8 +54,7 @@ def from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
     fields.ignore("initializer_cutoff_factor", "reference_compile", "repad_logits_with_grad", "layer_norm_eps")
     fields.ignore("embedding_dropout", "cls_token_id", "position_embedding_type")
     layers, every = fields.integer("num_hidden_layers"), fields.integer("global_attn_every_n_layers", EVERY)
-    default = ["full" if number % max(1, every) == 0 else "window" for number in range(layers)]
-    patterns = read_layer_types(fields, layers, default)
+    patterns = read_layer_types(fields, layers, lambda number: "window" if number % max(1, every) else "full")
     global_theta, local_theta = _thetas(fields)
     settings: dict[str, Any] = heads | {
         "family": "encoder",

@@ -26,12 +26,10 @@ WINDOW, FIRST_WINDOW_LAYER, QWEN3_HEAD_DIM = 4096, 28, 128  # defaults of their 
 
 def _settings(fields: Fields) -> dict[str, Any]:
     settings = decoder_settings(fields)
-    layers, patterns = settings["decoder_layers"], ["full"] * settings["decoder_layers"]
-    if fields.flag("use_sliding_window", False):
-        first = fields.integer("max_window_layers", FIRST_WINDOW_LAYER)
-        patterns = ["full" if number < first else "window" for number in range(layers)]
-    fields.ignore("max_window_layers", "sliding_window", "use_mrope")
-    patterns = read_layer_types(fields, layers, patterns)
+    layers, first = settings["decoder_layers"], fields.integer("max_window_layers", FIRST_WINDOW_LAYER)
+    has_window = fields.flag("use_sliding_window", False)
+    fields.ignore("sliding_window", "use_mrope")
+    patterns = read_layer_types(fields, layers, lambda number: "window" if has_window and number >= first else "full")
     window = fields.integer("sliding_window", WINDOW) if "window" in patterns else None
     return settings | window_settings(patterns, window)
 
