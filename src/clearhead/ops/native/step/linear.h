@@ -171,27 +171,30 @@ INLINE float from_fp16(uint16_t bits) {
     return load_fp16(sixteen)[0];
 }
 
-/* Row `id` of the weight, dequantized: an embedding that shares its weight with lm_head. */
+/* Row `id` of the weight, dequantized: an embedding that may share its weight with lm_head. */
 static void embed(const struct linear *l, int64_t id, float scale, float *out) {
     const int64_t panel = id / LANES, n = id % LANES, groups = panel_groups(l);
     const char *weight = (const char *)l->weight + panel * panel_size(l);
-    const uint16_t *scales = l->scales + panel * groups * LANES * (l->kind == INT4 ? 2 : 1);
-    for (int64_t k = 0; k < l->inputs; k++) {
-        float value = 0;
-        if (l->kind == FP32) {
-            value = ((const float *)weight)[k * LANES + n];
-        } else if (l->kind == BF16) {
+    const uint16_t *scales = l->scales + panel * groups * LANES * (l->kind == INT4 ? 2 : 1) + n;
+    if (l->kind == FP32) {
+        for (int64_t k = 0; k < l->inputs; k++) out[k] = ((const float *)weight)[k * LANES + n] * scale;
+    } else if (l->kind == BF16) {
+        for (int64_t k = 0; k < l->inputs; k++) {
             const uint32_t bits = (uint32_t)((const uint16_t *)weight)[(k / 2 * LANES + n) * 2 + k % 2] << 16;
-            memcpy(&value, &bits, sizeof value);
-        } else if (l->kind == INT8) {
-            const int32_t q = ((const uint8_t *)weight)[(k / 4 * LANES + n) * 4 + k % 4] - 128;
-            value = (float)q * (from_fp16(scales[k / GROUP * LANES + n]) * (float)l->factor);
-        } else {
-            const int32_t byte = ((const uint8_t *)weight)[(k / 8 * LANES + n) * 4 + k % 4];
-            const uint16_t *group = scales + k / GROUP * 2 * LANES + n;
-            const float q = (float)(k % 8 < 4 ? byte & 15 : byte >> 4);
-            value = (q * from_fp16(group[0]) + from_fp16(group[LANES])) * (float)l->factor;
+            memcpy(out + k, &bits, sizeof bits);
+            out[k] *= scale;
         }
-        out[k] = value * scale;
+    } else {
+        for (int64_t g = 0; g < groups; g++) {
+            const int64_t end = l->inputs < (g + 1) * GROUP ? l->inputs : (g + 1) * GROUP;
+            const int is_int8 = l->kind == INT8;
+            const float step = from_fp16(scales[g * LANES * (is_int8 ? 1 : 2)]) * (float)l->factor;
+            const float minimum = is_int8 ? -128 * step : from_fp16(scales[(g * 2 + 1) * LANES]) * (float)l->factor;
+            for (int64_t k = g * GROUP; k < end; k++) {
+                const uint8_t *bytes = (const uint8_t *)weight + (k / (is_int8 ? 4 : 8) * LANES + n) * 4;
+                const int byte = bytes[k % 4], q = is_int8 ? byte : k % 8 < 4 ? byte & 15 : byte >> 4;
+                out[k] = ((float)q * step + minimum) * scale;
+            }
+        }
     }
 }

@@ -77,14 +77,14 @@ static void quantize_row(const struct activations *a, int64_t row, int64_t dim) 
         float absmax;
         memcpy(&absmax, &bits, sizeof absmax);
         const float inverse = absmax > 1e-30f ? 127.0f / absmax : 0.0f; /* below it, 1 / absmax may overflow */
-        const f32x16 shifted_low = low * inverse + ROUND_MAGIC, shifted_high = high * inverse + ROUND_MAGIC;
-        *(i8x16 *)(quantized + g * GROUP) = __builtin_convertvector((i32x16)shifted_low, i8x16);
-        *(i8x16 *)(quantized + g * GROUP + LANES) = __builtin_convertvector((i32x16)shifted_high, i8x16);
-        const float sum = reduce_sum(shifted_low - ROUND_MAGIC + (shifted_high - ROUND_MAGIC)); /* exact */
+        const i32x16 low_bits = (i32x16)(low * inverse + ROUND_MAGIC), high_bits = (i32x16)(high * inverse + ROUND_MAGIC);
+        store_bytes(quantized + g * GROUP, low_bits);
+        store_bytes(quantized + g * GROUP + LANES, high_bits);
+        const int32_t sum = reduce_sum_int(low_bits - ROUND_MAGIC_BITS + (high_bits - ROUND_MAGIC_BITS));
         const float scale = absmax > 1e-30f || absmax != absmax ? absmax / 127.0f : 0.0f;
         a->scales[first + g] = scale;
-        a->sums[first + g] = scale * sum;
-        a->offsets[first + g] = sum == sum && sum <= 4096 && sum >= -4096 ? -128 * (int32_t)sum : 0;
+        a->sums[first + g] = scale * (float)sum;
+        a->offsets[first + g] = (int32_t)(-128u * (uint32_t)sum);
     }
 }
 

@@ -10,10 +10,10 @@ typedef float f32x16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t i32x16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t u32x16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint16_t u16x16 __attribute__((vector_size(32), aligned(2), may_alias));
-typedef int8_t i8x16 __attribute__((vector_size(16), aligned(1), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
-#define ROUND_MAGIC 12582912.0f /* 1.5 · 2^23: adding it rounds to an integer */
+#define ROUND_MAGIC 12582912.0f /* 1.5 · 2^23: adding it rounds to an integer, in the low bits */
+#define ROUND_MAGIC_BITS 0x4b400000
 
 static const i32x16 LANE_IDS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
@@ -24,7 +24,6 @@ INLINE i32x16 broadcast_int(int32_t x) { return x - (i32x16){}; }
 INLINE f32x16 blend(i32x16 mask, f32x16 a, f32x16 b) {
     return (f32x16)(((i32x16)a & mask) | ((i32x16)b & ~mask));
 }
-INLINE f32x16 max_of(f32x16 a, f32x16 b) { return blend(a > b, a, b); }
 INLINE f32x16 to_float(i32x16 x) { return __builtin_convertvector(x, f32x16); }
 /* The first `count` (up to 16) floats, then zeros. */
 INLINE f32x16 load_some(const float *src, int64_t count) {
@@ -71,27 +70,49 @@ INLINE f32x16 hadd8(f32x16 a, f32x16 b) {
     return SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
            SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
 }
-#define SWAP8(x) SHUFFLE(x, x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)
-#define SWAP4(x) SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11)
-#define SWAP2(x) SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13)
-#define SWAP1(x) SHUFFLE(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
+/* Reductions of a vector, and its low bytes; compilers make them of single elements without help. */
+#if SIMD_LEVEL == 2
+INLINE f32x16 max_of(f32x16 a, f32x16 b) { return (f32x16)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE float reduce_sum(f32x16 x) { return _mm512_reduce_add_ps((__m512)x); }
+INLINE float reduce_max(f32x16 x) { return _mm512_reduce_max_ps((__m512)x); }
+INLINE int32_t reduce_sum_int(i32x16 x) { return _mm512_reduce_add_epi32((__m512i)x); }
+INLINE int32_t reduce_max_int(i32x16 x) { return _mm512_reduce_max_epi32((__m512i)x); }
+INLINE i32x16 max_int(i32x16 a, i32x16 b) { return (i32x16)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+INLINE void store_bytes(int8_t *dst, i32x16 x) { _mm_storeu_si128((void *)dst, _mm512_cvtepi32_epi8((__m512i)x)); }
+#else
+INLINE f32x16 max_of(f32x16 a, f32x16 b) { return blend(a > b, a, b); }
+INLINE i32x16 max_int(i32x16 a, i32x16 b) { return (a & (a > b)) | (b & ~(a > b)); }
+#define SPLIT(type, x)      \
+    type lanes[LANES / 4];  \
+    memcpy(lanes, &(x), 64)
+typedef float f32x4 __attribute__((vector_size(16)));
+typedef int32_t i32x4 __attribute__((vector_size(16)));
 INLINE float reduce_sum(f32x16 x) {
-    x += SWAP8(x), x += SWAP4(x), x += SWAP2(x);
-    return x[0] + x[1];
+    SPLIT(f32x4, x);
+    const f32x4 y = (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
+    return (y[0] + y[2]) + (y[1] + y[3]);
 }
 INLINE float reduce_max(f32x16 x) {
-    x = max_of(SWAP8(x), x), x = max_of(SWAP4(x), x), x = max_of(SWAP2(x), x);
-    return x[0] > x[1] ? x[0] : x[1];
-}
-INLINE i32x16 max_int(i32x16 a, i32x16 b) { return (a & (a > b)) | (b & ~(a > b)); }
-INLINE int32_t reduce_max_int(i32x16 x) {
-    x = max_int(SWAP8(x), x), x = max_int(SWAP4(x), x), x = max_int(SWAP2(x), x);
-    return x[0] > x[1] ? x[0] : x[1];
+    SPLIT(f32x4, x);
+    float max = lanes[0][0];
+    for (int n = 0; n < LANES; n++) max = lanes[n / 4][n % 4] > max ? lanes[n / 4][n % 4] : max;
+    return max;
 }
 INLINE int32_t reduce_sum_int(i32x16 x) {
-    x += SWAP8(x), x += SWAP4(x), x += SWAP2(x);
-    return x[0] + x[1];
+    SPLIT(i32x4, x);
+    const i32x4 y = (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
+    return (y[0] + y[2]) + (y[1] + y[3]);
 }
+INLINE int32_t reduce_max_int(i32x16 x) {
+    SPLIT(i32x4, x);
+    int32_t max = lanes[0][0];
+    for (int n = 0; n < LANES; n++) max = lanes[n / 4][n % 4] > max ? lanes[n / 4][n % 4] : max;
+    return max;
+}
+INLINE void store_bytes(int8_t *dst, i32x16 x) {
+    for (int n = 0; n < LANES; n++) dst[n] = (int8_t)x[n];
+}
+#endif
 
 /* exp(x) for x <= 0, by the polynomial of Cephes' expf; below -87 it is 0, NaN stays NaN. */
 INLINE f32x16 exp_nonpositive(f32x16 x) {
