@@ -25,6 +25,7 @@ SILENT_FILES = (
     "data/grammar/",
     "cli/localize.py",
     "evaluate/api.py",
+    "inference/native_network.py",
     "interpret/",
     "lab/experiments/",
     "lab/figure",

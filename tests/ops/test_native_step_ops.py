@@ -22,6 +22,7 @@ from clearhead.ops.native.structs import (
     pointer,
     step_library,
 )
+from clearhead.ops.top_logprobs import top_logprobs
 
 pytestmark = pytest.mark.skipif(step_library() is None, reason="the native step was not compiled here")
 NO_LEVEL = 3
@@ -233,3 +234,30 @@ def test_nan_and_infinity_show_in_their_row_only(level: int, kind: str) -> None:
         out = packed(broken, simd_level=level)
         assert not out[3].isfinite().any()
         assert torch.equal(out[[0, 1, 2, 4, 5]], expected[[0, 1, 2, 4, 5]])
+
+
+@given(
+    st.integers(1, 5),
+    st.integers(1, 300),
+    st.integers(1, 20),
+    st.integers(0, 999),
+    st.sampled_from(["numbers", "ties", "nan", "few"]),
+)
+def test_top_logprobs_equal_log_softmax_and_topk(rows: int, count: int, k: int, seed: int, kind: str) -> None:
+    torch.manual_seed(seed)
+    logits, k = torch.randn(rows, count + 3)[:, :count] * 5, min(k, count)  # a view of wider rows
+    if kind == "ties":
+        logits.copy_(logits.round())
+    if kind == "nan":
+        logits[0, seed % count] = torch.nan
+    if kind == "few":
+        logits[torch.rand(rows, count) < 0.7] = -torch.inf
+        logits[:, seed % count] = 0
+    values, tokens = top_logprobs(logits, k)
+    if kind == "nan":
+        assert values[0].isnan().all()
+        values, tokens, logits = values[1:], tokens[1:], logits[1:]
+    order = logits.double().sort(dim=1, descending=True, stable=True)
+    assert torch.equal(tokens, order.indices[:, :k])
+    expected = order.values[:, :k] - logits.double().logsumexp(1, keepdim=True)
+    torch.testing.assert_close(values.double(), expected, rtol=1e-6, atol=5e-6)

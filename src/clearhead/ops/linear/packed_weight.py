@@ -67,7 +67,7 @@ class PackedWeight:
         assert x.dtype == torch.float32, f"expected float32, got {x.dtype}"
         out = torch.empty(rows, -(-self.outputs // LANES) * LANES)
         struct = ctypes.byref(self.struct)
-        workspace = torch.empty(rows * lib.clearhead_linear_workspace(struct), dtype=torch.uint8)
+        workspace = torch.empty(lib.clearhead_linear_workspace(struct, rows), dtype=torch.uint8)
         threads = torch.get_num_threads() if threads is None else threads
         simd_level = level() if simd_level is None else simd_level
         pointers = (out.data_ptr(), workspace.data_ptr())

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 log = logging.getLogger("clearhead")
-ABI = 3  # must equal ABI in step.h
+ABI = 5  # must equal ABI in step.h
 LANES, PAD_TO = 16, 64
 LEVELS = ("portable", "avx2", "avx512")
 BEST_LEVEL = -1
@@ -98,12 +98,13 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "clearhead_step": (POINTER, POINTER, INT, INT),
     "clearhead_step_workspace": (POINTER, POINTER, INT),
     "clearhead_linear": (POINTER, POINTER, INT, POINTER, POINTER, INT, INT),
-    "clearhead_linear_workspace": (POINTER,),
+    "clearhead_linear_workspace": (POINTER, INT),
     "clearhead_embed": (POINTER, INT, POINTER, INT),
     "clearhead_norm": (POINTER, POINTER, INT, INT, INT),
     "clearhead_activate": (INT, POINTER, INT, INT),
     "clearhead_attend": (POINTER, INT),
     "clearhead_argmax": (POINTER, INT, INT),
+    "clearhead_top_logprobs": (POINTER, INT, INT, INT, INT, POINTER, POINTER, INT, INT),
     "clearhead_step_abi": (),
 }
 

@@ -40,8 +40,8 @@ INLINE f32x16 mask_scores(f32x16 dots, int64_t left) {
 
 /* The sums of 16 vectors, as one vector. */
 INLINE f32x16 sum_each(f32x16 *s) {
-    _Pragma("GCC unroll 8") for (int i = 0; i < LANES; i += 2) s[i / 2] = hadd1(s[i], s[i + 1]);
-    _Pragma("GCC unroll 4") for (int i = 0; i < LANES / 2; i += 2) s[i / 2] = hadd2(s[i], s[i + 1]);
+    UNROLL for (int i = 0; i < LANES; i += 2) s[i / 2] = hadd1(s[i], s[i + 1]);
+    UNROLL for (int i = 0; i < LANES / 2; i += 2) s[i / 2] = hadd2(s[i], s[i + 1]);
     return hadd8(hadd4(s[0], s[1]), hadd4(s[2], s[3]));
 }
 
@@ -83,11 +83,11 @@ INLINE void attend_block(const struct attention *a, int64_t at, int n, int64_t d
         UNROLL for (int i = 0; i < n; i++) {
             if (first >= counts[i]) continue;
             f32x16 s[LANES];
-            _Pragma("GCC unroll 16") for (int k = 0; k < LANES; k++) {
+            UNROLL for (int k = 0; k < LANES; k++) {
                 const void *keys = share ? (const void *)unpacked : a->keys;
                 const int64_t offset = share ? k * dim : a->slots[first + k] * a->slot_stride;
                 s[k] = broadcast(0.0f);
-                _Pragma("GCC unroll 8") for (int64_t e = 0; e < dim; e += 2 * LANES) {
+                UNROLL for (int64_t e = 0; e < dim; e += 2 * LANES) {
                     s[k] += load(q[i] + e) * load_half(keys, offset + e, 0, bf16 && !share);
                     s[k] += load(q[i] + e + LANES) * load_half(keys, offset + e, 1, bf16 && !share);
                 }
@@ -104,18 +104,18 @@ INLINE void attend_block(const struct attention *a, int64_t at, int n, int64_t d
         for (int64_t k = 0; k < least; k++) {
             const int64_t offset = a->slots[k] * a->slot_stride + e;
             f32x16 v[4];
-            _Pragma("GCC unroll 4") for (int p = 0; p < vectors; p++)
+            UNROLL for (int p = 0; p < vectors; p++)
                 v[p] = load_half(a->values, offset + p / 2 * 2 * LANES, p % 2, bf16);
-            UNROLL for (int i = 0; i < n; i++) _Pragma("GCC unroll 4") for (int p = 0; p < vectors; p++)
+            UNROLL for (int i = 0; i < n; i++) UNROLL for (int p = 0; p < vectors; p++)
                 acc[i * 4 + p] += a->scores[i * a->scores_stride + k] * v[p];
         }
         UNROLL for (int i = 0; i < n; i++) {
             for (int64_t k = least; k < counts[i]; k++) {
                 const int64_t offset = a->slots[k] * a->slot_stride + e;
-                _Pragma("GCC unroll 4") for (int p = 0; p < vectors; p++) acc[i * 4 + p] +=
+                UNROLL for (int p = 0; p < vectors; p++) acc[i * 4 + p] +=
                     a->scores[i * a->scores_stride + k] * load_half(a->values, offset + p / 2 * 2 * LANES, p % 2, bf16);
             }
-            _Pragma("GCC unroll 2") for (int p = 0; p < vectors; p += 2) {
+            UNROLL for (int p = 0; p < vectors; p += 2) {
                 f32x16 low = acc[i * 4 + p] * inverse[i], high = acc[i * 4 + p + 1] * inverse[i], even = low, odd = high;
                 if (bf16) low = INTERLEAVE_LOW(even, odd), high = INTERLEAVE_HIGH(even, odd);
                 store(a->out[at + i] + e + p * LANES, low);

@@ -8,5 +8,5 @@
 
 #include "attention.h"
 
-const struct kernels KERNELS = {linear_panels, embed,       norm_row, activate_row, quantize_row,
-                                add_row,       rotate_head, store_kv, attend,       argmax};
+const struct kernels KERNELS = {linear_panels, embed,       norm_row, activate_row, quantize_row, add_row,
+                                rotate_head,   store_kv,    attend,   argmax,       top_logprobs};

@@ -5,12 +5,13 @@
 
 #if SIMD_LEVEL == 2
 #define TILE_ROWS 8
-#define TILE_PANELS 3
+#define TILE_PANELS 3 /* of fp32 and bf16 */
+#define INT_PANELS 2
 #else
 #define TILE_ROWS 4
 #define TILE_PANELS 1
+#define INT_PANELS 1
 #endif
-#define UNROLL _Pragma("GCC unroll 8")
 
 INLINE int64_t panel_groups(const struct linear *l) { return (l->inputs + GROUP - 1) / GROUP; }
 
@@ -62,46 +63,67 @@ INLINE int32_t load_int(const int8_t *src) {
     return x;
 }
 
+/* Rows of int8 are interleaved in blocks of ROW_BLOCK: one pointer reads them all. */
+#define ROWS_AT(array, size) (in->array + row / ROW_BLOCK * ROW_BLOCK * (size) + row % ROW_BLOCK)
+
 INLINE void int8_tile(const struct linear *l, const struct activations *in, int64_t row, int64_t panel, int rows,
                       int panels, f32x16 *acc) {
-    const int64_t groups = panel_groups(l), stride = in->stride / GROUP;
-    const uint8_t *weight = (const uint8_t *)l->weight + panel * groups * GROUP * LANES;
+    const int64_t groups = panel_groups(l), stride = in->stride / GROUP, size = groups * GROUP * LANES;
+    const uint8_t *weight = (const uint8_t *)l->weight + panel * size;
     const uint16_t *scales = l->scales + panel * groups * LANES;
-    const int8_t *x = in->quantized + row * in->stride;
-    (void)panels;
+    const int8_t *x = in->quantized + row / ROW_BLOCK * ROW_BLOCK * in->stride + row % ROW_BLOCK * 4;
+    const float *x_scales = ROWS_AT(scales, stride);
+    const int32_t *offsets = ROWS_AT(offsets, stride);
     for (int64_t g = 0; g < groups; g++) {
-        i32x16 dots[TILE_ROWS];
-        UNROLL for (int r = 0; r < rows; r++) dots[r] = dot_start(in->offsets[(row + r) * stride + g]);
+        i32x16 dots[TILE_ROWS * INT_PANELS];
+        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int p = 0; p < panels; p++)
+            dots[r * panels + p] = dot_start(offsets[g * ROW_BLOCK + r]);
         UNROLL for (int k = 0; k < GROUP; k += 4) {
-            const bytes64 w = load_bytes(weight + (g * GROUP + k) * LANES);
-            UNROLL for (int r = 0; r < rows; r++) dots[r] = dot_int8(dots[r], w, load_int(x + r * in->stride + g * GROUP + k));
+            bytes64 w[INT_PANELS];
+            UNROLL for (int p = 0; p < panels; p++) w[p] = load_bytes(weight + p * size + (g * GROUP + k) * LANES);
+            UNROLL for (int r = 0; r < rows; r++) {
+                const int32_t value = load_int(x + (g * GROUP + k) * ROW_BLOCK + r * 4);
+                UNROLL for (int p = 0; p < panels; p++) dots[r * panels + p] = dot_int8(dots[r * panels + p], w[p], value);
+            }
         }
-        const f32x16 scale = load_fp16(scales + g * LANES);
-        UNROLL for (int r = 0; r < rows; r++) acc[r] += to_float(dots[r]) * (scale * in->scales[(row + r) * stride + g]);
+        f32x16 scale[INT_PANELS];
+        UNROLL for (int p = 0; p < panels; p++) scale[p] = load_fp16(scales + (p * groups + g) * LANES);
+        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int p = 0; p < panels; p++)
+            acc[r * panels + p] += to_float(dots[r * panels + p]) * (scale[p] * x_scales[g * ROW_BLOCK + r]);
     }
 }
 
 INLINE void int4_tile(const struct linear *l, const struct activations *in, int64_t row, int64_t panel, int rows,
                       int panels, f32x16 *acc) {
-    const int64_t groups = panel_groups(l), stride = in->stride / GROUP;
-    const uint8_t *weight = (const uint8_t *)l->weight + panel * groups * GROUP * LANES / 2;
+    const int64_t groups = panel_groups(l), stride = in->stride / GROUP, size = groups * GROUP * LANES / 2;
+    const uint8_t *weight = (const uint8_t *)l->weight + panel * size;
     const uint16_t *scales = l->scales + panel * groups * 2 * LANES;
-    const int8_t *x = in->quantized + row * in->stride;
-    (void)panels;
+    const int8_t *x = in->quantized + row / ROW_BLOCK * ROW_BLOCK * in->stride + row % ROW_BLOCK * 4;
+    const float *x_scales = ROWS_AT(scales, stride), *sums = ROWS_AT(sums, stride);
     for (int64_t g = 0; g < groups; g++) {
-        i32x16 dots[TILE_ROWS];
-        UNROLL for (int r = 0; r < rows; r++) dots[r] = (i32x16){};
+        i32x16 dots[TILE_ROWS * INT_PANELS];
+        UNROLL for (int r = 0; r < rows * panels; r++) dots[r] = (i32x16){};
         UNROLL for (int k = 0; k < GROUP; k += 8) {
-            const bytes64 w = load_bytes(weight + (g * GROUP + k) * LANES / 2), low = low_bits(w), high = high_bits(w);
+            bytes64 low[INT_PANELS], high[INT_PANELS];
+            UNROLL for (int p = 0; p < panels; p++) {
+                const bytes64 w = load_bytes(weight + p * size + (g * GROUP + k) * LANES / 2);
+                low[p] = low_bits(w), high[p] = high_bits(w);
+            }
             UNROLL for (int r = 0; r < rows; r++) {
-                const int8_t *at = x + r * in->stride + g * GROUP + k;
-                dots[r] = dot_int4(dot_int4(dots[r], low, load_int(at)), high, load_int(at + 4));
+                const int8_t *at = x + (g * GROUP + k) * ROW_BLOCK + r * 4;
+                const int32_t first = load_int(at), second = load_int(at + 4 * ROW_BLOCK);
+                UNROLL for (int p = 0; p < panels; p++)
+                    dots[r * panels + p] = dot_int4(dot_int4(dots[r * panels + p], low[p], first), high[p], second);
             }
         }
-        const f32x16 scale = load_fp16(scales + g * 2 * LANES), minimum = load_fp16(scales + (g * 2 + 1) * LANES);
-        UNROLL for (int r = 0; r < rows; r++) {
-            acc[r] += to_float(dots[r]) * (scale * in->scales[(row + r) * stride + g]);
-            acc[r] += minimum * in->sums[(row + r) * stride + g];
+        f32x16 scale[INT_PANELS], minimum[INT_PANELS];
+        UNROLL for (int p = 0; p < panels; p++) {
+            scale[p] = load_fp16(scales + (p * groups + g) * 2 * LANES);
+            minimum[p] = load_fp16(scales + ((p * groups + g) * 2 + 1) * LANES);
+        }
+        UNROLL for (int r = 0; r < rows; r++) UNROLL for (int p = 0; p < panels; p++) {
+            acc[r * panels + p] += to_float(dots[r * panels + p]) * (scale[p] * x_scales[g * ROW_BLOCK + r]);
+            acc[r * panels + p] += minimum[p] * sums[g * ROW_BLOCK + r];
         }
     }
 }
@@ -144,24 +166,29 @@ PANEL_FUNCTION(int4, 1)
 #if TILE_PANELS == 3
 PANEL_FUNCTION(fp32, 3)
 PANEL_FUNCTION(bf16, 3)
+PANEL_FUNCTION(int8, 2)
+PANEL_FUNCTION(int4, 2)
 #endif
 
-#define ROW_BLOCK 96 /* rows whose activations stay in the cache while panels pass */
+#define CACHED_ROWS 96 /* rows whose activations stay in the cache while panels pass; a multiple of TILE_ROWS */
 
 static void linear_panels(const struct linear *l, const struct activations *in, int64_t rows, int64_t first,
                           int64_t last, float *out, int64_t out_stride, int add) {
-    for (int64_t row = 0; row < rows; row += ROW_BLOCK) {
-        const int64_t end = rows - row > ROW_BLOCK ? row + ROW_BLOCK : rows;
+    for (int64_t row = 0; row < rows; row += CACHED_ROWS) {
+        const int64_t end = rows - row > CACHED_ROWS ? row + CACHED_ROWS : rows;
         int64_t panel = first;
+#define TIMES(kind, panels) kind##_times_##panels(l, in, row, end, panel, out, out_stride, add)
 #if TILE_PANELS == 3
-        for (; l->kind <= BF16 && panel + 3 <= last; panel += 3)
-            (l->kind == FP32 ? fp32_times_3 : bf16_times_3)(l, in, row, end, panel, out, out_stride, add);
+        for (; l->kind == FP32 && panel + 3 <= last; panel += 3) TIMES(fp32, 3);
+        for (; l->kind == BF16 && panel + 3 <= last; panel += 3) TIMES(bf16, 3);
+        for (; l->kind == INT8 && rows > 1 && panel + 2 <= last; panel += 2) TIMES(int8, 2);
+        for (; l->kind == INT4 && rows > 1 && panel + 2 <= last; panel += 2) TIMES(int4, 2);
 #endif
         for (; panel < last; panel++) {
-            if (l->kind == FP32) fp32_times_1(l, in, row, end, panel, out, out_stride, add);
-            else if (l->kind == BF16) bf16_times_1(l, in, row, end, panel, out, out_stride, add);
-            else if (l->kind == INT8) int8_times_1(l, in, row, end, panel, out, out_stride, add);
-            else int4_times_1(l, in, row, end, panel, out, out_stride, add);
+            if (l->kind == FP32) TIMES(fp32, 1);
+            else if (l->kind == BF16) TIMES(bf16, 1);
+            else if (l->kind == INT8) TIMES(int8, 1);
+            else TIMES(int4, 1);
         }
     }
 }

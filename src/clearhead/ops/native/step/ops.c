@@ -50,10 +50,10 @@ static void run_linear(void *context, struct team *team, int64_t thread) {
     }
 }
 
-/* Bytes of workspace for each row of a linear. */
-int64_t clearhead_linear_workspace(const struct linear *l) {
+/* Bytes of workspace for some rows of a linear. */
+int64_t clearhead_linear_workspace(const struct linear *l, int64_t rows) {
     const int64_t stride = ALIGN_UP(l->inputs, PAD_TO);
-    return stride * 5 + stride / GROUP * 12;
+    return ALIGN_UP(rows, ROW_BLOCK) * (stride * 5 + stride / GROUP * 12);
 }
 
 /* x (rows, inputs) to out (rows, panels · 16). */
@@ -62,9 +62,10 @@ int64_t clearhead_linear(const struct linear *l, const float *x, int64_t rows, f
     const int64_t stride = ALIGN_UP(l->inputs, PAD_TO);
     struct linear_run run = {l, clearhead_kernels(level), {0}, x, out, rows, ALIGN_UP(l->outputs, LANES)};
     if (!run.kernels) return NO_LEVEL;
-    float *values = (float *)workspace, *scales = values + rows * stride, *sums = scales + rows * stride / GROUP;
-    int32_t *offsets = (int32_t *)(sums + rows * stride / GROUP);
-    run.in = (struct activations){values, stride, (int8_t *)(offsets + rows * stride / GROUP), scales, sums, offsets};
+    const int64_t padded = ALIGN_UP(rows, ROW_BLOCK), groups = padded * stride / GROUP;
+    float *values = (float *)workspace, *scales = values + padded * stride, *sums = scales + groups;
+    int32_t *offsets = (int32_t *)(sums + groups);
+    run.in = (struct activations){values, stride, (int8_t *)(offsets + groups), scales, sums, offsets};
     clearhead_run_team(run_linear, &run, threads);
     return OK;
 }
@@ -101,6 +102,32 @@ int64_t clearhead_attend(const struct attention *a, int64_t level) {
 int64_t clearhead_argmax(const float *logits, int64_t count, int64_t level) {
     const struct kernels *kernels = clearhead_kernels(level);
     return kernels ? kernels->argmax(logits, count) : -1;
+}
+
+struct top_run {
+    const struct kernels *kernels;
+    const float *logits;
+    float *logprobs;
+    int32_t *tokens;
+    int64_t rows, stride, count, k;
+};
+
+static void run_top(void *context, struct team *team, int64_t thread) {
+    const struct top_run *run = context;
+    (void)thread;
+    for (int64_t n; (n = clearhead_take(team, run->rows)) >= 0;)
+        run->kernels->top_logprobs(run->logits + n * run->stride, run->count, run->k, run->logprobs + n * run->k,
+                                   run->tokens + n * run->k);
+}
+
+/* logits (rows, stride), of which `count` of each row are used, to logprobs and tokens (rows, k). */
+int64_t clearhead_top_logprobs(const float *logits, int64_t rows, int64_t stride, int64_t count, int64_t k,
+                               float *logprobs, int32_t *tokens, int64_t level, int64_t threads) {
+    struct top_run run = {clearhead_kernels(level), logits, logprobs, tokens, rows, stride, count, k};
+    if (!run.kernels) return NO_LEVEL;
+    if (k < 1 || k > count) return BAD_INPUT;
+    clearhead_run_team(run_top, &run, threads);
+    return OK;
 }
 
 /* Sizes of the structs, which structs.py compares with its own, and the version of the interface. */

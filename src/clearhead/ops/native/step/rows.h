@@ -67,8 +67,9 @@ static void activate_row(int64_t kind, float *x, int64_t dim) {
    because their bits are larger than those of all other magnitudes. */
 static void quantize_row(const struct activations *a, int64_t row, int64_t dim) {
     const float *x = a->values + row * a->stride;
-    int8_t *quantized = a->quantized + row * a->stride;
-    const int64_t first = row * (a->stride / GROUP);
+    const int64_t block = row / ROW_BLOCK * ROW_BLOCK, lane = row % ROW_BLOCK;
+    int8_t *quantized = a->quantized + block * a->stride + lane * 4;
+    const int64_t first = block * (a->stride / GROUP) + lane;
     for (int64_t g = 0; g * GROUP < dim; g++) {
         const f32x16 low = mask_tail(load(x + g * GROUP), dim - g * GROUP);
         const int64_t left = dim - g * GROUP - LANES;
@@ -78,13 +79,15 @@ static void quantize_row(const struct activations *a, int64_t row, int64_t dim) 
         memcpy(&absmax, &bits, sizeof absmax);
         const float inverse = absmax > 1e-30f ? 127.0f / absmax : 0.0f; /* below it, 1 / absmax may overflow */
         const i32x16 low_bits = (i32x16)(low * inverse + ROUND_MAGIC), high_bits = (i32x16)(high * inverse + ROUND_MAGIC);
-        store_bytes(quantized + g * GROUP, low_bits);
-        store_bytes(quantized + g * GROUP + LANES, high_bits);
+        int8_t bytes[GROUP];
+        store_bytes(bytes, low_bits);
+        store_bytes(bytes + LANES, high_bits);
+        for (int k = 0; k < GROUP; k += 4) memcpy(quantized + (g * GROUP + k) * ROW_BLOCK, bytes + k, 4);
         const int32_t sum = reduce_sum_int(low_bits - ROUND_MAGIC_BITS + (high_bits - ROUND_MAGIC_BITS));
         const float scale = absmax > 1e-30f || absmax != absmax ? absmax / 127.0f : 0.0f;
-        a->scales[first + g] = scale;
-        a->sums[first + g] = scale * (float)sum;
-        a->offsets[first + g] = (int32_t)(-128u * (uint32_t)sum);
+        a->scales[first + g * ROW_BLOCK] = scale;
+        a->sums[first + g * ROW_BLOCK] = scale * (float)sum;
+        a->offsets[first + g * ROW_BLOCK] = (int32_t)(-128u * (uint32_t)sum);
     }
 }
 
@@ -136,4 +139,43 @@ static int64_t argmax(const float *logits, int64_t count) {
         if (reduce_max_int((load(logits + n) == broadcast(max)) & 1)) break;
     while (logits[n] != max) n++;
     return n;
+}
+
+/* Whether one of the next 64 is above the threshold, or NaN. */
+INLINE int any_above(const float *x, float threshold) {
+    i32x16 above = {};
+    for (int n = 0; n < 4 * LANES; n += LANES) above |= ~(load(x + n) <= broadcast(threshold));
+    return reduce_max_int(above & 1);
+}
+
+/* The k highest log-probabilities of a row of logits and their tokens, highest first, the first of equals first. NaN
+   goes before everything, so that it shows. */
+static void top_logprobs(const float *logits, int64_t count, int64_t k, float *logprobs, int32_t *tokens) {
+    f32x16 best = broadcast(-INFINITY), total = {};
+    int64_t n = 0, found = 0;
+    for (; n + LANES <= count; n += LANES) best = max_of(load(logits + n), best);
+    float max = reduce_max(best);
+    for (int64_t i = n; i < count; i++) max = logits[i] > max ? logits[i] : max;
+    for (n = 0; n + LANES <= count; n += LANES) total += exp_nonpositive(load(logits + n) - max);
+    float sum = reduce_sum(total);
+    if (n < count) {
+        f32x16 last = broadcast(-INFINITY);
+        memcpy(&last, logits + n, (size_t)(count - n) * sizeof(float));
+        sum += reduce_sum(exp_nonpositive(last - max));
+    }
+    const float log_total = max + logf(sum);
+#define ABOVE(x, i) ((x) > logprobs[i] || ((x) != (x) && logprobs[i] == logprobs[i]))
+    for (n = 0; n < count; n += 4 * LANES) {
+        const int64_t end = n + 4 * LANES < count ? n + 4 * LANES : count;
+        if (found == k && end == n + 4 * LANES && !any_above(logits + n, logprobs[k - 1])) continue;
+        for (int64_t i = n; i < end; i++) {
+            const float x = logits[i];
+            if (found == k && !ABOVE(x, k - 1)) continue;
+            int64_t at = found < k ? found++ : k - 1;
+            for (; at > 0 && ABOVE(x, at - 1); at--) logprobs[at] = logprobs[at - 1], tokens[at] = tokens[at - 1];
+            logprobs[at] = x, tokens[at] = (int32_t)i;
+        }
+    }
+#undef ABOVE
+    for (int64_t i = 0; i < k; i++) logprobs[i] -= log_total;
 }

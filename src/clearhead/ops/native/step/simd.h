@@ -11,6 +11,11 @@ typedef int32_t i32x16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t u32x16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint16_t u16x16 __attribute__((vector_size(32), aligned(2), may_alias));
 
+#if SIMD_LEVEL > 0
+#define UNROLL _Pragma("GCC unroll 16") /* small loops whose arrays must be registers */
+#else
+#define UNROLL
+#endif
 #define INLINE static inline __attribute__((always_inline))
 #define ROUND_MAGIC 12582912.0f /* 1.5 · 2^23: adding it rounds to an integer, in the low bits */
 #define ROUND_MAGIC_BITS 0x4b400000

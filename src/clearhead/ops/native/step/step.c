@@ -36,7 +36,7 @@ static int64_t max_keys(const struct step *s) {
 /* Lay the buffers out from `base` on; return their size. */
 static int64_t lay_out(const struct network *net, const struct step *s, int64_t threads, char *base,
                        struct buffers *b) {
-    const int64_t rows = at_least(s->num_tokens, s->num_outputs);
+    const int64_t rows = ALIGN_UP(at_least(s->num_tokens, s->num_outputs), ROW_BLOCK);
     const int gated = net->activation == SWIGLU || net->activation == GEGLU;
     const int64_t qkv = (net->heads + 2 * net->kv_heads) * net->head_dim;
     int64_t size = 0;

@@ -9,10 +9,11 @@
 
 #include <stdint.h>
 
-#define ABI 3        /* must equal ABI in structs.py */
+#define ABI 5        /* must equal ABI in structs.py */
 #define LANES 16     /* outputs of a panel, floats of a vector */
 #define GROUP 32     /* inputs that share a scale */
 #define PAD_TO 64    /* rows of activations are padded with zeros to a multiple of this */
+#define ROW_BLOCK 8  /* rows whose int8 values are interleaved */
 #define PAGE_SIZE 16 /* slots of a page */
 #define ALIGN_UP(n, to) (((n) + (to) - 1) / (to) * (to))
 
@@ -74,13 +75,14 @@ struct step {
     int64_t workspace_size;
 };
 
-/* Rows of activations as a linear reads them: in fp32, or in groups of int8. */
+/* Rows of activations as a linear reads them: in fp32, or in groups of int8. Those of ROW_BLOCK rows are interleaved:
+   four inputs of each row, then the next four; the scale of a group of each row, then the next group. */
 struct activations {
     float *values; /* (rows, stride) */
     int64_t stride;
-    int8_t *quantized;    /* (rows, stride) */
-    float *scales, *sums; /* (rows, stride / GROUP): x ≈ scale · quantized; scale · the sum of quantized */
-    int32_t *offsets;     /* (rows, stride / GROUP): -128 · the sum of quantized */
+    int8_t *quantized;    /* (rows / ROW_BLOCK, stride / 4, ROW_BLOCK, 4) */
+    float *scales, *sums; /* (rows / ROW_BLOCK, stride / GROUP, ROW_BLOCK): x ≈ scale · quantized, scale · its sum */
+    int32_t *offsets;     /* -128 · the sum of quantized */
 };
 
 /* Attention of queries over the keys and values of one key-value head. A query sees the first `counts` slots. */
@@ -107,6 +109,7 @@ struct kernels {
     void (*store_kv)(const float *x, void *out, int64_t dim, int64_t bf16);
     void (*attend)(const struct attention *);
     int64_t (*argmax)(const float *logits, int64_t count);
+    void (*top_logprobs)(const float *logits, int64_t count, int64_t k, float *logprobs, int32_t *tokens);
 };
 
 extern const struct kernels clearhead_portable;

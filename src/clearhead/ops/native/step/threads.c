@@ -55,6 +55,11 @@ static inline void relax(void) {
 int64_t clearhead_team_size(const struct team *team) { return team->size; }
 
 int64_t clearhead_take(struct team *team, int64_t items) {
+    if (team->size == 1) { /* without the cost of an atomic addition */
+        const int64_t next = atomic_load_explicit(&team->next, memory_order_relaxed);
+        atomic_store_explicit(&team->next, next + 1, memory_order_relaxed);
+        return next < items ? next : -1;
+    }
     const int64_t item = atomic_fetch_add_explicit(&team->next, 1, memory_order_relaxed);
     return item < items ? item : -1;
 }
