@@ -123,7 +123,7 @@ def prepare(folder: Path) -> list[str]:
         change(save_hostile(folder / name, base), name)
         models.append(name)
     for name in (CONTROL, HOSTILE):
-        save_hostile(folder / name, "gpt")
+        save_hostile(folder / "renamed", "gpt").rename(folder / name)  # HOSTILE is not UTF-8, which save_model refuses
     save_hostile(folder / "runs" / CONTROL / "best", "tr")
     change(save_hostile(folder / "runs" / f"broken{CONTROL}" / "best", "gpt"), "family")
     (folder / "runs" / "two").mkdir()

@@ -7,6 +7,7 @@ import torch
 import transformers
 
 import clearhead
+from clearhead.checkpoint.formats import import_model
 
 TEXTS = {
     "en-de": ["Two dogs are playing in the snow.", "I don't know where she lives.", "Tom bought a new car yesterday."],
@@ -26,7 +27,8 @@ def test_a_packaged_translator_exports_to_transformers(name: str, tmp_path: Path
         with torch.no_grad():
             ids = theirs.generate(**tokenizer(text, return_tensors="pt"), num_beams=1, max_new_tokens=40)
         assert tokenizer.decode(ids[0], skip_special_tokens=True) == model.translate(text, beam=1).text
-    again = clearhead.load(tmp_path / "hf", device="cpu")
+    import_model(tmp_path / "hf", tmp_path / "again")
+    again = clearhead.load(tmp_path / "again", device="cpu")
     assert [r.text for r in again.translate(TEXTS[name], beam=4)] == [
         r.text for r in model.translate(TEXTS[name], beam=4)
     ]
