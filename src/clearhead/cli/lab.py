@@ -80,11 +80,11 @@ def run(
         except OutOfTimeError:
             echo("The time budget is spent; run the same command again to continue.", err=True)
             break
-        except UserError as error:  # such as a missing corpus; the others can run
+        except Exception as error:  # such as a missing corpus, or too little memory; the others can run
             if len(experiments) == 1:
                 raise
             failed.append(experiment.name)
-            echo(f"{experiment.name}: {error}", err=True)
+            echo(f"{experiment.name}: {type(error).__name__}: {error}", err=True)
     _print_verdicts(out, experiments, as_json)
     if failed:
         raise UserError(f"lab run: {len(failed)} experiments could not run: {', '.join(failed)}; see above")
@@ -113,3 +113,28 @@ def _print_verdicts(folder: Path, experiments: "list[Experiment]", as_json: bool
             effect = f"{verdict.effect:+.3g} [{verdict.low:+.3g}, {verdict.high:+.3g}]"
             say(f"{verdict.outcome}")
             echo(f"  {effect}  n={verdict.seeds}  {prediction.text[index]}")
+
+
+@app.command()
+def report(
+    results: Results = FOLDER,
+    html: Annotated[
+        Path | None, typer.Option(callback=utf8_path, help="HTML file to write. Default: report.html in that folder.")
+    ] = None,
+) -> None:
+    """Write the report of all finished experiments: one HTML file in English and Chinese.
+
+    Example: clearhead lab report
+    """
+    from clearhead.files import write_text
+    from clearhead.lab.registry import all_experiments
+    from clearhead.lab.report import report as page
+    from clearhead.lab.runner import load_results
+
+    records = load_results(results)
+    experiments = all_experiments()
+    if not any(name in experiments for name in records):
+        raise UserError(f"{results}: no finished experiments; run some first: clearhead lab run --all")
+    path = html or results / "report.html"
+    write_text(path, page(experiments, records))
+    say(f"{path} written")

@@ -1,0 +1,94 @@
+"""The report shows every verdict in both languages, and the figures draw what was measured."""
+
+import re
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from clearhead.cli import app
+from clearhead.lab.experiment import Experiment, Figure, Prediction, Results, Text
+from clearhead.lab.figure import draw
+from clearhead.lab.registry import all_experiments
+from clearhead.lab.report import report
+from clearhead.lab.runner import Run, run_experiment
+
+VALUES: Results = {
+    "new": {"loss": [1.0, 1.1, 0.9, 1.05]},
+    "old": {"loss": [2.0, 2.12, 1.91, 2.04]},
+    "line|1": {"time": [1.0, 1.1]},
+    "line|10": {"time": [2.0, 2.1]},
+}
+
+
+def experiment() -> Experiment:
+    def prediction(name: str, direction: str, at_least: float = 0.5) -> Prediction:
+        return Prediction(Text(name, f"预测：{name}"), "loss", "new", "old", direction, at_least)  # type: ignore[arg-type]
+
+    predictions = (prediction("good", "lower"), prediction("bad", "higher"), prediction("small", "lower", 5.0))
+    figures = (
+        Figure("loss", Text("Loss <1>", "损失")),
+        Figure("time", Text("Time", "时间"), Text("length", "长度"), log_x=True),
+    )
+    return Experiment(
+        "planted", Text("Planted", "预设"), Text("It works.", "有效。"), (7,), predictions, lambda run: VALUES, figures
+    )
+
+
+def test_the_report_has_verdicts_effects_and_facts_in_both_languages(tmp_path: Path) -> None:
+    record = run_experiment(Run(experiment(), tmp_path), "clearhead lab run planted")
+    page = report({"planted": experiment()}, {"planted": record})
+    section = page.partition('id="planted"')[2]
+    assert re.findall(r'<b class="en ([\w-]+)"', section) == ["held", "not-held", "no-difference"]
+    for text in (
+        "It works.",
+        "有效。",
+        "成立",
+        "不成立",
+        "无差异",
+        "-1.0",
+        "clearhead lab run planted",
+        "Loss &lt;1&gt;",
+    ):
+        assert text in section, text
+    assert experiment().hash()[:16] in section
+    assert page.count("<svg") == 4
+
+
+def test_the_report_needs_no_network(tmp_path: Path) -> None:
+    page = report({"planted": experiment()}, {"planted": run_experiment(Run(experiment(), tmp_path))})
+    assert not re.findall(r'(?:src|href)="(?!#)|url\(|<script', page)
+
+
+def test_figures_draw_each_cell_once() -> None:
+    bars = draw(Figure("loss", Text("", "")), VALUES)
+    assert bars.count("<title>") == 2
+    assert "new: 1.012" in bars
+    lines = draw(Figure("time", Text("", ""), Text("length", "长度")), VALUES, 1)
+    assert lines.count("<title>") == 2
+    assert "长度" in lines
+    assert not draw(Figure("nothing", Text("", "")), VALUES)
+
+
+def test_constant_and_infinite_values_can_be_drawn() -> None:
+    assert "a: 0" in draw(Figure("x", Text("", "")), {"a": {"x": [0.0, 0.0]}, "b": {"x": [float("inf"), 1.0]}})
+
+
+def test_lab_list_and_report_on_the_command_line(tmp_path: Path) -> None:
+    listed = CliRunner().invoke(app, ["lab", "list"]).output
+    assert all(name in listed for name in all_experiments())
+    missing = CliRunner().invoke(app, ["lab", "report", "--out", str(tmp_path)])
+    assert missing.exit_code != 0
+    assert "no finished experiments" in str(missing.exception)
+
+
+def test_experiments_have_claims_in_both_languages_and_small_files() -> None:
+    experiments = all_experiments()
+    assert len(experiments) >= 36
+    for each in experiments.values():
+        texts = [each.title, each.claim, *(p.text for p in each.predictions), *(f.title for f in each.figures)]
+        for text in texts:
+            assert text.en, each.name
+            assert re.search("[\u4e00-\u9fff]", text.zh) or text.zh.isascii(), (each.name, text)
+        assert each.predictions, each.name
+        assert all(p.at_least > 0 for p in each.predictions), each.name
+        assert len(Path(each.source).read_text(encoding="utf-8").splitlines()) <= 80, each.name
