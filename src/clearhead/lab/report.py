@@ -33,7 +33,7 @@ def report(experiments: Mapping[str, Experiment], records: Mapping[str, dict[str
     """Return the page for the experiments that have a record."""
     finished = {name: (e, records[name]["results"]) for name, e in experiments.items() if name in records}
     verdicts = judge(finished)
-    counts = Counter(verdict.outcome for row in verdicts.values() for verdict in row)
+    counts: Counter[str] = Counter(verdict.outcome for row in verdicts.values() for verdict in row)
     seeds = sum(record["seconds"] for name, record in records.items() if name in finished)
     summary = ", ".join(f"{counts[outcome]} {text.en}" for outcome, text in OUTCOMES.items())
     summary_zh = "，".join(f"{counts[outcome]} 个{text.zh}" for outcome, text in OUTCOMES.items())
