@@ -19,8 +19,7 @@ from clearhead.config import EngineConfig, GenerationConfig
 from clearhead.errors import UserError
 from clearhead.inference.batch_state import BatchState, Numbers
 from clearhead.inference.logits_processors import process_rows
-from clearhead.inference.make_runner import make_runner
-from clearhead.inference.model_runner import GenerativeNetwork
+from clearhead.inference.make_runner import StepNetwork, make_runner
 from clearhead.inference.page_pool import PagePool, pages_for
 from clearhead.inference.request import (
     Constraint,
@@ -82,7 +81,7 @@ class Engine:
 
     def __init__(
         self,
-        network: GenerativeNetwork,
+        network: StepNetwork,
         *,
         eos_ids: EosIds,
         tokenizer: Tokenizer | None = None,
@@ -141,9 +140,11 @@ class Engine:
         source: TokenIds | None = None,
         stop: Sequence[str] = (),
         constraint: Constraint | None = None,
+        text: bool = True,
     ) -> EngineRequest:
         """Queue a request; for a translator, `source` is the source and the prompt starts with BOS.
 
+        Its text is decoded with every token unless `text` is False and there are no stop strings.
         Raises QueueFull if too many requests are waiting, and UserError if the request can never be served.
         """
         if config.beam > 1 or config.samples > 1 or config.align:
@@ -163,7 +164,7 @@ class Engine:
             )
         if len(self.waiting) >= self.config.max_queue:
             raise QueueFull(f"{len(self.waiting)} requests are waiting already")
-        if self.tokenizer is not None:
+        if self.tokenizer is not None and (text or stop):
             request.detokenizer = StopStrings(stop, self.tokenizer).detokenizer()
         self.waiting.append(request)
         return request

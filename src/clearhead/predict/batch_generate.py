@@ -5,26 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self, Unpack
 
-from clearhead.config.generation import EngineConfig
 from clearhead.errors import ConfigError, UserError
-from clearhead.inference import Engine, EngineRequest, EngineThread, GenerationOutput, StopStrings, run_in_order
+from clearhead.inference import (
+    Engine,
+    EngineRequest,
+    EngineThread,
+    GenerationOutput,
+    StopStrings,
+    run_in_order,
+)
 from clearhead.inference.sampling import sample_seeds
-from clearhead.model import Decoder, EncoderDecoder
+from clearhead.predict.engines import new_engine
 from clearhead.predict.generate_texts import stop_strings, to_result
 from clearhead.predict.model import Model
 from clearhead.predict.options import EngineOptions, GenerationOptions
 from clearhead.predict.requests import requests
 from clearhead.predict.results import GenerationResult
 
-CACHE_TOKENS = 1 << 16  # default size of the cache, or twice the model's context where that is more
-
 
 def engine_for(model: Model, **limits: Unpack[EngineOptions]) -> Engine:
     """An engine for a translator or a decoder; limits are those of EngineConfig, like max_batch_size=64."""
-    family = EncoderDecoder if isinstance(model.network, EncoderDecoder) else Decoder
-    network = model.inference_network_for(family, "generate")
-    config = EngineConfig.build({"cache_tokens": max(CACHE_TOKENS, 2 * model.config.max_positions), **limits})
-    return Engine(network, eos_ids=model.special_tokens.eos_ids, tokenizer=model.tokenizers[-1], config=config)
+    return new_engine(model, dict(limits))
 
 
 def submit(

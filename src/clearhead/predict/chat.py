@@ -75,7 +75,7 @@ class Chat:
         prompt_format: PromptFormat | None = None,
         **options: Any,
     ):
-        model.inference_network_for(Decoder, "chat")
+        model.check_family(Decoder, "chat")
         check_string("system", system)
         check_number("seed", seed, 0)
         if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):

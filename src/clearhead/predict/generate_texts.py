@@ -17,10 +17,12 @@ from clearhead.inference import (
     stream_text,
     translate,
 )
+from clearhead.inference.alignment import add_alignments
 from clearhead.inference.speculative import Draft
 from clearhead.model import Decoder, EncoderDecoder
 from clearhead.predict.align import align_words, alignment_heads
 from clearhead.predict.check_arguments import check_ids, check_number, check_string
+from clearhead.predict.engines import shared_engine
 from clearhead.predict.requests import check_sizes, generation_config, requests
 from clearhead.predict.results import GenerationResult, Translation, ranked
 
@@ -40,20 +42,26 @@ def generate_texts(
     draft: Model | str | None = None,
 ) -> list[GenerationResult]:
     """Continue each prompt; prompt n draws from seed + n."""
-    network = model.inference_network_for(Decoder, "generate")
+    model.check_family(Decoder, "generate")
     check_number("seed", seed, 0)
     stops, draft_model = stop_strings(model, stop), find_draft(model, draft)
     request_list = requests(model, prompts, options)
-    config = request_list[0].config if request_list else generation_config(model, options)
-    outputs = generate(
-        network,
-        [request.prompt for request in request_list],
-        whole_beam(config),
-        eos_ids=model.special_tokens.eos_ids,
-        seeds=[seed + number for number in range(len(request_list))],
-        stop_strings=stops,
-        draft=draft_model,
-    )
+    config = whole_beam(request_list[0].config if request_list else generation_config(model, options))
+    if config.align:
+        raise UserError("align: only a translator has a source to align with; set it to false")
+    rows, seeds = [request.prompt for request in request_list], [seed + number for number in range(len(request_list))]
+    if uses_engine(model, config, draft_model):
+        outputs = shared_engine(model).generate(rows, config, seeds=seeds, stop=stops.strings if stops else ())
+    else:
+        outputs = generate(
+            model.inference_network_for(Decoder, "generate"),
+            rows,
+            config,
+            eos_ids=model.special_tokens.eos_ids,
+            seeds=seeds,
+            stop_strings=stops,
+            draft=draft_model,
+        )
     return [ranked([to_result(model, output, stops=stops) for output in row], config.n_best) for row in outputs]
 
 
@@ -68,7 +76,7 @@ def translate_texts(
     draft: Model | str | None = None,
 ) -> list[Translation]:
     """Translate each text; text n draws from seed + n, and an empty text stays empty."""
-    network = model.inference_network_for(EncoderDecoder, "translate")
+    model.check_family(EncoderDecoder, "translate")
     check_number("seed", seed, 0)
     stops, draft_model = stop_strings(model, stop), find_draft(model, draft)
     request_list = requests(model, texts, options, prefixes)
@@ -79,18 +87,27 @@ def translate_texts(
     results = [Translation("") for _ in texts]
     for config, numbers in groups.items():
         starts = [request_list[number].prompt[1:] for number in numbers]
-        outputs = translate(
-            network,
-            [request_list[number].source or [] for number in numbers],
-            whole_beam(config),
-            bos_id=model.special_tokens.begin[0],
-            eos_ids=model.special_tokens.eos_ids,
-            prefixes=starts,
-            seeds=[seed + number for number in numbers],
-            stop_strings=stops,
-            draft=draft_model,
-            alignment_heads=alignment_heads(model) if config.align else None,
-        )
+        sources = [request_list[number].source or [] for number in numbers]
+        seeds = [seed + number for number in numbers]
+        if uses_engine(model, config, draft_model):
+            rows, stop_texts = [request_list[number].prompt for number in numbers], stops.strings if stops else ()
+            outputs = shared_engine(model).generate(rows, config, seeds=seeds, sources=sources, stop=stop_texts)
+            if config.align:
+                network = model.inference_network_for(EncoderDecoder, "translate")
+                outputs = add_alignments(network, sources, rows, outputs, alignment_heads(model))
+        else:
+            outputs = translate(
+                model.inference_network_for(EncoderDecoder, "translate"),
+                sources,
+                whole_beam(config),
+                bos_id=model.special_tokens.begin[0],
+                eos_ids=model.special_tokens.eos_ids,
+                prefixes=starts,
+                seeds=seeds,
+                stop_strings=stops,
+                draft=draft_model,
+                alignment_heads=alignment_heads(model) if config.align else None,
+            )
         for number, start, row in zip(numbers, starts, outputs, strict=True):
             candidates = [to_result(model, output, start, stops, texts[number]) for output in row]
             results[number] = ranked(candidates, config.n_best)
@@ -107,7 +124,8 @@ def stream_pieces(
     draft: Model | str | None = None,
 ) -> Iterator[str]:
     """The text of `generate` in pieces; a prompt of ids is used as is."""
-    network, draft_model = model.inference_network_for(Decoder, "stream"), find_draft(model, draft)
+    model.check_family(Decoder, "stream")
+    draft_model = find_draft(model, draft)
     check_number("seed", seed, 0)
     stop_strings(model, stop)  # only to check them
     if isinstance(prompt, str):
@@ -116,16 +134,24 @@ def stream_pieces(
         check_ids("stream", prompt)
         row, config = list(prompt), generation_config(model, options)
         check_sizes(model, "prompt", [row], config.max_new_tokens)
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if uses_engine(model, config, draft_model):
+        return shared_engine(model).stream(row, config, seed=seed, stop=stops)
     return stream_text(
-        network,
+        model.inference_network_for(Decoder, "stream"),
         row,
         config,
         model.tokenizer,
         eos_ids=model.special_tokens.eos_ids,
         seed=seed,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=stops,
         draft=draft_model,
     )
+
+
+def uses_engine(model: Model, config: GenerationConfig, draft: Draft | None) -> bool:
+    """Whether the engine generates these texts: on a CPU all without beams or a draft."""
+    return model.device.type == "cpu" and config.beam == 1 and draft is None
 
 
 def alternative_texts(
@@ -191,11 +217,12 @@ def find_draft(model: Model, draft: Model | str | None) -> Draft | None:
         return None
     if draft == PROMPT_LOOKUP:
         return PromptLookup()
-    other = model.draft_models.get(draft) if isinstance(draft, str) else draft
+    drafts: dict[str, Model] = model.engines.setdefault("drafts", {})
+    other = drafts.get(draft) if isinstance(draft, str) else draft
     if other is None:
         from clearhead.predict.load import load  # here: it imports this module
 
-        other = model.draft_models[str(draft)] = load(str(draft), str(model.device))
+        other = drafts[str(draft)] = load(str(draft), str(model.device))
     if not hasattr(other, "network"):
         kind = type(other).__name__
         raise UserError(f"draft: {kind} is not a model; give a loaded model, its name, or {PROMPT_LOOKUP!r}")

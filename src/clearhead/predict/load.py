@@ -10,6 +10,7 @@ from clearhead.checkpoint import load_model
 from clearhead.config.dtypes import DTYPES, parse_dtype
 from clearhead.errors import UserError
 from clearhead.inference import INT4, enable_cuda_graphs, optimize_for_inference
+from clearhead.inference.native_network import native_refuses
 from clearhead.model import Decoder, Network
 from clearhead.ops.device import choose_device
 from clearhead.predict.find import find_model
@@ -30,7 +31,7 @@ def load(name: str | Path, device: str = "auto", dtype: str | None = None, compi
     _check_finite(loaded.network, folder)
     enable_cuda_graphs(loaded.network, compiled)
     network = loaded.network
-    if quantized and isinstance(network, Decoder) and target.type == "cpu":
+    if quantized and isinstance(network, Decoder) and target.type == "cpu" and native_refuses(network, kind):
         network = optimize_for_inference(network, kind)  # keep only the quantized weights
     return Model(network, loaded.tokenizers, loaded.extra, str(name), kind, folder)
 

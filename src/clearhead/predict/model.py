@@ -330,6 +330,11 @@ class Model:
         """Copy of the network optimized for inference: fused, packed or quantized (see `optimize_for_inference`)."""
         return optimize_for_inference(self.network, self.dtype)
 
+    @cached_property
+    def engines(self) -> dict[str, Any]:
+        """What `engines.py` keeps for this model."""
+        return {}
+
     @property
     def config(self) -> ModelConfig:
         """The architecture."""
@@ -372,11 +377,6 @@ class Model:
         """The tokens that begin and end a text, and those that are never generated."""
         return special_tokens_of(self)
 
-    @cached_property
-    def draft_models(self) -> dict[str, Model]:
-        """Draft models that were loaded by name."""
-        return {}
-
     def prompt_ids(self, prompt: str) -> list[int]:
         """The ids of a prompt, starting with BOS if the model has one."""
         check_string("prompt_ids", prompt)
@@ -384,10 +384,14 @@ class Model:
 
     def inference_network_for(self, family: type[Any], command: str) -> Any:
         """The inference network, if the model is of this family."""
+        self.check_family(family, command)
+        return cast(Any, self.inference_network)
+
+    def check_family(self, family: type[Any], command: str) -> None:
+        """Refuse a command of another family of models."""
         if not isinstance(self.network, family):
             what = " and ".join(supported_commands(self.config)[:-1])
             raise UserError(f"{command}: {self.label} is {self.kind}; it can {what}")
-        return cast(Any, self.inference_network)
 
 
 def _one_or_many(command: str, texts: Any, run: Callable[[list[Any]], list[A]]) -> Any:
