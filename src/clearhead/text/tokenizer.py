@@ -195,15 +195,19 @@ class Tokenizer:
     def load(cls, path: Path) -> Tokenizer:
         """Load tokenizer.json; `path` is the file or its folder."""
         file = _file(path)
-        text = read_text(file, MAX_JSON_BYTES)
+        return cls.from_json(read_text(file, MAX_JSON_BYTES), str(file))
+
+    @classmethod
+    def from_json(cls, text: str, name: str) -> Tokenizer:
+        """Make a tokenizer of the text of a tokenizer.json, after checks that it ends and does not crash."""
         try:
             settings = limits.check(text)
         except ValueError as error:
-            raise UserError(f"{file}: not a supported tokenizer.json ({error}); download or train it again") from None
-        with quiet_stderr(), engine_errors(f"{file}: not a supported tokenizer.json"):
+            raise UserError(f"{name}: not a supported tokenizer.json ({error}); download or train it again") from None
+        with quiet_stderr(), engine_errors(f"{name}: not a supported tokenizer.json"):
             try_steps(settings)
             engine = tokenizers.Tokenizer.from_str(text)
-            tokenizer = cls(engine, str(file))
+            tokenizer = cls(engine, name)
             try_out(engine, tokenizer.vocabulary)
         return tokenizer
 

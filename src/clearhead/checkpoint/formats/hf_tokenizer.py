@@ -15,6 +15,7 @@ from clearhead.checkpoint import disk
 from clearhead.checkpoint.formats.config_fields import Fields
 from clearhead.checkpoint.formats.language_codes import default_languages, language_codes
 from clearhead.checkpoint.formats.sampling_defaults import read_sampling, write_sampling
+from clearhead.checkpoint.formats.sentencepiece import m2m100_tokenizer, marian_tokenizers
 from clearhead.checkpoint.model_folder import SEPARATE_TOKENIZERS, SHARED_TOKENIZER, LoadedModel, write_tokenizers
 from clearhead.config import ModelConfig
 from clearhead.errors import UserError
@@ -47,6 +48,10 @@ def read_hf_tokenizer(folder: Path) -> tuple[Tokenizer, ...]:
         return (tokenizer,)
     if (folder / "vocab.txt").is_file():
         return (from_bert(folder, lowercase=fields.flag("do_lower_case", True)),)
+    if all((folder / name).is_file() for name in ("source.spm", "target.spm", "vocab.json")):
+        return marian_tokenizers(folder)
+    if (folder / "vocab.json").is_file() and (model := next(folder.glob("sentencepiece*.model"), None)) is not None:
+        return (m2m100_tokenizer(folder, model),)
     log.warning("%s has neither tokenizer.json nor vocab.txt: the model has no tokenizer", folder)
     return ()
 
