@@ -63,6 +63,7 @@ torture: $(VENV)/.dev
 	$(TEST_ENV) CLEARHEAD_LOADS=10000 CLEARHEAD_KILLS=1000 CLEARHEAD_MUTATIONS=10000 $(BIN)/python -m pytest -s \
 		tests/predict/test_readers.py tests/checkpoint/test_killed_writers.py tests/predict/test_changed_models.py \
 		tests/data/test_changed_stores.py tests/text/test_changed_vectors.py $(ARGS)
+	$(TEST_ENV) CLEARHEAD_BROWSER=full $(BIN)/python -m pytest -rP tests/explore/test_browser.py $(ARGS)
 	$(TEST_ENV) CLEARHEAD_TOKENIZERS=50000 CLEARHEAD_DIALOGUES=10000 $(BIN)/python -m pytest -rP \
 		tests/text/test_hostile_tokenizers.py tests/predict/test_injection.py $(ARGS)
 

@@ -111,3 +111,12 @@ def test_scripts_parse_as_modules(path: Path) -> None:
     command = ["node", "--input-type=module", "--check"]
     result = subprocess.run(command, input=path.read_bytes(), capture_output=True, check=False)
     assert result.returncode == 0, result.stderr.decode()
+
+
+@pytest.mark.skipif(shutil.which("tsc") is None, reason="TypeScript's tsc is not installed")
+def test_types_of_the_scripts_are_right() -> None:
+    own = [str(path) for path in SCRIPTS if path.parent.name != "vendor"]
+    options = ["--allowJs", "--noEmit", "--skipLibCheck", "--target", "es2023", "--module", "esnext"]
+    options += ["--moduleResolution", "bundler", "--lib", "es2023,dom,dom.iterable", "--strict", "false"]
+    result = subprocess.run(["tsc", *options, *own], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout

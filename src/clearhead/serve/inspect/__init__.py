@@ -11,7 +11,16 @@ from fastapi import APIRouter, FastAPI
 from clearhead.errors import UserError
 from clearhead.files import read_text
 from clearhead.predict import Model
-from clearhead.serve.inspect import attention, models, next_token, switches, tokens, translate, understand
+from clearhead.serve.inspect import (
+    attention,
+    lab_notes,
+    models,
+    next_token,
+    switches,
+    tokens,
+    translate,
+    understand,
+)
 from clearhead.serve.inspect.explorer import Explorer
 from clearhead.serve.inspect.page import TYPES
 
@@ -23,6 +32,7 @@ ROUTERS = (
     translate.router,
     switches.router,
     understand.router,
+    lab_notes.router,
 )
 
 

@@ -29,7 +29,7 @@ function Header() {
   const themes = { "": "light", light: "dark", dark: "" };
   const theme = /** @type {""} */ (state.theme.value);
   return html`<header class="bar">
-    <span class="mark">Clearhead</span>
+    <h1 class="mark">Clearhead</h1>
     <label class="model"><span class="hidden">${t("model")}</span>
       <select value=${model.value?.name} onChange=${(e) => choose(e.target.value)}>
         ${models.value.map((each) => html`<option value=${each.name}>${each.name}</option>`)}
@@ -85,11 +85,11 @@ function Texts() {
     state.appended.value = [];
     go({});
   };
-  return html`<div class="texts">
+  return html`<section class="texts" aria-label=${t("texts")}>
     <${TextBox} name="text" label=${t(family === "encoder-decoder" ? "text.source" : "text")} value=${state.text.value} onText=${set} />
     ${family === "encoder-decoder" && html`<${TextBox} name="target" label=${t("text.target")} value=${state.target.value ?? ""} placeholder=${t("text.target.auto")} onText=${setTarget} />`}
     ${family === "encoder" && html`<${TextBox} name="target" label=${t("text.second")} value=${state.target.value ?? ""} placeholder=${t("text.second.none")} onText=${setTarget} />`}
-  </div>`;
+  </section>`;
 }
 
 function Tabs({ views }) {
@@ -100,9 +100,9 @@ function Tabs({ views }) {
     state.view.value = next;
     requestAnimationFrame(() => document.getElementById(`tab-${next}`)?.focus());
   };
-  return html`<div class="tabs" role="tablist" aria-label=${t("views")} onKeyDown=${move}>${views.map((name) => html`<button
+  return html`<nav class="tabs" aria-label=${t("views")}><div role="tablist" aria-label=${t("views")} onKeyDown=${move}>${views.map((name) => html`<button
     type="button" role="tab" id=${`tab-${name}`} aria-controls="center" aria-selected=${state.view.value === name} tabindex=${state.view.value === name ? 0 : -1}
-    onClick=${() => go({ view: name })}>${titleOf(name)}</button>`)}</div>`;
+    onClick=${() => go({ view: name })}>${titleOf(name)}</button>`)}</div></nav>`;
 }
 
 /** The title of a view: a message, or for a view of a user's own, its `title`. */
@@ -133,8 +133,8 @@ function App({ problem }) {
   return html`<${Header} /><${Texts} /><${Tabs} views=${views} />
     ${away.value && html`<p class="problem banner" role="status">${t("error.away")}</p>`}
     ${!named && html`<p class="problem banner" role="status">${t("error.no_view", { view: t(`view.${state.view.value}`), family: t(`family.${model.value.family}`) })}</p>`}
-    <div class="body"><${Spine} /><main id="center" role="tabpanel" aria-labelledby=${`tab-${name}`} tabindex="-1"><${Crumbs} />
-      ${view ? html`<${view.View} key=${model.value.name} />` : html`<${Waiting} error=${null} />`}</main><${Side} /></div>`;
+    <div class="body"><${Spine} /><main><div id="center" role="tabpanel" aria-labelledby=${`tab-${name}`} tabindex="-1"><${Crumbs} />
+      ${view ? html`<${view.View} key=${model.value.name} />` : html`<${Waiting} error=${null} />`}</div></main><${Side} /></div>`;
 }
 
 async function start() {

@@ -61,7 +61,7 @@ export function image(data, rows, columns, scale = "weight", mask = null) {
   return picture;
 }
 
-/** A small picture of one head. @param {{data: Uint8Array, rows: number, columns: number}} props */
+/** A small picture of one head. @param {{data: Uint8Array, rows: number, columns: number, causal?: boolean}} props */
 export function Thumbnail({ data, rows, columns, causal = false }) {
   const canvas = useRef(/** @type {HTMLCanvasElement | null} */ (null));
   useLayoutEffect(() => {

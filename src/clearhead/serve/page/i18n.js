@@ -13,7 +13,7 @@ export async function load(language) {
   if (!LANGUAGES.includes(language)) language = "en";
   if (!loaded[language]) loaded[language] = await (await fetch(`page/messages/${language}.json`)).json();
   document.documentElement.lang = language === "zh" ? "zh-CN" : "en";
-  version.value++;
+  version.value = version.peek() + 1; // not a dependency of the effect that calls this
   return loaded[language];
 }
 
@@ -52,5 +52,6 @@ export function bytes(x) {
 
 /** A token for the eye: spaces and line ends are shown. */
 export function visible(piece) {
-  return piece.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/^ +| +$/g, (x) => "·".repeat(x.length)) || "∅";
+  const control = (x) => `\\x${x.charCodeAt(0).toString(16).padStart(2, "0")}`;
+  return piece.replace(/\n/g, "⏎").replace(/\t/g, "⇥").replace(/\p{Cc}/gu, control).replace(/^ +| +$/g, (x) => "·".repeat(x.length)) || "∅";
 }

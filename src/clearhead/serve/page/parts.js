@@ -39,7 +39,7 @@ export function Caption({ children, live = false }) {
 export function Numbers({ title, head, rows, limit = 600, open = false }) {
   return html`<details class="numbers" open=${open}><summary>${title}</summary>
     <div class="scroll" tabindex="0" role="region" aria-label=${title}><table>
-      <thead><tr>${head.map((each) => html`<th scope="col">${each}</th>`)}</tr></thead>
+      <thead><tr>${head.map((each) => (each === "" ? html`<td></td>` : html`<th scope="col">${each}</th>`))}</tr></thead>
       <tbody>${rows.slice(0, limit).map((row) => html`<tr>${row.map((cell, i) =>
         i === 0 ? html`<th scope="row">${cell}</th>` : html`<td>${typeof cell === "number" ? number(cell) : cell}</td>`)}</tr>`)}</tbody>
     </table></div>

@@ -48,6 +48,22 @@ function Code({ name, mark }) {
     <pre class="code" tabindex="0" role="region" aria-label=${t("side.code")}>${code.lines.map((line, i) => html`<span class=${i === at ? "marked" : ""}>${line}</span>`)}</pre>`;
 }
 
+const LAB = ["q", "k", "v", "rope", "mask", "weights", "sum", "residual", "feed_forward"];
+
+/** The claim about a step that the lab tests, and its verdict where the experiment was run. */
+function Lab({ step }) {
+  const [found, setFound] = useState(/** @type {any} */ (null));
+  useEffect(() => {
+    setFound(null);
+    if (LAB.includes(step)) get(`lab/${step}`).then(setFound, () => null);
+  }, [step]);
+  if (!found) return null;
+  const language = state.language.value;
+  return html`<h3>${t("lab.title")}</h3><p>${found.claim[language] ?? found.claim.en}</p>
+    ${found.predictions.length ? html`<ul class="verdicts">${found.predictions.map((each) => html`<li><strong>${t(`lab.${each.outcome}`)}</strong> ${each.text[language]}
+      <span class="note">${number(each.effect)} [${number(each.low)}, ${number(each.high)}], n = ${each.seeds}</span></li>`)}</ul>` : html`<p class="note">${t("lab.run")} <code>clearhead lab run ${found.name}</code></p>`}`;
+}
+
 /** A number as the dot product it is. */
 function Cell({ step }) {
   const { kind, layer, head } = place.value;
@@ -79,6 +95,6 @@ export function Side() {
   return html`<aside class="side" aria-label=${t("side")}>
     ${own ?? html`<h3>${t(`step.${step}`)}</h3><${Formula} text=${formula} /><p class="note">${t(`step.${step}.note`)}</p>
     <h3>${t("side.cell")}</h3><${Cell} step=${step} />
-    <${Code} name=${code} mark=${mark} />`}
+    <${Code} name=${code} mark=${mark} /><${Lab} step=${step} />`}
   </aside>`;
 }

@@ -48,7 +48,7 @@ export function View() {
     <${Pick} label=${t("steps.layer")} count=${depth(config, kind)} value=${layer} onChange=${(l) => go({ layer: l })} />
     <${Pick} label=${t("steps.head")} count=${config.heads} value=${head} onChange=${(h) => go({ head: h })} /><${SaveButtons} />`;
   return html`<${Frame} title=${title} lead=${t(`steps.lead.${frame.header.norm_position}`)} tools=${tools}>
-    <div ref=${ref} class=${stale ? "steps stale" : "steps"}><${Steps} frame=${frame} queries=${queries} keys=${keys} width=${width} kind=${kind} /></div>
+    <div ref=${ref} class=${stale ? "steps stale" : "steps"}><${Steps} frame=${frame} queries=${queries} keys=${keys} width=${width} /></div>
     <${Around} kind=${kind} layer=${layer} queries=${queries} width=${width} />
   </${Frame}>`;
 }
@@ -58,7 +58,7 @@ function Pick({ label, count, value, onChange }) {
     ${Array.from({ length: count }, (_, i) => html`<option value=${i}>${i + 1}</option>`)}</select></label>`;
 }
 
-function Steps({ frame, queries, keys, width, kind }) {
+function Steps({ frame, queries, keys, width }) {
   const { header, tensors } = frame;
   const labels = useMemo(() => ({ q: labelsOf(queries), k: labelsOf(keys) }), [queries, keys]);
   const steps = useMemo(() => stepsOf(header, tensors), [frame]);

@@ -52,7 +52,7 @@ function Drops({ drops, row, labels, best, token, width }) {
 function Cls({ tensor, side }) {
   const [layers, heads, tokens] = tensor.shape, labels = labelsOf(side), [ref, width] = useWidth();
   const rows = Array.from({ length: layers * heads }, (_, i) => `${Math.floor(i / heads) + 1}.${(i % heads) + 1}`);
-  const mean = labels.map((label, i) => [label, rows.reduce((sum, _, r) => sum + tensor.data[r * tokens + i], 0) / rows.length]).sort((a, b) => b[1] - a[1]);
+  const mean = labels.map((label, i) => [label, rows.reduce((sum, _, r) => sum + tensor.data[r * tokens + i], 0) / rows.length]).sort((a, b) => Number(b[1]) - Number(a[1]));
   return html`<div ref=${ref}><h3>${t("understand.cls.title", { token: labels[0] })}</h3>
     <${Heatmap} name="cls" data=${tensor.data} rows=${rows.length} columns=${tokens} rowLabels=${rows} columnLabels=${labels} width=${Math.min(width, 620)} height=${520} maxCell=${26} label=${t("understand.cls.matrix", { rows: rows.length, columns: tokens })} />
     <p class="scale"><${Legend} /> <span class="note">${t("understand.cls.rows")}</span></p>
