@@ -1,8 +1,24 @@
 """Metrics and documentation, draining, restarts and the command."""
 
+import contextlib
+import json
 import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
 from typing import Any
 
+import httpx
+import pytest
+
+from clearhead.cli.serve import serve
+from clearhead.errors import UserError
 from clearhead.predict import Model
 from tests.serve.running import Running, serving
 
@@ -44,3 +60,169 @@ def test_the_documentation_needs_no_network(running: Running) -> None:
             assert "422" not in operation["responses"]
             if path != "/health":
                 assert "default" in operation["responses"]
+
+
+@pytest.fixture(scope="module")
+def command() -> list[str]:
+    return [sys.executable, "-m", "clearhead", "serve", "novels-gpt", "en-de", "--port", "0"]
+
+
+@contextlib.contextmanager
+def started(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command and its URL."""
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if found := re.search(r"http://\S+", line):
+                break
+        else:
+            raise AssertionError((process.wait(), lines))
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        yield process, found[0]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_sigterm_finishes_running_requests(command: list[str]) -> None:
+    body = {"prompt": "It was", "max_tokens": 150, "stream": True, "n": 2, "model": "novels-gpt"}
+    running = threading.Barrier(11)
+
+    def stream(url: str) -> list[str]:
+        lines: list[str] = []
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+            for line in answer.iter_lines():
+                if not lines:
+                    running.wait(30)
+                lines.append(line)
+        return lines
+
+    with started(command) as (process, url), futures.ThreadPoolExecutor(10) as pool, httpx.Client() as other:
+        assert other.get(f"{url}/v1/models").status_code == 200
+        streams = [pool.submit(stream, url) for _ in range(10)]
+        running.wait(30)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        refused = other.get(f"{url}/v1/models")
+        assert refused.status_code == 503
+        assert refused.json()["error"]["type"] == "unavailable_error"
+        for each in streams:
+            lines = each.result(60)
+            assert lines[-2] == "data: [DONE]"
+            finished = [
+                line for line in lines if '"finish_reason":"length"' in line or '"finish_reason":"stop"' in line
+            ]
+            assert len(finished) == 2
+        assert process.wait(10) == 0
+
+
+def test_sighup_revokes_keys(command: list[str], tmp_path: Path) -> None:
+    file, old, new = tmp_path / "keys", "old-key-0123456789", "new-key-0123456789"
+    file.write_text(old)
+    with started([*command, "--api-keys", str(file)]) as (process, url), httpx.Client(base_url=url) as client:
+        assert client.get("/ready", headers={"Authorization": f"Bearer {old}"}).status_code == 200
+        file.write_text(new)
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.3)
+        assert client.get("/ready", headers={"Authorization": f"Bearer {old}"}).status_code == 401
+        assert client.get("/ready", headers={"Authorization": f"Bearer {new}"}).status_code == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 0
+
+
+def test_an_engine_that_fails_starts_again_and_others_go_on(
+    packaged: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clearhead.serve.registry.FIRST_BACKOFF", 0.6)
+    models = {"gpt": packaged["novels-gpt"], "en-de": packaged["en-de"]}
+    with serving(models) as running, running.client() as client:
+        engine = running.registry.get("gpt").engine.engine
+        step, steps = engine.step, iter(range(50))
+
+        def fail() -> Any:
+            if next(steps, None) is None:
+                raise RuntimeError("a kernel failed")
+            return step()
+
+        monkeypatch.setattr(engine, "step", fail)
+        body = {"prompt": "It was", "max_tokens": 400, "model": "gpt"}
+        failed = client.post("/v1/completions", json=body)
+        assert (failed.status_code, failed.json()["error"]["code"]) == (503, "engine_failed")
+        assert "kernel" not in failed.text
+        state = client.get("/ready")
+        assert (state.status_code, state.json()["models"]) == (503, {"gpt": "failed", "en-de": "ready"})
+        assert client.post("/translate", json={"q": "Hello.", "source": "en", "target": "de"}).status_code == 200
+        deadline = time.monotonic() + 10
+        while client.get("/ready").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert client.post("/v1/completions", json=body).status_code == 200
+        assert metric(running, "clearhead_engine_failures_total", model="gpt") == 1
+
+
+def test_streams_of_a_failed_engine_end_with_an_error(
+    packaged: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving({"gpt": packaged["novels-gpt"]}) as running, running.client() as client:
+        body = {"prompt": "It was", "max_tokens": 400, "stream": True}
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            monkeypatch.setattr(running.registry.get("gpt").engine.engine, "step", lambda: 1 / 0)
+            last = [line for line in lines if line][-1]
+        assert json.loads(last[6:])["error"]["code"] == "engine_failed"
+
+
+@pytest.mark.parametrize(
+    ("models", "options", "message"),
+    [
+        (["none"], {}, "no model 'none'"),
+        (["novels-gpt", "novels-gpt"], {}, "two models have this name"),
+        (["novels-gpt"], {"api_keys": Path("/none/keys")}, "cannot be read"),
+        (["novels-gpt"], {"host": "0.0.0.0"}, "--api-keys"),
+        (["novels-gpt"], {"host": "none.invalid", "insecure": True}, "cannot listen"),
+        (["novels-gpt"], {"config": "engine: {max_batch_sice: 3}"}, "max_batch_sice"),
+        (["novels-gpt"], {"config": "engine: {cache_tokens: 1073741824}"}, "not enough memory"),
+        (["novels-gpt"], {"cors": ["*"]}, "every page of the web"),
+    ],
+)
+def test_mistakes_are_user_errors(models: list[str], options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    if "config" in options:
+        (tmp_path / "config").write_text(options["config"])
+        options = {"config": tmp_path / "config"}
+    with pytest.raises(UserError, match=message) as error:
+        serve(models, port=0, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_a_port_in_use_ends_the_command_with_2(command: list[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = subprocess.run([*command[:-1], str(taken.getsockname()[1])], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_incomplete_heads_are_not_waited_for(packaged: dict[str, Model]) -> None:
+    with serving({}, limits={"body_seconds": 0.3}) as running:
+        address = ("127.0.0.1", int(running.url.rpartition(":")[2]))
+        request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+        with socket.create_connection(address) as silent, socket.create_connection(address) as slow:
+            slow.sendall(request + b"\r\n")
+            received = b""
+            while not received.endswith(b"}"):
+                received += slow.recv(4096)
+            slow.sendall(request)
+            silent.settimeout(3)
+            slow.settimeout(3)
+            assert silent.recv(10) == b""
+            assert slow.recv(10) == b""
+        with socket.create_connection(address) as large, contextlib.suppress(ConnectionError):
+            for number in range(100):
+                large.sendall(b"X-%d: %s\r\n" % (number, b"x" * 1000) if number else request)
+            large.settimeout(3)
+            assert large.recv(10) == b""

@@ -108,11 +108,17 @@ def load_models(names: dict[str, str], device: str, dtype: str | None) -> "dict[
     """Load all models in parallel."""
     from concurrent.futures import ThreadPoolExecutor
 
+    from clearhead.inference.engine import is_out_of_memory
     from clearhead.predict import load
 
     def load_one(name: str) -> "Model":
-        model = load(names[name], device, dtype)
-        _ = model.inference_network, model.tokenizers  # optimized now, not at the first request
+        try:
+            model = load(names[name], device, dtype)
+            _ = model.inference_network, model.tokenizers  # optimized now, not at the first request
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise UserError(f"{name}: not enough memory for this model; use --dtype int8, or serve fewer") from None
         echo(f"{name}: loaded", err=True)
         return model
 

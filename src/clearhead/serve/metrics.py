@@ -60,8 +60,11 @@ class _State:
         readings = {
             "ready": ("Whether the model's engine runs", lambda m: float(not m.generates or m.engine is not None)),
             "waiting": ("Sequences and calls that wait", lambda m: m.waiting),
-            "running": ("Rows of the batch", lambda m: 0 if m.engine is None else len(m.engine.engine.running)),
-            "cache_used_tokens": ("Tokens in the KV cache", lambda m: m.cache_tokens),
+            "running": ("Rows of the batch", lambda m: m.stats.running),
+            "pages_used": ("Pages of the KV cache in use", lambda m: m.stats.pages_used),
+            "pages_free": ("Pages of the KV cache that are free", lambda m: m.stats.pages_free),
+            "cached_prompt_tokens": ("Prompt tokens found in the cache", lambda m: m.stats.cached_prompt_tokens),
+            "preemptions": ("Sequences that made room and were computed again", lambda m: m.stats.preemptions),
         }
         for name, (described, read) in readings.items():
             family = GaugeMetricFamily(f"clearhead_{name}", described, labels=["model"])

@@ -17,7 +17,9 @@ from typing import Any, TypeVar
 from clearhead.config import GenerationConfig
 from clearhead.config.model import supported_commands
 from clearhead.config.serve import ServeConfig
+from clearhead.errors import UserError
 from clearhead.inference import EngineRequest, EngineThread, QueueFull
+from clearhead.inference.engine import EngineStats, is_out_of_memory
 from clearhead.inference.request import Constraint
 from clearhead.model import Decoder, EncoderDecoder
 from clearhead.predict.batch_generate import engine_for
@@ -88,11 +90,26 @@ class ServedModel:
 
     # Life
 
+    def prepare(self) -> None:
+        """Start the engine before the event loop runs; too little memory for its KV cache is a UserError."""
+        if not self.generates:
+            return
+        try:
+            self.engine = self._new_engine()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise UserError(
+                f"{self.name}: not enough memory for its KV cache; lower engine.cache_tokens or "
+                "engine.max_batch_size in --config"
+            ) from None
+
     async def start(self) -> None:
         """Start the engine, and watch over it."""
         self._loop = asyncio.get_running_loop()
         if self.generates:
-            await self._start_engine()
+            if self.engine is None:
+                await self._start_engine()
             self._supervisor = asyncio.create_task(self._supervise())
 
     async def _start_engine(self) -> None:
@@ -168,10 +185,9 @@ class ServedModel:
         return self.preparing + queued + max(0, self.calls - 1)
 
     @property
-    def cache_tokens(self) -> int:
-        """Tokens of running sequences in the KV cache."""
-        running = [] if self.engine is None else list(self.engine.engine.running)
-        return sum(len(each.prompt) + len(each.source or ()) + len(each.ids) for each in running)
+    def stats(self) -> EngineStats:
+        """What the engine does now, and has done so far."""
+        return EngineStats(0, 0, 0, 0) if self.engine is None else self.engine.engine.stats
 
     @contextmanager
     def admission(self, count: int = 1) -> Iterator[None]:
@@ -311,6 +327,11 @@ class Registry:
         if found not in able:
             raise ApiError(400, f"model: it cannot {what}; it can {', '.join(found.commands)}", param="model")
         return found
+
+    def prepare(self) -> None:
+        """Start the engines before the event loop runs."""
+        for served in self.models.values():
+            served.prepare()
 
     async def start(self) -> None:
         """Start all models."""

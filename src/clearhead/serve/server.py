@@ -11,10 +11,12 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from clearhead.config.serve import ServeConfig
 from clearhead.errors import UserError
 
+MAX_HEAD_BYTES = 1 << 16  # of a request
 log = logging.getLogger("clearhead.serve")
 
 
@@ -42,15 +44,58 @@ def bind(config: ServeConfig) -> socket.socket:
     return listener
 
 
+class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's HTTP protocol, which waits for the head of a request for a bounded time and size."""
+
+    body_seconds = 10.0
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Count what comes before the head of a request is complete."""
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before or not self._is_idle():
+            self._head_bytes = 0
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+            return
+        self._head_bytes += len(data)
+        self._wait_for_head()
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self.transport.close()
+
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _wait_for_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.body_seconds, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self._head_timer = None
+        if self._is_idle() and not self.transport.is_closing():
+            self.transport.close()
+
+
 class Server(uvicorn.Server):
     """uvicorn's server, which finishes running requests before it stops listening."""
 
     def __init__(self, app: FastAPI, config: ServeConfig):
         self.app, self.grace_seconds = app, config.grace_seconds
         self.drain_until: float | None = None
+        protocol = type("Protocol", (BoundedProtocol,), {"body_seconds": config.limits.body_seconds})
         super().__init__(
             uvicorn.Config(
                 app,
+                http=protocol,
+                limit_concurrency=config.max_connections,
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -79,6 +124,7 @@ class Server(uvicorn.Server):
 
 def run(app: FastAPI, listener: socket.socket, config: ServeConfig) -> None:
     """Serve until SIGTERM or SIGINT; SIGHUP reads the API keys again."""
+    app.state.registry.prepare()
     server = Server(app, config)
 
     def reload_keys() -> None:

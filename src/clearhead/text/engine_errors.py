@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -119,18 +120,34 @@ def _text_of(size: int) -> str:
     return "".join([lines, *(letter * (size // 8) for letter in "a1 \n")])
 
 
-@contextlib.contextmanager
-def quiet_stderr() -> Iterator[None]:
+class _Quiet:
+    """Standard error, discarded while any thread wants it so; each by itself could restore another's discarding."""
+
+    def __init__(self) -> None:
+        self.lock, self.threads, self.saved = threading.Lock(), 0, -1
+
+    def __enter__(self) -> None:
+        with self.lock:
+            self.threads += 1
+            if self.threads > 1:
+                return
+            with contextlib.suppress(OSError):  # closed
+                self.saved = os.dup(2)
+                with open(os.devnull, "wb") as nothing:
+                    os.dup2(nothing.fileno(), 2)
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.threads -= 1
+            if not self.threads and self.saved >= 0:
+                os.dup2(self.saved, 2)
+                os.close(self.saved)
+                self.saved = -1
+
+
+_quiet = _Quiet()
+
+
+def quiet_stderr() -> contextlib.AbstractContextManager[None]:
     """Discard what native code writes to standard error: the library prints a panic before it raises it."""
-    try:
-        saved = os.dup(2)
-    except OSError:  # closed
-        yield
-        return
-    try:
-        with contextlib.suppress(OSError), open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
+    return _quiet
