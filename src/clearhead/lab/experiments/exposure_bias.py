@@ -7,7 +7,7 @@ from clearhead.lab.experiment import Experiment, Figure, Prediction, Results, Te
 from clearhead.lab.runner import Metrics, Run
 from clearhead.lab.tasks import BEGIN, SPECIAL, Data, split
 
-LENGTH, SYMBOLS = 10, 12
+LENGTH, SYMBOLS = 10, 6
 
 
 def running_sums(rows: int) -> Data:
@@ -42,14 +42,9 @@ def measure(run: Run) -> Results:
         gap = both[:, 0] - both[:, 1]
         return {f"|{position}": {"gap": gap[:, position].tolist()} for position in range(LENGTH)}
 
-    base = {
-        "family": "encoder-decoder",
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "heads": 4,
-        "vocab_size": data.vocab_size,
-    }
-    training = Training(run.pick(200, 400), 32, (1e-3, 4e-3))
+    base = {"family": "encoder-decoder", "encoder_layers": 1, "decoder_layers": 2, "heads": 4}
+    base |= {"vocab_size": data.vocab_size, "init": "xavier", "scale_embedding": True}
+    training = Training(run.pick(300, 1000), 32, (3e-3, 1e-2))
     variants = [Variant(f"dim {dim}", {"dim": dim}) for dim in run.pick((16, 48), (16, 48, 128))]
     return run.compare(base, variants, data.train, data.valid, {"": data.test}, training, after)
 

@@ -24,7 +24,7 @@ def fine_tune(run: Run, ensemble: Ensemble, data: Data, labels: int, name: str) 
 
 def measure(run: Run) -> Results:
     """Pretrain on all sentences without labels, fine-tune on few of them."""
-    data, _ = labeled("sst2", 2000, 24)
+    data, _ = labeled("sst2", 1000, 24)
     mask = data.vocab_size
     config = ModelConfig(family="encoder", encoder_layers=2, dim=64, heads=4, vocab_size=mask + 1, tie="output",
                          norm_position="pre", init="xavier", scale_embedding=True, dropout=0.1)  # fmt: skip

@@ -23,7 +23,7 @@ def shuffled_or_not(batch: Batch, vocab_size: int) -> Data:
 
 def measure(run: Run) -> Results:
     """Two tasks on the same sentences (TREC questions): the topic, and whether the words are in order."""
-    topics, names = labeled("trec_qc", length=16)
+    topics, names = labeled("trec_qc", 1000, 16)
     results: Results = {}
     tasks = (("topic", topics), ("order", shuffled_or_not(topics.train, topics.vocab_size)))
     base = {
@@ -37,7 +37,9 @@ def measure(run: Run) -> Results:
     base |= {"init": "xavier", "scale_embedding": True, "position": "sinusoidal", "dropout": 0.1}
     for task, data in tasks:
         variants = (
-            Variant(f"{task}: bag of words", build=lambda: BagOfWords(topics.vocab_size, 64, len(names))),
+            Variant(
+                f"{task}: bag of words", build=lambda: BagOfWords(topics.vocab_size, 64, len(names)), lrs=(1e-2, 5e-2)
+            ),
             Variant(f"{task}: no positions", {"position": "none"}),
             Variant(f"{task}: encoder"),
         )
