@@ -14,9 +14,9 @@ from tests.checkpoint.formats.peers import saved
 KIND = "sentence_transformers.models"
 
 
-def save_sentence_encoder(folder: Path, modes: dict[str, Any], normalized: bool) -> None:
+def save_sentence_encoder(folder: Path, modes: dict[str, Any], normalized: bool, name: str = "bert") -> None:
     """Save a folder in the format of sentence-transformers."""
-    saved("bert", folder)
+    saved(name, folder)
     names = ["Transformer", "Pooling", *(["Normalize"] if normalized else [])]
     (folder / "modules.json").write_text(json.dumps([{"idx": n, "type": f"{KIND}.{x}"} for n, x in enumerate(names)]))
     (folder / "1_Pooling").mkdir()
@@ -26,9 +26,10 @@ def save_sentence_encoder(folder: Path, modes: dict[str, Any], normalized: bool)
 
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize(("pooling", "mode"), [("mean", "mean_tokens"), ("cls", "cls_token")])
-def test_pooling_survives_a_round_trip(pooling: str, mode: str, normalized: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("base", ["bert", "roberta", "distilbert", "modernbert"])
+def test_pooling_survives_a_round_trip(base: str, pooling: str, mode: str, normalized: bool, tmp_path: Path) -> None:
     modes = {f"pooling_mode_{name}": name == mode for name in ("mean_tokens", "cls_token", "max_tokens")}
-    save_sentence_encoder(tmp_path / "theirs", modes, normalized)
+    save_sentence_encoder(tmp_path / "theirs", modes, normalized, base)
     import_model(tmp_path / "theirs", tmp_path / "ours")
     export_model(load_model(tmp_path / "ours"), tmp_path / "back", "hf")
     for folder in ("theirs", "back"):
