@@ -24,6 +24,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     with zipfile.ZipFile(wheel, "w") as archive:
         for file in (tmp_path / "model").iterdir():
             archive.write(file, f"tiny_model/model/{file.name}")
+        archive.writestr("tiny_model/model/.gitattributes", "*.safetensors filter=lfs")
         archive.writestr("tiny_model/__init__.py", "raise SystemExit('code of the package must never run')")
         metadata = "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: does-not-exist\n"
         archive.writestr("tiny_model-1.0.dist-info/METADATA", metadata)

