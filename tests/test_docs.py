@@ -14,12 +14,15 @@ ROOT = Path(__file__).parents[1]
 NAMES = (
     "README",
     "CONTRIBUTING",
-    *(f"docs/{page}" for page in ("guide", "data", "train", "formats", "understand", "inference", "results")),
+    *(
+        f"docs/{page}"
+        for page in ("guide", "data", "train", "formats", "understand", "inference", "results", "explore")
+    ),
 )
 PAIRS = [(f"{name}.md", f"{name}.zh-CN.md") for name in NAMES]
 RUN = [
     f"{name}{language}.md"
-    for name in ("README", "docs/guide", "docs/data", "docs/inference")
+    for name in ("README", "docs/guide", "docs/data", "docs/inference", "docs/explore")
     for language in ("", ".zh-CN")
 ]
 
