@@ -22,6 +22,9 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt $(if $(
 # One thread a process: two pytest workers on two cores, and sums in the same order on every machine.
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
+STEP_FUZZ := -std=gnu11 -g -O1 -fno-math-errno -Wno-psabi -pthread $(wildcard src/clearhead/ops/native/step/*.c) \
+	tests/fuzz/native_step_fuzz.c
+
 .PHONY: help demo test lint format docs bench torture fuzz test-gpu clean
 
 help:
@@ -59,6 +62,11 @@ torture: $(VENV)/.dev
 	$(TEST_ENV) $(BIN)/python -m tests.fuzz.amplification 20000
 	$(TEST_ENV) CLEARHEAD_TERMINAL_CASES=0 CLEARHEAD_CTRL_C=700 $(BIN)/python -m pytest -s \
 		tests/cli/test_terminal.py tests/cli/test_interruptions.py $(ARGS)
+	@mkdir -p build/fuzz
+	gcc $(STEP_FUZZ) -fsanitize=address,undefined -fno-sanitize-recover=all -o build/fuzz/native_step_address -lm
+	build/fuzz/native_step_address 1000000 1 1
+	gcc $(STEP_FUZZ) -fsanitize=thread -o build/fuzz/native_step_thread -lm
+	build/fuzz/native_step_thread 20000 1 2
 	$(TEST_ENV) CLEARHEAD_REQUESTS=10000 $(BIN)/python -m pytest tests/inference/test_engine.py $(ARGS)
 	$(TEST_ENV) CLEARHEAD_LOADS=10000 CLEARHEAD_KILLS=1000 CLEARHEAD_MUTATIONS=10000 $(BIN)/python -m pytest -s \
 		tests/predict/test_readers.py tests/checkpoint/test_killed_writers.py tests/predict/test_changed_models.py \

@@ -26,8 +26,11 @@ static void norm_row(const struct norm *norm, const float *x, float *out, int64_
     }
 }
 
+/* y is not padded. */
 static void add_row(float *x, const float *y, int64_t dim) {
-    for (int64_t d = 0; d < dim; d += LANES) store(x + d, load(x + d) + mask_tail(load(y + d), dim - d));
+    int64_t d = 0;
+    for (; d + LANES <= dim; d += LANES) store(x + d, load(x + d) + load(y + d));
+    for (; d < dim; d++) x[d] += y[d];
 }
 
 /* erf by formula 7.1.26 of Abramowitz and Stegun, to 1.5e-7. */
@@ -83,7 +86,7 @@ static void quantize_row(const struct activations *a, int64_t row, int64_t dim) 
         store_bytes(bytes, low_bits);
         store_bytes(bytes + LANES, high_bits);
         for (int k = 0; k < GROUP; k += 4) memcpy(quantized + (g * GROUP + k) * ROW_BLOCK, bytes + k, 4);
-        const int32_t sum = reduce_sum_int(low_bits - ROUND_MAGIC_BITS + (high_bits - ROUND_MAGIC_BITS));
+        const int32_t sum = reduce_sum_int(low_byte(low_bits) + low_byte(high_bits));
         const float scale = absmax > 1e-30f || absmax != absmax ? absmax / 127.0f : 0.0f;
         a->scales[first + g * ROW_BLOCK] = scale;
         a->sums[first + g * ROW_BLOCK] = scale * (float)sum;

@@ -18,7 +18,6 @@ typedef uint16_t u16x16 __attribute__((vector_size(32), aligned(2), may_alias));
 #endif
 #define INLINE static inline __attribute__((always_inline))
 #define ROUND_MAGIC 12582912.0f /* 1.5 · 2^23: adding it rounds to an integer, in the low bits */
-#define ROUND_MAGIC_BITS 0x4b400000
 
 static const i32x16 LANE_IDS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
@@ -29,6 +28,7 @@ INLINE i32x16 broadcast_int(int32_t x) { return x - (i32x16){}; }
 INLINE f32x16 blend(i32x16 mask, f32x16 a, f32x16 b) {
     return (f32x16)(((i32x16)a & mask) | ((i32x16)b & ~mask));
 }
+INLINE i32x16 low_byte(i32x16 x) { return (i32x16)((u32x16)x << 24) >> 24; } /* with its sign */
 INLINE f32x16 to_float(i32x16 x) { return __builtin_convertvector(x, f32x16); }
 /* The first `count` (up to 16) floats, then zeros. */
 INLINE f32x16 load_some(const float *src, int64_t count) {
