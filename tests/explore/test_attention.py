@@ -4,9 +4,13 @@ import math
 
 import pytest
 import torch
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from torch.nn import functional as F
 
-from clearhead.interpret import capture_attention
+from clearhead.interpret import capture_attention, own_copy
+from clearhead.predict import Model
+from clearhead.serve.inspect import mount_inspect
 from clearhead.serve.inspect.attention import THUMBNAIL
 from clearhead.serve.inspect.frame import frame, unframe
 from tests.explore.models import TEXT, ask, client, small
@@ -139,3 +143,18 @@ def test_the_code_behind_a_step_is_ours() -> None:
     assert answer["file"] == "clearhead/ops/attention/reference.py"
     assert any("math.sqrt" in line for line in answer["lines"])
     assert client().get("/inspect/code/os").status_code == 400
+
+
+def test_a_model_without_tokenizer_or_with_nan_is_an_error_in_words() -> None:
+    broken = Model(own_copy(small("gpt").network), small("gpt").own_tokenizers, {}, "broken")
+    layer = broken.network.decoder.layers[0].feed_forward.up
+    layer.weight = torch.nn.Parameter(torch.full_like(layer.weight, math.nan))
+    app = FastAPI()
+    mount_inspect(app, {"bare": Model(small("gpt").network, (), {}, "bare"), "broken": broken})
+    with TestClient(app) as here:
+        found = here.get("/inspect/models").json()["models"]
+        assert found[0]["views"] == []
+        for name, words in (("bare", "tokenizer.json"), ("broken", "NaN")):
+            answer = here.post("/inspect/trace", json={"model": name, "text": "a man"})
+            assert answer.status_code == 400
+            assert words in answer.json()["error"]["message"]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -320,7 +321,7 @@ def test_the_export_opens_from_disk_and_shows_the_same_numbers(running: Any, ser
 @pytest.mark.parametrize("form", ["svg", "png"])
 def test_pictures_are_saved(running: Any, server: Server, tmp_path: Path, form: str) -> None:
     page = shown(running, server.url)
-    page.open(**state_of("translator", "attention"))
+    page.open(**state_of("translator", "attention", k="cross", l=1, h=1))
     with page.page.expect_download() as download:
         page.page.locator(".tools button", has_text=form.upper()).click()
     file = tmp_path / f"picture.{form}"
@@ -332,7 +333,9 @@ def test_pictures_are_saved(running: Any, server: Server, tmp_path: Path, form: 
     else:
         text = data.decode()
         assert text.startswith("<svg xmlns")
-        assert text.count("<rect") > 50
+        assert text.count("<rect") > math.prod(trace_of("translator").weights.shape[2:])
+        assert ">·sees</text>" in text
+        ElementTree.fromstring(text)
     assert page.problems == []
     page.page.context.close()
 
@@ -395,7 +398,13 @@ def test_timings_of_many_heads_and_long_texts(running: Any) -> None:
     page.settle()
     typed = time.perf_counter() - start
     print(f"\nfirst paint {paint:.0f} ms, 512 tokens × 144 heads {overview:.0f} ms after the numbers, ", end="")
-    print(f"hover at most {hover:.1f} ms, 128 tokens shown {1000 * typed:.0f} ms after typing")
+    page.open(m="en-de", v="translate", s="beam", t="Two dogs are playing in the snow.")
+    with page.page.expect_response(lambda response: response.url.endswith("inspect/beam")) as answer:
+        page.page.locator(".node.kept").nth(2).click()
+    answer.value.finished()
+    forced = answer.value.request.timing["responseEnd"]
+    print(f"hover at most {hover:.1f} ms, 128 tokens shown {1000 * typed:.0f} ms after typing, ", end="")
+    print(f"a forced branch answered after {forced:.0f} ms")
     assert page.problems == []
     server.stop()
 

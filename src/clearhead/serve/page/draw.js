@@ -20,6 +20,8 @@ function table(points) {
 }
 const SCALES = { magnitude: table(CIVIDIS), weight: table(CIVIDIS), difference: table(DIVERGING) };
 const MASKED = 0x00000000;
+/** What stands on the canvas of a heatmap, to save it as a drawing. @type {WeakMap<Element, {props: any, layout: any}>} */
+export const matrices = new WeakMap();
 
 /** The CSS color of a value between 0 and 1. */
 export function color(x, scale = "weight") {
@@ -193,6 +195,7 @@ function measure(rows, columns, rowLabels, columnLabels, maxWidth, maxHeight, ma
 function paint(canvas, props, layout) {
   const { data, rows, columns, scale = "weight", mask = null, rowLabels, columnLabels } = props;
   const { left, top, cw, ch, width, height } = layout;
+  matrices.set(canvas, { props, layout });
   const ratio = devicePixelRatio || 1;
   [canvas.width, canvas.height] = [Math.round(width * ratio), Math.round(height * ratio)];
   const pen = canvas.getContext("2d");
@@ -218,6 +221,12 @@ function paint(canvas, props, layout) {
     pen.textAlign = "left";
     pen.textBaseline = "middle";
     columnLabels.forEach((text, c) => {
+      if (pen.measureText(text).width <= cw - 2) { // short ones, such as Chinese characters, stand upright
+        pen.textAlign = "center";
+        pen.fillText(text, left + (c + 0.5) * cw, top - 10);
+        pen.textAlign = "left";
+        return;
+      }
       pen.save();
       pen.translate(left + (c + 0.5) * cw, top - 5);
       pen.rotate(-Math.PI / 2);

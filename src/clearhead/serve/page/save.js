@@ -1,5 +1,6 @@
 // @ts-check
-// Save the pictures of a view: PNG from the canvases, SVG with every cell as a rectangle (an image where there are too many).
+// Save the pictures of a view: SVG with every cell as a rectangle (an image where there are too many), PNG made from it.
+import { image, matrices } from "./draw.js";
 
 const MAX_CELLS = 20000;
 
@@ -64,20 +65,38 @@ export function drawing(within) {
   return { text, width, height };
 }
 
-/** Small canvases (one pixel a cell) become rectangles, others an embedded picture. */
+/** Rectangles of a picture that has one pixel for each cell. */
+function rectangles(data, columns, rows, x, y, cw, ch) {
+  let out = `<g shape-rendering="crispEdges">`;
+  for (let i = 0; i < rows * columns; i++) {
+    const at = 4 * i, [r, c] = [Math.floor(i / columns), i % columns];
+    if (data[at + 3]) out += `<rect x="${(x + c * cw).toFixed(2)}" y="${(y + r * ch).toFixed(2)}" width="${cw.toFixed(2)}" height="${ch.toFixed(2)}" fill="rgb(${data[at]},${data[at + 1]},${data[at + 2]})"/>`;
+  }
+  return out + "</g>";
+}
+
+/** A heatmap with its labels as text. */
+function heatmap({ props, layout }, x, y, size) {
+  const { data, rows, columns, scale, mask, rowLabels, columnLabels } = props, { left, top, cw, ch } = layout;
+  const style = getComputedStyle(document.body), ink = style.getPropertyValue("--ink").trim();
+  const text = (at, label, anchor, turn = "") => `<text ${at} ${turn} text-anchor="${anchor}" dominant-baseline="middle">${escape(label)}</text>`;
+  let out = `<g transform="translate(${x} ${y}) scale(${size})"><rect x="${left}" y="${top}" width="${columns * cw}" height="${rows * ch}" fill="${style.getPropertyValue("--masked").trim()}"/>`;
+  out += rectangles(image(data, rows, columns, scale, mask).data, columns, rows, left, top, cw, ch);
+  out += `<g fill="${ink}" font-family="monospace" font-size="${Math.min(13, Math.max(ch, cw) - 1)}">`;
+  if (rowLabels && ch >= 11) rowLabels.forEach((label, r) => { out += text(`x="${left - 5}" y="${top + (r + 0.5) * ch}"`, label, "end"); });
+  if (columnLabels && cw >= 11) columnLabels.forEach((label, c) => { out += text("", label, "start", `transform="translate(${left + (c + 0.5) * cw} ${top - 5}) rotate(-90)"`); });
+  return out + "</g></g>";
+}
+
+/** Heatmaps and small canvases (one pixel a cell) become rectangles, others an embedded picture. */
 function cells(canvas, x, y, width, height) {
+  const matrix = matrices.get(canvas);
+  if (matrix && matrix.props.rows * matrix.props.columns <= MAX_CELLS) return heatmap(matrix, x, y, width / matrix.layout.width);
   const thumbnail = canvas.classList.contains("thumbnail") || canvas.width * canvas.height <= 1024;
   if (!thumbnail || canvas.width * canvas.height > MAX_CELLS)
     return `<image x="${x}" y="${y}" width="${width}" height="${height}" href="${canvas.toDataURL()}"/>`;
   const data = canvas.getContext("2d")?.getImageData(0, 0, canvas.width, canvas.height).data ?? [];
-  const cw = width / canvas.width, ch = height / canvas.height;
-  let out = `<g shape-rendering="crispEdges">`;
-  for (let r = 0; r < canvas.height; r++)
-    for (let c = 0; c < canvas.width; c++) {
-      const at = 4 * (r * canvas.width + c);
-      if (data[at + 3]) out += `<rect x="${(x + c * cw).toFixed(2)}" y="${(y + r * ch).toFixed(2)}" width="${cw.toFixed(2)}" height="${ch.toFixed(2)}" fill="rgb(${data[at]},${data[at + 1]},${data[at + 2]})"/>`;
-    }
-  return out + "</g>";
+  return rectangles(data, canvas.width, canvas.height, x, y, width / canvas.width, height / canvas.height);
 }
 
 function inlineStyles(from, to) {
