@@ -16,13 +16,13 @@ NAMES = (
     "CONTRIBUTING",
     *(
         f"docs/{page}"
-        for page in ("guide", "data", "train", "formats", "understand", "inference", "results", "explore")
+        for page in ("guide", "data", "train", "formats", "understand", "inference", "results", "explore", "one-token")
     ),
 )
 PAIRS = [(f"{name}.md", f"{name}.zh-CN.md") for name in NAMES]
 RUN = [
     f"{name}{language}.md"
-    for name in ("README", "docs/guide", "docs/data", "docs/inference", "docs/explore")
+    for name in ("README", "docs/guide", "docs/data", "docs/inference", "docs/explore", "docs/one-token")
     for language in ("", ".zh-CN")
 ]
 

@@ -206,8 +206,12 @@ class StepLayerCache:
         for pool, new in zip(self.pools, (k, v), strict=True):
             new = new.transpose(1, 2)
             pool[self.written] = (new.flatten(0, 1) if self.used is None else new[self.used]).to(pool.dtype)
-        keys, values = (_read(pool, self.slots).to(k.dtype) for pool in self.pools)
-        return keys, values
+        keys, values = self.read()
+        return keys.to(k.dtype), values.to(k.dtype)
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Return all keys and values of the rows: (B, G, S, E) each."""
+        return _read(self.pools[0], self.slots), _read(self.pools[1], self.slots)
 
     @property
     def source(self) -> tuple[Tensor, Tensor] | None:

@@ -14,6 +14,7 @@ from clearhead.inference import (
     StopStrings,
     alternatives,
     generate,
+    has_hooks,
     stream_text,
     translate,
 )
@@ -150,8 +151,8 @@ def stream_pieces(
 
 
 def uses_engine(model: Model, config: GenerationConfig, draft: Draft | None) -> bool:
-    """Whether the engine generates these texts: on a CPU all without beams or a draft."""
-    return model.device.type == "cpu" and config.beam == 1 and draft is None
+    """Whether the engine generates these texts: on a CPU all but beams, drafts and hooked networks."""
+    return model.device.type == "cpu" and config.beam == 1 and draft is None and not has_hooks(model.network)
 
 
 def alternative_texts(

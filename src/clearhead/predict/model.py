@@ -1,7 +1,7 @@
 """A loaded model: texts in, typed results out; one result for a text, a list for a list of texts.
 
-The calls behind a generated token: Model.generate → predict/generate_texts.py → inference/generate.py →
-inference/generation_batch.py → inference/sampling.py (temperature).
+The calls behind a generated token: Model.generate → predict/generate_texts.py → inference/shared_engine.py →
+inference/engine.py → inference/sampling.py (temperature); docs/one-token.md walks through all files.
 """
 
 from __future__ import annotations
