@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.checkpoint import load_model
+from clearhead.checkpoint import load_model, save_model
 from clearhead.config.grid import GridPoint
 from clearhead.config.recipe import Recipe
 from clearhead.data import Batch
@@ -44,8 +44,8 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def tuned(base: Path, task: str, *, train: dict[str, Any] | None = None, **changes: Any) -> Recipe:
     """A recipe that fine-tunes a model on the embedded corpus."""
-    data = TEXTS | TASKS[task] | {"max_length": 48, "batch_tokens": 300, "workers": 0} | changes
-    settings = TRAIN | {"metric": METRICS[task], "steps": 6, "validate_every": 3} | (train or {})
+    data = TEXTS | TASKS.get(task, {"task": task}) | {"max_length": 48, "batch_tokens": 300, "workers": 0} | changes
+    settings = TRAIN | {"metric": METRICS.get(task, "loss"), "steps": 6, "validate_every": 3} | (train or {})
     return Recipe.build({"model": {"init_from": str(base)}, "data": data, "train": settings}, where="test")
 
 
@@ -318,3 +318,18 @@ def test_a_sweep_over_any_setting_has_one_report_and_survives_a_diverged_run(
         assert fact in text
     assert text.count('aria-label="Validation loss"') == 1
     assert "<script" not in text
+
+
+def test_a_fine_tuned_decoder_keeps_its_chat_template(bases: dict[str, Path], tmp_path: Path) -> None:
+    base = load_model(bases["gpt"] / "last")
+    kept = {
+        "chat_template": "{{ messages }}",
+        "sampling": {"temperature": 0.5},
+        "eos_ids": [base.tokenizers[0].id("end")],
+    }
+    save_model(tmp_path / "base", base.network, base.tokenizers, base.extra | kept)
+    run(tmp_path / "run", tuned(tmp_path / "base", "language-model", train={"metric": "loss"}))
+    extra = load_model(tmp_path / "run" / "last").extra
+    assert {key: extra[key] for key in kept} == kept
+    run(tmp_path / "labels", tuned(tmp_path / "base", "classification"))
+    assert not kept.keys() & load_model(tmp_path / "labels" / "last").extra.keys()

@@ -62,7 +62,7 @@ def save_model_folder(run: RunState, name: str) -> None:
     network = build_with_weights(run.network.config, weights)
     config = run.recipe.data
     settings = config.model_dump(mode="json")
-    extra = {"task": config.task, "labels": list(run.data.labels), "step": run.step, "data": settings}
+    extra = run.inherited | {"task": config.task, "labels": list(run.data.labels), "step": run.step, "data": settings}
     validation = run.validation if run.validation.get("step") == run.step else {}
     card = model_card_of_run(run.out.name, run.recipe, run.step, validation)
     save_model(run.out / name, network, run.data.tokenizers, extra, card)

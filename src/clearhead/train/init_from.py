@@ -1,5 +1,7 @@
 """Initial weights: fresh, or those of a model folder with fresh heads for a new task; class weights of the loss."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from clearhead.model import Network, build
 from clearhead.predict.find import find_model
 from clearhead.text import Tokenizer
 
+INHERITED = ("chat_template", "sampling", "eos_ids")  # of a decoder that goes on as one
 LABEL_HEADS = ("heads.classes.", "heads.tags.", "heads.span.")
 
 
@@ -68,6 +71,13 @@ def pretrained_weights(recipe: Recipe, data: Data, initial: LoadedModel, network
     if (initial.extra.get("task"), initial.extra.get("labels")) != (recipe.data.task, list(data.labels)):
         matching = {name: x for name, x in matching.items() if not name.startswith(LABEL_HEADS)}
     return matching
+
+
+def inherited(recipe: Recipe, initial: LoadedModel | None) -> dict[str, Any]:
+    """Return what config.json of a fine-tuned decoder keeps of its initial model: its chat template, for one."""
+    if initial is None or recipe.data.task != "language-model":
+        return {}
+    return {key: initial.extra[key] for key in INHERITED if key in initial.extra}
 
 
 def class_weights(recipe: Recipe, data: Data) -> Tensor | None:

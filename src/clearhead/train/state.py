@@ -21,6 +21,7 @@ from clearhead.train.distributed import DistContext, apply_compile, compute_dtyp
 from clearhead.train.init_from import (
     class_weights,
     fit_to_initial_model,
+    inherited,
     init_network,
     load_initial_model,
     pretrained_weights,
@@ -53,6 +54,7 @@ class RunState:
     updater: Updater
     update: Callable[[tuple[Batch, ...], int, Metrics], Tensor]  # updater.update, or its CUDA graph form
     lora: Lora | None
+    inherited: dict[str, Any]  # keys of config.json
 
     # Progress, saved in checkpoints
     grad_accum: int  # micro-batches per step; doubled when memory runs out
@@ -119,7 +121,19 @@ def setup(recipe: Recipe, out: Path, dist: DistContext, log: Log, on_event: OnEv
     updater = Updater(objective, parallel_objective, optimizer, settings, dist, dtype, scaler)
     update = capture_steps(updater).update
     return RunState(
-        recipe, out, dist, log, on_event, data, network, objective, updater, update, lora, settings.grad_accum
+        recipe,
+        out,
+        dist,
+        log,
+        on_event,
+        data,
+        network,
+        objective,
+        updater,
+        update,
+        lora,
+        inherited(recipe, initial),
+        settings.grad_accum,
     )
 
 
