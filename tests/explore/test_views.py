@@ -4,12 +4,18 @@ import math
 
 import pytest
 import torch
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from torch.nn import functional as F
 
+from clearhead.config import preset
 from clearhead.inference.alignment import alignment_weights
 from clearhead.interpret.trace import own_copy
-from clearhead.predict import load
+from clearhead.model import build
+from clearhead.predict import Model, load
 from clearhead.predict.align import alignment_heads
+from clearhead.serve.inspect import mount_inspect
+from clearhead.serve.inspect.frame import unframe
 from clearhead.serve.inspect.tokens import project
 from tests.explore.models import ask, client, small
 
@@ -59,12 +65,6 @@ def test_the_beam_tree_finds_what_beam_search_finds(beam: int) -> None:
 
 def test_the_beam_tree_of_a_packaged_translator() -> None:
     model = load("en-de", "cpu")
-    from fastapi import FastAPI
-    from fastapi.testclient import TestClient
-
-    from clearhead.serve.inspect import mount_inspect
-    from clearhead.serve.inspect.frame import unframe
-
     app = FastAPI()
     mount_inspect(app, {"en-de": model})
     with TestClient(app) as here:
@@ -201,6 +201,24 @@ def test_neighbors_bytes_and_positions() -> None:
         kind = "decoder"
         _, tensors = ask("positions", model=name, text=TEXT, kind=kind)
         assert tensors["table"].shape == (128, columns)
+
+
+def test_position_encodings_are_what_the_embedding_adds() -> None:
+    """With the offset of RoBERTa and BART, too."""
+    changes = ("dim=16", "heads=4", "vocab_size=23", "max_positions=32", "position_offset=2")
+    for position in ("learned", "sinusoidal"):
+        network = build(preset("tiny-gpt", (*changes, f"position={position}"))).eval()
+        app = FastAPI()
+        mount_inspect(app, {"offset": Model(network, small("gpt").own_tokenizers, {}, "offset")})
+        embedding = network.decoder.embedding
+        with torch.no_grad():
+            embedding.tokens.weight[:] = 0
+            expected = embedding(torch.zeros(1, 32, dtype=torch.long), torch.arange(32)[None])[0]
+            embedding.tokens.weight[:] = torch.randn_like(embedding.tokens.weight)
+        with TestClient(app) as here:
+            body = {"text": "!", "kind": "decoder"}
+            _, tensors = unframe(here.post("/inspect/positions", json=body).content)
+        torch.testing.assert_close(tensors["table"], expected)
 
 
 def test_a_word_in_several_contexts() -> None:

@@ -81,7 +81,7 @@ async def positions(body: LayerRequest, explorer: Exploring) -> Response:
         stack = text.trace.stack(body.kind)
         text.trace.at(body.kind, 0)
         count = min(config.max_positions, MAX_SHOWN_POSITIONS)
-        index = torch.arange(count, device=explored.model.device)[None]
+        index = torch.arange(count, device=explored.model.device)[None] + config.position_offset
         table: Tensor | None = None
         with torch.no_grad():
             if config.position == "sinusoidal":

@@ -97,7 +97,7 @@ export function Heatmap(props) {
   const { data, rows, columns, scale = "weight", mask = null, rowLabels, columnLabels, label, selected = null } = props;
   const base = useRef(/** @type {HTMLCanvasElement | null} */ (null));
   const over = useRef(/** @type {HTMLCanvasElement | null} */ (null));
-  const at = useRef(/** @type {[number, number] | null} */ (null));
+  const at = useRef(/** @type {any} */ (null));
   const layout = measure(rows, columns, rowLabels, columnLabels, props.width ?? 560, props.height ?? 560, props.maxCell ?? 34);
   const { left, top, cw, ch, width, height } = layout;
 
@@ -121,8 +121,9 @@ export function Heatmap(props) {
       pen.lineWidth = 1;
       pen.globalAlpha = 0.9;
       if (!strong) {
-        pen.strokeRect(left + 0.5, top + r * ch + 0.5, columns * cw - 1, Math.max(ch - 1, 1));
-        pen.strokeRect(left + c * cw + 0.5, top + 0.5, Math.max(cw - 1, 1), rows * ch - 1);
+        if (r !== null) pen.strokeRect(left + 0.5, top + r * ch + 0.5, columns * cw - 1, Math.max(ch - 1, 1));
+        if (c !== null) pen.strokeRect(left + c * cw + 0.5, top + 0.5, Math.max(cw - 1, 1), rows * ch - 1);
+        if (r === null || c === null) continue;
       }
       pen.lineWidth = 2;
       pen.strokeRect(left + c * cw, top + r * ch, Math.max(cw, 3), Math.max(ch, 3));
@@ -151,7 +152,9 @@ export function Heatmap(props) {
     const box = event.currentTarget.getBoundingClientRect();
     const c = Math.floor(((event.clientX - box.left) * (width / box.width) - left) / cw);
     const r = Math.floor(((event.clientY - box.top) * (height / box.height) - top) / ch);
-    return r >= 0 && c >= 0 && r < rows && c < columns ? /** @type {[number, number]} */ ([r, c]) : null;
+    const inRows = r >= 0 && r < rows, inColumns = c >= 0 && c < columns;
+    // On a label there is only a row or a column.
+    return inRows && inColumns ? [r, c] : inRows && c < 0 && rowLabels ? [r, null] : inColumns && r < 0 && columnLabels ? [null, c] : null;
   };
   const hover = (cell) => {
     if (cell?.[0] === at.current?.[0] && cell?.[1] === at.current?.[1]) return;
@@ -171,7 +174,7 @@ export function Heatmap(props) {
     <canvas ref=${base} data-name=${props.name ?? "matrix"} aria-hidden="true"></canvas>
     <canvas ref=${over} class="over" role="application" aria-label=${label} tabindex="0" onKeyDown=${key}
       onPointerMove=${(event) => hover(cellOf(event))} onPointerLeave=${() => hover(null)}
-      onClick=${(event) => { const cell = cellOf(event); if (cell) props.onSelect?.(...cell); }}></canvas>
+      onClick=${(event) => { const cell = cellOf(event); if (cell && cell[0] !== null && cell[1] !== null) props.onSelect?.(cell[0], cell[1]); }}></canvas>
   </div>`;
 }
 

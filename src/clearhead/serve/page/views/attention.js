@@ -94,7 +94,7 @@ function Sharpest({ frame, kind }) {
 
 function OneHead({ header, kind, layer, head }) {
   const { frame, error, stale } = useFrame("head", { ...textOf(), kind, layer, head });
-  const [hover, setHover] = useState(/** @type {[number, number] | null} */ (null));
+  const [hover, setHover] = useState(/** @type {[number | null, number | null] | null} */ (null));
   const [ref, width] = useWidth();
   const [queries, keys] = sidesOf(header, kind);
   const rowLabels = useMemo(() => labelsOf(queries), [queries]), columnLabels = useMemo(() => labelsOf(keys), [keys]);
@@ -124,7 +124,7 @@ function OneHead({ header, kind, layer, head }) {
   return html`<div ref=${ref}>${walk}<div class=${stale ? "head-view stale" : "head-view"}>
     <${Heatmap} name="head" data=${data} rows=${rows} columns=${columns} mask=${mask} rowLabels=${rowLabels} columnLabels=${columnLabels}
       width=${Math.min(width, 620)} height=${620} selected=${state.row.value === null ? null : [Math.min(state.row.value, rows - 1), Math.min(state.column.value ?? 0, columns - 1)]} onSelect=${pick}
-      onHover=${(a, b) => setHover(a === null ? null : [a, b])} label=${t("attention.matrix", { rows, columns })} />
+      onHover=${(a, b) => setHover(a === null && b === null ? null : [a, b])} label=${t("attention.matrix", { rows, columns })} />
     <div class="head-facts">
       <div class="effect" data-divergence=${effect.divergence}><h3>${t("effect.title")}</h3>
         <dl><dt>${t("effect.divergence")}</dt><dd>${number(effect.divergence, 4)} <small>nat</small></dd>
