@@ -4,7 +4,7 @@
 #   make test           linters and tests, as CI runs them
 #   make lint           ruff, mypy, import-linter
 #   make format         ruff format and autofixes
-#   make docs           regenerate docs/reference.md from the docstrings
+#   make docs           regenerate docs/reference.md and the guide, build the site in build/site (offline, links checked)
 #   make bench          attention benchmark; others: python -m bench.NAME
 #   make torture        fault injection in training and a busy engine; takes minutes
 #   make fuzz           coverage-guided fuzzing of the file readers (atheris) and of native.c (clang); SECONDS=1200 each
@@ -47,7 +47,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.dev
+	@$(BIN)/python -c "import material" 2> /dev/null || $(PIP) --editable '.[dev,docs]'
 	$(BIN)/python -m tools.api_reference
+	$(BIN)/python -m tools.guide
+	PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m bench.attention

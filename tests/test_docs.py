@@ -16,13 +16,24 @@ NAMES = (
     "CONTRIBUTING",
     *(
         f"docs/{page}"
-        for page in ("guide", "data", "train", "formats", "understand", "inference", "results", "explore", "one-token")
+        for page in (
+            "guide",
+            "data",
+            "train",
+            "formats",
+            "understand",
+            "inference",
+            "results",
+            "explore",
+            "one-token",
+            "lab",
+        )
     ),
 )
 PAIRS = [(f"{name}.md", f"{name}.zh-CN.md") for name in NAMES]
 RUN = [
     f"{name}{language}.md"
-    for name in ("README", "docs/guide", "docs/data", "docs/inference", "docs/explore", "docs/one-token")
+    for name in ("README", "docs/guide", "docs/data", "docs/inference", "docs/explore", "docs/one-token", "docs/lab")
     for language in ("", ".zh-CN")
 ]
 

@@ -58,8 +58,7 @@ def pages(experiments: dict[str, Experiment], records: dict[str, dict[str, Any]]
 
         result[path] = BLOCK.sub(block, path.read_text(encoding="utf-8"))
         result[DOCS / f"checklist{suffix}.md"] = _checklist(experiments, language)
-    if records:
-        result[DOCS / "lab" / "report.html"] = report(experiments, records)
+    result[DOCS / "lab" / "report.html"] = report(experiments, records)
     return result
 
 
