@@ -29,7 +29,7 @@ def outcome(effects: Sequence[float], direction: str = "higher", at_least: float
         ([-1.0, -1.1, -0.9, -1.05, -0.95], "higher", "not held"),  # reversed
         ([0.01, -0.02, 0.0, 0.02, -0.01], "higher", "no difference"),  # none
         ([0.01, -0.02, 0.0, 0.02, -0.01], "same", "held"),
-        ([0.1, 0.11, 0.09, 0.1, 0.12], "higher", "no difference"),  # real, but smaller than what matters
+        ([0.1, 0.11, 0.09, 0.1, 0.12], "higher", "not held"),  # real, but smaller than predicted
         ([1.0, 1.1, 0.9, 1.05, 0.95], "same", "not held"),
         ([3.0, -2.0, 1.5, -1.0, 2.0], "higher", "undecided"),  # too noisy
         ([3.0, -2.0, 1.5, -1.0, 2.0], "same", "undecided"),
@@ -43,7 +43,8 @@ def test_planted_effects(effects: list[float], direction: str, expected: str) ->
 
 def test_exact_measurements_need_no_seeds() -> None:
     assert outcome([0.6], exact=True) == "held"
-    assert outcome([0.4], exact=True) == "no difference"
+    assert outcome([0.4], exact=True) == "not held"
+    assert outcome([0.0], exact=True) == "no difference"
     assert outcome([-0.6], exact=True) == "not held"
 
 

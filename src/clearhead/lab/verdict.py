@@ -71,7 +71,7 @@ def _outcome(prediction: Prediction, effect: float, support: float, refute: floa
     if support <= LEVEL and large:
         return "held"
     if refute <= LEVEL:
-        return "no difference" if equivalence <= LEVEL else "not held"
+        return "no difference" if equivalence <= LEVEL < support else "not held"  # else smaller than predicted
     return "undecided"
 
 

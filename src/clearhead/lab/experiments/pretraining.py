@@ -59,7 +59,7 @@ EXPERIMENT = Experiment(
     ),
     measure=measure,
     figures=(Figure("accuracy", Text("Accuracy by number of labels", "不同标注量的准确率"), Text("labels", "标注数"), log_x=True),),
-    note=Text("A small encoder, pretrained on film reviews for a minute.", "小型编码器，在影评上只预训练一分钟左右。"),
+    note=Text("A small encoder, pretrained briefly on film reviews. The label is read at the first position, which the masked language model leaves untrained.", "小型编码器，只在影评上短暂预训练。标签从第一个位置读出，而掩码语言模型没有训练这个位置。"),
     papers=("Radford et al. 2018, table 5", "Devlin et al. 2019"),
     needs=("sst2",),
 )  # fmt: skip
