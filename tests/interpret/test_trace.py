@@ -36,7 +36,8 @@ def test_every_step_of_a_head_follows_from_the_one_before(config: ModelConfig, s
             steps = trace.steps(kind, layer, head)
             group = head // (config.heads // config.kv_heads)
             rows = slice(group * config.head_dim, (group + 1) * config.head_dim)
-            v = F.linear(steps.source, found.value.weight[rows], found.value.bias[rows] if config.bias else None)
+            bias = None if found.value.bias is None else found.value.bias[rows]
+            v = F.linear(steps.source, found.value.weight[rows], bias)
             torch.testing.assert_close(steps.v, v)
             torch.testing.assert_close(steps.scores, torch.einsum("te,se->ts", steps.q, steps.k))
             torch.testing.assert_close(steps.scaled, steps.scores / math.sqrt(config.head_dim))

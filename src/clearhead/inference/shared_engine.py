@@ -9,7 +9,7 @@ from clearhead.config import GenerationConfig
 from clearhead.errors import UserError
 from clearhead.inference.engine import Engine
 from clearhead.inference.output import GenerationOutput
-from clearhead.inference.request import EngineRequest, TokenIds, validate
+from clearhead.inference.request import EngineRequest, TokenIds, check_seeds, validate
 from clearhead.inference.sampling import sample_seeds
 
 
@@ -32,6 +32,7 @@ class SharedEngine:
     ) -> list[list[GenerationOutput]]:
         """Return `samples` outputs for each prompt; prompt n draws from seeds[n]."""
         validate(self.engine.model, prompts, sources, config, self.engine.eos_ids)
+        check_seeds(seeds)
         single = config.model_copy(update={"samples": 1, "align": False})
         requests: list[EngineRequest] = []
         try:
