@@ -1,7 +1,8 @@
 /* A small thread pool for inference steps.
 
    A step takes the idle helpers that it may have, at most its share when several threads of the program run steps at
-   the same time. Helpers wait awake for a moment, because the next step mostly follows at once, then sleep. */
+   the same time. Helpers wait awake for a moment, because the next step mostly follows at once, then sleep. On a busy
+   machine, where a thread of a team may lose its core and all others wait for it, steps run on one thread for a while. */
 
 #include <pthread.h>
 #include <sched.h>
@@ -17,6 +18,8 @@
 #define MAX_CALLERS 64
 #define AWAKE_SPINS 4000                /* of a helper without work, about 100 to 200 µs */
 #define YIELD_SPINS 1000                /* of a thread at a barrier, before it offers its core to others */
+#define STALL_NS (2 * 1000000)          /* who waits so long waits for a thread without a core, not for its work */
+#define STEPS_ALONE 64                  /* on one thread after a stall */
 #define CALLER_LIFETIME_NS (3 * 1000000) /* a thread that ran a step so recently counts as a caller */
 
 enum helper_state { IDLE, CLAIMED, READY };
@@ -39,6 +42,7 @@ struct helper {
 
 static struct helper helpers[MAX_HELPERS];
 static atomic_int num_helpers;
+static atomic_int steps_alone;
 static pthread_mutex_t start_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 
@@ -50,6 +54,30 @@ static inline void relax(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
+}
+
+static unsigned long long now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (unsigned long long)time.tv_sec * 1000000000ull + (unsigned long long)time.tv_nsec;
+}
+
+struct wait {
+    int64_t spins;
+    unsigned long long since; /* 0: not long enough to ask for the time */
+};
+
+/* Wait a little for the other threads of a team: spin, then offer the core to others. */
+static inline void wait_for_team(struct wait *wait) {
+    if (wait->spins++ < YIELD_SPINS) {
+        relax();
+        return;
+    }
+    sched_yield();
+    if (wait->spins % 16) return;
+    const unsigned long long time = now();
+    if (!wait->since) wait->since = time;
+    else if (time - wait->since > STALL_NS) atomic_store_explicit(&steps_alone, STEPS_ALONE, memory_order_relaxed);
 }
 
 int64_t clearhead_team_size(const struct team *team) { return team->size; }
@@ -76,9 +104,8 @@ void clearhead_barrier(struct team *team) {
         atomic_store_explicit(&team->phase, phase + 1, memory_order_release);
         return;
     }
-    for (int spins = 0; atomic_load_explicit(&team->phase, memory_order_acquire) == phase; spins++)
-        if (spins < YIELD_SPINS) relax();
-        else sched_yield();
+    struct wait wait = {0, 0};
+    while (atomic_load_explicit(&team->phase, memory_order_acquire) == phase) wait_for_team(&wait);
 }
 
 static void *help(void *argument) {
@@ -133,12 +160,6 @@ static void start_helpers(int64_t count) {
     pthread_mutex_unlock(&start_mutex);
 }
 
-static unsigned long long now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (unsigned long long)time.tv_sec * 1000000000ull + (unsigned long long)time.tv_nsec;
-}
-
 /* Note that this thread runs a step; return how many threads do so now or did a moment ago. */
 static int64_t count_callers(struct caller **own) {
     const unsigned long long self = (unsigned long long)(uintptr_t)pthread_self(), time = now();
@@ -167,6 +188,10 @@ void clearhead_run_team(team_work work, void *context, int64_t threads) {
     struct caller *caller;
     const int64_t share = threads / count_callers(&caller);
     int64_t wanted = share < 1 ? 0 : share > MAX_HELPERS ? MAX_HELPERS : share - 1;
+    if (wanted && atomic_load_explicit(&steps_alone, memory_order_relaxed) > 0) {
+        atomic_fetch_sub_explicit(&steps_alone, 1, memory_order_relaxed);
+        wanted = 0;
+    }
     if (wanted > atomic_load_explicit(&num_helpers, memory_order_acquire)) start_helpers(wanted);
     const int started = atomic_load_explicit(&num_helpers, memory_order_acquire);
     for (int n = 0; n < started && team.size <= wanted; n++) {
@@ -185,8 +210,7 @@ void clearhead_run_team(team_work work, void *context, int64_t threads) {
         pthread_mutex_unlock(&helper->mutex);
     }
     work(context, &team, 0);
-    for (int spins = 0; atomic_load_explicit(&team.running, memory_order_acquire) > 0; spins++)
-        if (spins < YIELD_SPINS) relax();
-        else sched_yield();
+    struct wait wait = {0, 0};
+    while (atomic_load_explicit(&team.running, memory_order_acquire) > 0) wait_for_team(&wait);
     if (caller) atomic_store_explicit(&caller->last, now(), memory_order_relaxed);
 }
