@@ -63,7 +63,14 @@ def simulate(labs: int, effect: float, direction: str, wrong: str) -> float:
 
 @pytest.mark.parametrize(
     ("effect", "direction", "wrong"),
-    [(0, "higher", "held"), (1, "higher", "not held"), (1, "same", "held"), (0, "same", "not held")],
+    [
+        (0, "higher", "held"),
+        (1, "higher", "not held"),
+        (1, "higher", "no difference"),
+        (-1, "higher", "no difference"),  # reversed by just what matters
+        (1, "same", "held"),
+        (0, "same", "not held"),
+    ],
 )
 def test_false_positives_of_a_lab_stay_below_five_percent(effect: float, direction: str, wrong: str) -> None:
     assert simulate(1000, effect, direction, wrong) <= 0.05
@@ -94,6 +101,7 @@ def test_interval_covers_the_mean_as_often_as_it_says() -> None:
 def test_holm_adjusts_from_the_smallest() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([]) == []
+    assert holm([0.01, 0.04, 0.03], most_true=2) == pytest.approx([0.02, 0.06, 0.06])
 
 
 def test_p_values_of_constant_samples() -> None:

@@ -54,6 +54,18 @@ class Prediction:
         effects = [value / other - 1 if self.relative else value - other for value, other in pairs]
         return [effect for effect in effects if math.isfinite(effect)]
 
+    def means(self, results: Results) -> tuple[float, float]:
+        """Return the means of both sides."""
+        values = _cell(results, self.of, self.metric)
+        base = _cell(results, self.against, self.metric) if isinstance(self.against, str) else [self.against]
+        return math.fsum(values) / len(values), math.fsum(base) / len(base)
+
+    def noise(self, results: Results) -> float:
+        """Return the noise floor: the standard deviation of the baseline over the seeds."""
+        values = _cell(results, self.against if isinstance(self.against, str) else self.of, self.metric)
+        mean = math.fsum(values) / len(values)
+        return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1))
+
 
 @dataclass(frozen=True)
 class Figure:

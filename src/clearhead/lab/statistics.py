@@ -51,11 +51,16 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
     return mean - half, mean + half
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values so that the chance of any false rejection stays below the level (Holm 1979)."""
+def holm(p_values: Sequence[float], most_true: int | None = None) -> list[float]:
+    """Adjust p-values so that the chance of any false rejection stays below the level (Holm 1979).
+
+    `most_true`: how many of the hypotheses can be true at once, if fewer than all (Shaffer 1986).
+    """
     adjusted, running = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        running = max(running, min(1.0, (len(p_values) - rank) * p_values[index]))
+        remaining = len(p_values) - rank
+        factor = remaining if most_true is None else min(remaining, most_true)
+        running = max(running, min(1.0, factor * p_values[index]))
         adjusted[index] = running
     return adjusted
 

@@ -1,7 +1,9 @@
 """Verdicts from effects: held, not held, no difference, or undecided.
 
-Each prediction has two hypotheses to reject, and Holm's correction runs over those of the whole lab:
-support: "there is no effect in the predicted direction"; refute: "the effect is at least the smallest that matters".
+A prediction of a direction has three hypotheses to reject, and Holm's correction runs over those of the whole lab:
+"there is no effect in the predicted direction" (support), "the effect is at least the smallest that matters" (refute)
+and "the reversed effect is at least that large" (equivalence, together with refute). At most two of them are true.
+A prediction of "same" has two, of which one is true: "the difference matters" (support), "there is none" (refute).
 """
 
 import math
@@ -32,46 +34,46 @@ class Verdict:
 def decide(predictions: Sequence[tuple[Prediction, Sequence[float]]]) -> list[Verdict]:
     """Return the verdict of every prediction of a lab, each given with its effects seed by seed."""
     raw = [_p_values(prediction, effects) for prediction, effects in predictions]
-    adjusted = holm([p for pair in raw for p in pair[:2]])
+    adjusted = iter(holm([p for row in raw for p in row], most_true=sum(len(row) - 1 for row in raw)))
     verdicts = []
-    for index, (prediction, effects) in enumerate(predictions):
-        support, refute = adjusted[2 * index : 2 * index + 2]
+    for (prediction, effects), row in zip(predictions, raw, strict=True):
+        p = [next(adjusted) for _ in row]
         effect, _ = mean_and_error(effects) if effects else (math.nan, 0)
         low, high = (-math.inf, math.inf) if not effects else interval(effects)
         if prediction.exact and effects:
             low = high = effect
-        outcome = _outcome(prediction, effect, support, refute, raw[index][2])
-        verdicts.append(Verdict(outcome, effect, low, high, len(effects), support, refute))
+        verdicts.append(Verdict(_outcome(prediction, effect, p), effect, low, high, len(effects), p[0], p[1]))
     return verdicts
 
 
-def _p_values(prediction: Prediction, effects: Sequence[float]) -> tuple[float, float, float]:
-    """Return the p-values of support and refutation, and that of equivalence (two one-sided tests)."""
+def _p_values(prediction: Prediction, effects: Sequence[float]) -> list[float]:
+    """Return the p-values of support and refute, and for a direction that of the reversed effect."""
     margin = prediction.at_least
+    same = prediction.direction == "same"
     if not effects:
-        return 1.0, 1.0, 1.0
+        return [1.0] * (2 if same else 3)
     if prediction.exact:
         effects = [mean_and_error(effects)[0]] * 2  # no noise: the tests compare exactly
     signed = [-effect for effect in effects] if prediction.direction == "lower" else list(effects)
     negative = [-effect for effect in signed]
-    equivalence = max(p_above(signed, -margin), p_above(negative, -margin))
-    if prediction.direction == "same":
-        different = min(1.0, 2 * min(p_above(signed, 0), p_above(negative, 0)))
-        return equivalence, different, equivalence
-    return p_above(signed, 0), p_above(negative, -margin), equivalence
+    not_larger, not_smaller = p_above(negative, -margin), p_above(signed, -margin)  # within the margin, on each side
+    if same:
+        return [max(not_larger, not_smaller), min(1.0, 2 * min(p_above(signed, 0), p_above(negative, 0)))]
+    return [p_above(signed, 0), not_larger, not_smaller]
 
 
-def _outcome(prediction: Prediction, effect: float, support: float, refute: float, equivalence: float) -> Outcome:
+def _outcome(prediction: Prediction, effect: float, p: Sequence[float]) -> Outcome:
     """Apply the rules; an effect that is real but smaller than what matters does not support a claim."""
     large = abs(effect) >= prediction.at_least
+    support, refute = p[0] <= LEVEL, p[1] <= LEVEL
     if prediction.direction == "same":
-        if support <= LEVEL:
+        if support:
             return "held"
-        return "not held" if refute <= LEVEL and large else "undecided"
-    if support <= LEVEL and large:
+        return "not held" if refute and large else "undecided"
+    if support and large:
         return "held"
-    if refute <= LEVEL:
-        return "no difference" if equivalence <= LEVEL < support else "not held"  # else smaller than predicted
+    if refute:
+        return "no difference" if p[2] <= LEVEL and not support else "not held"  # else smaller than predicted
     return "undecided"
 
 

@@ -9,7 +9,7 @@ from clearhead.model.norms import BatchNorm
 
 
 def measure(run: Run) -> Results:
-    """Cells are "norm|batch size"; the number of examples seen is the same."""
+    """Cells are "norm|batch size"; norms are compared at equal batch size and equal steps."""
     setup, _ = translator(run)
     results: Results = {}
     for batch in (setup.training.batch, 4):

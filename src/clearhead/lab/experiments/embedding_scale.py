@@ -7,7 +7,7 @@ from clearhead.lab.setups import translator
 
 
 def measure(run: Run) -> Results:
-    """Two initializations of the embeddings: standard deviation 1/√d (the paper's models), and 1/√d scaled up by √d."""
+    """Train with and without the factor, with embeddings tied to the output and with separate ones."""
     setup, _ = translator(run)
     variants = [
         Variant(f"{name}, tie {tie}", {"scale_embedding": scaled, "tie": tie})

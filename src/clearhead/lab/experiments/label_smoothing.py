@@ -14,8 +14,8 @@ def calibration_error(forward: Forward, batch: Batch) -> torch.Tensor:
     """Expected calibration error: |confidence - accuracy| averaged over ten bins of confidence."""
     probability, token = forward(batch).softmax(-1).max(-1)
     counted = batch["labels"] != IGNORE
-    bins = (torch.arange(BINS, device=token.device) / BINS)[:, None, None]
-    inside = (probability >= bins) & (probability < bins + 1 / BINS) & counted  # (bins, B, T)
+    bins = torch.arange(BINS, device=token.device)[:, None, None]
+    inside = ((probability * BINS).long().clamp(max=BINS - 1) == bins) & counted  # (bins, B, T)
     gap = (probability - (token == batch["labels"]).float()) * inside
     return gap.sum((1, 2)).abs().sum() / counted.sum()
 

@@ -10,7 +10,7 @@ def measure(run: Run) -> Results:
     """Train a character model at several depths; cells are "variant|layers"."""
     data = characters(run.pick(24, 64))
     base = {"family": "decoder", "dim": run.pick(32, 64), "heads": 4, "vocab_size": data.vocab_size, "init": "xavier"}
-    training = Training(run.pick(150, 300), 16, run.pick((3e-3,), (1e-3, 3e-3)))
+    training = Training(run.pick(150, 300), 16, (1e-3, 3e-3))
     results: Results = {}
     for layers in run.pick((2, 12), (2, 6, 12, 24)):
         variants = []
