@@ -1,6 +1,7 @@
 """Fill the pages of the guide from the lab's results: `python -m tools.guide`, with --check only compare.
 
-docs/lab/results.json   the records of all experiments, copied from a results folder with --results DIR
+docs/lab/results.json   the records of the experiments in full size, copied from results folders with --results DIR …
+docs/lab/quick.json     those in quick size, which stand in where there is no other
 docs/lab/report.html    the report
 docs/notes*.md          the blocks between <!-- lab:NAME --> and <!-- /lab -->
 docs/checklist*.md      the table of 150 statements, from docs/lab/checklist.tsv
@@ -15,12 +16,13 @@ from typing import Any
 
 from clearhead.lab.experiment import Experiment
 from clearhead.lab.registry import all_experiments
-from clearhead.lab.report import OUTCOMES, report
+from clearhead.lab.report import report
 from clearhead.lab.runner import load_results
 from clearhead.lab.verdict import Verdict, judge
+from clearhead.lab.wording import OUTCOMES, effect, means, samples, scale
 
 DOCS = Path(__file__).parents[1] / "docs"
-RESULTS = DOCS / "lab" / "results.json"
+RESULTS, QUICK = DOCS / "lab" / "results.json", DOCS / "lab" / "quick.json"
 BLOCK = re.compile(r"<!-- lab:([\w-]+) -->\n.*?<!-- /lab -->", re.S)
 STATUS = {"ok": ("", ""), "imprecise": ("imprecise", "不准确"), "wrong": ("wrong", "有误")}
 TITLES = (
@@ -43,9 +45,18 @@ def statements() -> list[list[str]]:
     return [[*line.split("\t"), "", ""][:6] for line in lines]
 
 
-def pages(experiments: dict[str, Experiment], records: dict[str, dict[str, Any]]) -> dict[Path, str]:
+def committed() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the committed records, full and quick."""
+    full, quick = (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {} for path in (RESULTS, QUICK))
+    return full, quick
+
+
+def pages(
+    experiments: dict[str, Experiment], full: dict[str, dict[str, Any]], quick: dict[str, dict[str, Any]]
+) -> dict[Path, str]:
     """Return the generated pages."""
-    finished = {name: (e, records[name]["results"]) for name, e in experiments.items() if name in records}
+    records = {name: record for name, record in {**quick, **full}.items() if name in experiments}
+    finished = {name: (experiments[name], record["results"]) for name, record in records.items()}
     verdicts = judge(finished)
     result = {}
     for language, suffix in enumerate(("", ".zh-CN")):
@@ -58,7 +69,7 @@ def pages(experiments: dict[str, Experiment], records: dict[str, dict[str, Any]]
 
         result[path] = BLOCK.sub(block, path.read_text(encoding="utf-8"))
         result[DOCS / f"checklist{suffix}.md"] = _checklist(experiments, language)
-    result[DOCS / "lab" / "report.html"] = report(experiments, records)
+    result[DOCS / "lab" / "report.html"] = report(experiments, full, quick)
     return result
 
 
@@ -71,14 +82,14 @@ def _verdicts(
         lines.append(("> Not in the committed report yet.", "> 尚未写入已提交的报告。")[language])
     else:
         for prediction, verdict in zip(experiment.predictions, verdicts, strict=True):
-            factor, unit = (100, " %") if prediction.relative else (1, "")
-            effect = f"{factor * verdict.effect:+.3g}{unit}"
-            if not prediction.exact:
-                effect += f" [{factor * verdict.low:+.3g}, {factor * verdict.high:+.3g}]"
-            colon = ": " if language == 0 else "："
+            colon, bracket = ((": ", " ({})"), ("：", "（{}）"))[language]
             text = f"{prediction.text[language]}{colon}**{OUTCOMES[verdict.outcome][language]}**"
-            lines.append(f"> - {text} ({prediction.metric} {effect})")
-        lines.append(f">\n> {record['hardware']}, {record['scale']}, n = {record['seeds']}")
+            numbers = f"{means(prediction, record['results'], language)}{colon}{effect(prediction, verdict)}"
+            lines.append(f"> - {text}{bracket.format(numbers)}")
+        facts = ((", ", "，")[language]).join(filter(None, [scale(record, language), samples(experiment, verdicts)]))
+        lines.append(f">\n> {facts}")
+        if experiment.note[language]:
+            lines.append(f"> {experiment.note[language]}")
     return "\n".join([lines[0], ">", *lines[1:]]) + "\n"
 
 
@@ -104,16 +115,19 @@ def main() -> None:
     """Write the pages, or check that they are up to date."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="only compare")
-    parser.add_argument("--results", type=Path, nargs="*", help="folders of results; later ones replace earlier ones")
+    parser.add_argument("--results", type=Path, nargs="*", help="folders of results to add or replace")
     arguments = parser.parse_args()
     if arguments.results:
         records: dict[str, Any] = {}
         for folder in arguments.results:
             records |= load_results(folder)
-        RESULTS.write_text(json.dumps(records, ensure_ascii=False, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    records = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+        for path, size, old in zip((RESULTS, QUICK), ("full", "quick"), committed(), strict=True):
+            new = old | {name: record for name, record in records.items() if record["scale"] == size}
+            path.write_text(
+                json.dumps(dict(sorted(new.items())), ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
+            )
     stale = []
-    for path, text in pages(all_experiments(), records).items():
+    for path, text in pages(all_experiments(), *committed()).items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             stale.append(path.name)
             if not arguments.check:

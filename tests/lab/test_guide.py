@@ -1,12 +1,9 @@
 """The guide is complete: every statement is mapped, every experiment is on a page, and no figure is typed by hand."""
 
-import json
 import re
 
-import pytest
-
 from clearhead.lab.registry import all_experiments
-from tools.guide import DOCS, RESULTS, pages, statements
+from tools.guide import DOCS, committed, pages, statements
 
 SOURCE = DOCS.parent / "src" / "clearhead"
 NOTES = ("notes.md", "notes.zh-CN.md")
@@ -33,19 +30,26 @@ def test_every_experiment_covers_statements_and_is_in_the_guide() -> None:
 
 
 def test_generated_pages_are_up_to_date() -> None:
-    records = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    for path, text in pages(all_experiments(), records).items():
+    for path, text in pages(all_experiments(), *committed()).items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python -m tools.guide"
 
 
 def test_committed_results_belong_to_the_present_predictions() -> None:
-    if not RESULTS.exists():
-        pytest.skip("no committed results")
-    records = json.loads(RESULTS.read_text(encoding="utf-8"))
-    for name, experiment in all_experiments().items():
-        if name in records:
-            assert records[name]["prediction_hash"] == experiment.hash(), name
-            assert records[name]["predicted_at"] <= records[name]["date"], name
+    for records, size in zip(committed(), ("full", "quick"), strict=True):
+        for name, record in records.items():
+            assert record["prediction_hash"] == all_experiments()[name].hash(), name
+            assert record["predicted_at"] <= record["date"], name
+            assert record["scale"] == size, name
+            assert record["command"].startswith(f"clearhead lab run {name} --{size}"), name
+            assert record["hardware"], name
+            assert record["seeds"] >= 5, name
+            for cell, metrics in record["results"].items():
+                assert all(len(values) >= 5 for values in metrics.values()), (name, cell)
+
+
+def test_every_experiment_has_a_committed_result() -> None:
+    full, quick = committed()
+    assert set(all_experiments()) == set(full) | set(quick)
 
 
 def test_code_links_of_the_guide_exist() -> None:

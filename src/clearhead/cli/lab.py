@@ -94,6 +94,7 @@ def _print_verdicts(folder: Path, experiments: "list[Experiment]", as_json: bool
     """Print the verdicts of the finished experiments among `experiments`, corrected over these."""
     from clearhead.lab.runner import load_results
     from clearhead.lab.verdict import judge
+    from clearhead.lab.wording import OUTCOMES, effect, means
 
     records = load_results(folder)
     finished = {e.name: (e, records[e.name]["results"]) for e in experiments if e.name in records}
@@ -107,12 +108,12 @@ def _print_verdicts(folder: Path, experiments: "list[Experiment]", as_json: bool
         echo_json(rows, indent=2)
         return
     index = 1 if language() == "zh" else 0
-    for name, (experiment, _) in finished.items():
+    for name, (experiment, results) in finished.items():
         echo(f"\n{name}: {experiment.claim[index]}")
         for prediction, verdict in zip(experiment.predictions, verdicts[name], strict=True):
-            effect = f"{verdict.effect:+.3g} [{verdict.low:+.3g}, {verdict.high:+.3g}]"
-            say(f"{verdict.outcome}")
-            echo(f"  {effect}  n={verdict.seeds}  {prediction.text[index]}")
+            numbers = f"{means(prediction, results, index)}{(': ', '：')[index]}{effect(prediction, verdict)}"
+            echo(f"  {OUTCOMES[verdict.outcome][index]:<14} {prediction.text[index]}")
+            echo(f"  {'':<14} {numbers}, n = {verdict.seeds}")
 
 
 @app.command()

@@ -6,11 +6,13 @@ from html import escape
 from typing import NamedTuple
 
 from clearhead.lab.experiment import Figure, Results
+from clearhead.lab.names import name_in
 from clearhead.lab.statistics import interval, mean_and_error
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM, ROW = 560, 66, 16, 14, 40, 26
-HEIGHT = 280
-LABELS = 230  # width of the cells' names
+WIDTH, LEFT, RIGHT, TOP, BOTTOM, ROW = 440, 56, 16, 14, 40, 26
+HEIGHT = 250
+MAX_LABEL = 230  # width of the cells' names, of WIDTH
+LEGEND = 185  # width of a name in the legend
 COLORS = ("#2a6f97", "#c8663a", "#5d8a4a", "#8a5a9e", "#b08a1e", "#4a8f8c", "#b5486e", "#7a6a58")
 STYLE = "text{font:12px system-ui,sans-serif;fill:currentColor}.axis{stroke:currentColor;opacity:.2}.one{opacity:.35}"
 
@@ -33,7 +35,7 @@ def draw(figure: Figure, results: Results, language: int = 0) -> str:
         return ""
     if all("|" in name and _number(name.partition("|")[2]) is not None for name in cells):
         return _lines(figure, cells, language)
-    return _rows(cells)
+    return _rows({name_in(language, name): point for name, point in cells.items()})
 
 
 def _point(values: Sequence[float]) -> Point:
@@ -41,6 +43,11 @@ def _point(values: Sequence[float]) -> Point:
     mean, _ = mean_and_error(kept)
     low, high = interval(kept) if len(kept) > 1 else (mean, mean)
     return Point(mean, low, high, tuple(kept))
+
+
+def _width(text: str) -> float:
+    """Estimate the width of a text at 12 px."""
+    return sum(12.0 if ord(letter) > 0x2E80 else 6.6 for letter in text)
 
 
 def _number(text: str) -> float | None:
@@ -52,6 +59,7 @@ def _number(text: str) -> float | None:
 
 def _rows(cells: dict[str, Point]) -> str:
     """A row for each cell."""
+    labels = min(MAX_LABEL, 24 + max(_width(name) for name in cells))
     low = min(min(point.low, *point.values) for point in cells.values())
     high = max(max(point.high, *point.values) for point in cells.values())
     ticks = list(_ticks(low, high))
@@ -59,7 +67,7 @@ def _rows(cells: dict[str, Point]) -> str:
     height = TOP + ROW * len(cells) + BOTTOM - 12
 
     def x(value: float) -> float:
-        return LABELS + (value - low) / ((high - low) or 1) * (WIDTH - LABELS - RIGHT - 6)
+        return labels + (value - low) / ((high - low) or 1) * (WIDTH - labels - RIGHT - 6)
 
     parts = [
         f'<path class="axis" d="M{x(t):.1f} {TOP}V{height - 24}"/>' + _text(x(t), height - 8, "middle", t)
@@ -67,7 +75,7 @@ def _rows(cells: dict[str, Point]) -> str:
     ]
     for index, (name, point) in enumerate(cells.items()):
         y = TOP + ROW * (index + 0.5)
-        parts.append(_text(LABELS - 12, y + 4, "end", name.replace("|", ", ")))
+        parts.append(_text(labels - 12, y + 4, "end", name))
         parts.append(_interval(x(point.low), y, x(point.high), y, COLORS[0]))
         parts += [_dot(x(value), y, 2, COLORS[0], "one") for value in point.values]
         parts.append(_dot(x(point.mean), y, 4.5, COLORS[0], "", f"{name}: {point.mean:.4g}"))
@@ -78,7 +86,7 @@ def _lines(figure: Figure, cells: dict[str, Point], language: int) -> str:
     """A line for each series."""
     series: dict[str, list[tuple[float, Point]]] = {}
     for name, point in cells.items():
-        series.setdefault(name.partition("|")[0], []).append((float(name.partition("|")[2]), point))
+        series.setdefault(name_in(language, name.partition("|")[0]), []).append((float(name.partition("|")[2]), point))
     xs = sorted({value for line in series.values() for value, _ in line})
     logs = figure.log_y and min(point.low for point in cells.values()) > 0
     low = min(point.mean if logs else min(point.low, point.mean) for point in cells.values())
@@ -120,7 +128,7 @@ def _legend(names: list[str]) -> list[str]:
     for start in range(0, len(names), 2):
         row = ""
         for column, name in enumerate(names[start : start + 2]):
-            x, y = LEFT + column * 240, HEIGHT + 9 * start + 14
+            x, y = LEFT + column * LEGEND, HEIGHT + 9 * start + 14
             row += _dot(x, y - 4, 4, COLORS[(start + column) % len(COLORS)]) + _text(x + 10, y, "start", name)
         rows.append(row)
     return rows

@@ -3,6 +3,7 @@
 DIR/NAME/prediction.json   hash of claim and predictions, written before the first part
 DIR/NAME/parts/KEY.json    the metrics of one part, such as a trained variant
 DIR/NAME/result.json       all metrics for each seed, with hardware, date and command
+DIR/NAME/figure-N.svg      the figures, in English
 """
 
 import hashlib
@@ -23,6 +24,7 @@ from clearhead.errors import UserError
 from clearhead.files import read_text, write_text
 from clearhead.lab.ensemble import Batch, Ensemble, Training, Variant
 from clearhead.lab.experiment import Experiment, Results
+from clearhead.lab.figure import draw
 from clearhead.limits import MAX_RECORD_BYTES
 
 Scale = Literal["quick", "full"]
@@ -175,6 +177,8 @@ def run_experiment(run: Run, command: str = "") -> dict[str, Any]:
     for prediction in experiment.predictions:
         prediction.effects(results)  # raises if the measurement lacks something
     write_json(folder / "result.json", record)
+    for index, figure in enumerate(experiment.figures, 1):
+        write_text(folder / f"figure-{index}.svg", draw(figure, results))
     return record
 
 
