@@ -18,9 +18,14 @@ def test_the_site_builds_and_needs_no_network(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+    def page_text(name: str) -> str:
+        return (tmp_path / name).read_text(encoding="utf-8")
+
     for page in ("notes.html", "notes.zh-CN.html", "checklist.html", "lab.zh-CN.html"):
-        text = (tmp_path / page).read_text(encoding="utf-8")
+        text = page_text(page)
         pattern = r'<(?:script|img|iframe)[^>]*src="(https?:[^"]+)|<link[^>]*stylesheet[^>]*href="(https?:[^"]+)'
         loaded = re.findall(pattern, text)
         assert not loaded, (page, loaded)
-    assert (tmp_path / "source/src/clearhead/model/layer.py.txt").exists()
+    (link,) = set(re.findall(r'href="(source/src/clearhead/model/layer\.py\.html)#(L\d+)"', page_text("notes.html")))
+    assert f'<span id="{link[1]}">' in (tmp_path / link[0]).read_text(encoding="utf-8")

@@ -1,9 +1,13 @@
 """The guide is complete: every statement is mapped, every experiment is on a page, and no figure is typed by hand."""
 
+import contextlib
+import io
 import re
 
+import pytest
+
 from clearhead.lab.registry import all_experiments
-from tools.guide import DOCS, committed, pages, statements
+from tools.guide import DOCS, VIEWS, committed, pages, statements
 
 SOURCE = DOCS.parent / "src" / "clearhead"
 NOTES = ("notes.md", "notes.zh-CN.md")
@@ -52,13 +56,95 @@ def test_every_experiment_has_a_committed_result() -> None:
     assert set(all_experiments()) == set(full) | set(quick)
 
 
-def test_code_links_of_the_guide_exist() -> None:
-    for page in NOTES:
-        for link in re.findall(r"\]\((\.\./[^)#]+)", (DOCS / page).read_text(encoding="utf-8")):
-            assert (DOCS / link).resolve().exists(), (page, link)
+def page(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def snippets(name: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page(name), re.M | re.S)
+
+
+def prose(name: str) -> str:
+    """Return what is written by hand, without code, formulas in code spans, exercises and link targets."""
+    text = re.sub(r"<!-- (\w+):.*?<!-- /\1 -->|^```.*?^```", "", page(name), flags=re.M | re.S)
+    text = re.sub(r"^(?:#|Exercise|练习).*|`[^`]*`|\]\([^)]*\)|<[^>]*>", "", text, flags=re.M)
+    return re.sub(r"[A-Za-z]+-\d+|\b(?:19|20)\d\d\b", "", text)  # GPT-2 and years
+
+
+def numbers(text: str) -> list[str]:
+    return re.findall(r"\d+(?:[.,]\d+)*", text)
+
+
+@pytest.fixture(scope="module")
+def printed() -> list[tuple[str, str]]:
+    """Run the snippets; return what each prints, and what its comments say that it prints."""
+    results = []
+    for snippet in snippets(NOTES[0]):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            exec(compile(snippet, "notes.md", "exec"), {})
+        shown = re.findall(r"^ *print\(.*\)(?:  #|\n +#) (.*)$", snippet, re.M)
+        results.append((" | ".join(output.getvalue().splitlines()), " | ".join(shown)))
+    return results
+
+
+def test_snippets_print_what_the_guide_shows(printed: list[tuple[str, str]]) -> None:
+    assert len(printed) > 15
+    for output, shown in printed:
+        assert output == shown
+
+
+def test_numbers_of_the_guide_are_printed_by_its_snippets(printed: list[tuple[str, str]]) -> None:
+    known = {"0", "1", "150"}.union(*(numbers(output) for output, _ in printed))
+    known |= {number for snippet in snippets(NOTES[0]) for number in numbers(snippet)}
+    assert len(statements()) == 150
+    for name in NOTES:
+        assert set(numbers(prose(name))) <= known, name
+
+
+def test_both_languages_have_the_same_snippets_numbers_and_links() -> None:
+    english, chinese = NOTES
+    assert snippets(english) == snippets(chinese)
+    assert sorted(numbers(prose(english))) == sorted(numbers(prose(chinese)))
+    links = [re.findall(r"\]\((\.\./[^)]+|images/[^)]+|lab/[^)]+)\)", page(name)) for name in NOTES]
+    assert links[0] == links[1]
+
+
+def test_links_to_code_lead_to_the_definition() -> None:
+    count = 0
+    for name in NOTES:
+        for symbol, link, line in re.findall(r"\[`([\w.]+)`\]\((\.\./[^)#]+)#L(\d+)\)", page(name)):
+            text = (DOCS / link).read_text(encoding="utf-8").splitlines()[int(line) - 1]
+            assert re.match(rf" *(?:class|def) {symbol.rpartition('.')[2]}\b", text), (name, symbol, text)
+            count += 1
+        for link in re.findall(r"\]\((\.\./[^)#]+)", page(name)):
+            assert (DOCS / link).resolve().exists(), (name, link)
+    assert count > 80
+
+
+def test_every_topic_has_code_an_experiment_or_a_view_and_an_exercise() -> None:
+    for name, exercise in zip(NOTES, ("Exercise: ", "练习："), strict=True):
+        topics = re.split(r'^<a id="([\w-]+)"></a>$', page(name), flags=re.M)[1:]
+        assert {row[1] for row in statements()} <= set(topics[::2])
+        for topic, text in zip(topics[::2], topics[1::2], strict=True):
+            assert "../src/clearhead/" in text, topic
+            assert text.count(exercise) == 1, topic
+            assert f"<!-- corrections:{topic} -->" in text, topic
+
+
+def test_every_statement_has_a_view_or_an_experiment() -> None:
+    covered = {number for experiment in all_experiments().values() for number in experiment.checklist}
+    viewed = {topic for _, topics in VIEWS.values() for topic in topics.split()}
+    assert [row[0] for row in statements() if int(row[0]) not in covered and row[1] not in viewed] == []
+
+
+def test_the_views_exist() -> None:
+    for page_name, column in (("explore.md", 0), ("explore.zh-CN.md", 1)):
+        names = [(name, chinese)[column] for name, (chinese, _) in VIEWS.items()]
+        assert [name for name in names if f"| {name} |" not in page(page_name)] == []
 
 
 def test_both_languages_have_the_same_sections() -> None:
     pattern = re.compile(r'<a id="([\w-]+)">|<!-- lab:([\w-]+)')
-    english, chinese = (pattern.findall((DOCS / page).read_text(encoding="utf-8")) for page in NOTES)
+    english, chinese = (pattern.findall(page(name)) for name in NOTES)
     assert english == chinese

@@ -24,6 +24,7 @@ class Text(NamedTuple):
 
 
 NO_TEXT = Text("", "")
+FLOOR = {"bleu": 0.0}  # where both sides are there, no difference can show
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Prediction:
             base = _cell(results, self.against, self.metric)
         else:
             base = [self.against] * len(values)
-        pairs = zip(values, base, strict=True)
+        floor = FLOOR.get(self.metric)
+        pairs = [pair for pair in zip(values, base, strict=True) if pair != (floor, floor)]
         effects = [value / other - 1 if self.relative else value - other for value, other in pairs]
         return [effect for effect in effects if math.isfinite(effect)]
 

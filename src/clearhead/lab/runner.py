@@ -221,7 +221,8 @@ def hardware(device: str) -> str:
                 break
     except OSError:
         pass
-    return f"{name}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{name}, {threads} thread{'s' * (threads > 1)}"
 
 
 def read_json(path: Path) -> Any:

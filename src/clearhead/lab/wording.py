@@ -32,6 +32,8 @@ def number(value: float, sign: bool = False) -> str:
 
 def effect(prediction: Prediction, verdict: Verdict) -> str:
     """The effect with its 95% interval, in percent if it is relative."""
+    if not verdict.seeds:
+        return "–"  # nothing to compare
     factor, unit = (100, "%") if prediction.relative else (1, "")
     text = number(factor * verdict.effect, sign=True) + unit
     if prediction.exact or not math.isfinite(verdict.low):

@@ -63,6 +63,8 @@ EXPERIMENT = Experiment(
     ),
     measure=measure,
     figures=(Figure("gap", Text("Accuracy lost on the own history", "在自己历史上损失的正确率"), Text("position", "位置")),),
-    note=Text("Running sums: one wrong answer makes all later ones wrong, the worst case.", "累加任务：一步错，步步错，属于最坏情形。"),
+    note=Text("Running sums: one wrong answer makes all later ones wrong, the worst case. A model that has not learned the task has little"
+              " accuracy to lose, so its gap is small.",
+              "累加任务：一步错，步步错，属于最坏情形。没学会任务的模型本来就没有多少准确率可丢，所以差距也小。"),
     papers=("He et al. 2021, arXiv 1905.10617",),
 )  # fmt: skip

@@ -60,5 +60,7 @@ EXPERIMENT = Experiment(
     measure=measure,
     figures=(Figure("loss", Text("Test loss", "测试损失")),
              Figure("leak", Text("Change of earlier logits when later tokens change", "后文改变时前文 logits 的变化"))),
+    note=Text("Masked after the softmax, the model learns to read the next token from the sum that remains, so its loss is worth nothing.",
+              "在 softmax 之后做掩码，模型会学着从剩下的权重之和读出下一个 token，所以它的低损失毫无意义。"),
     needs=("tinyshakespeare",),
 )  # fmt: skip

@@ -55,6 +55,7 @@ EXPERIMENT = Experiment(
     ),
     measure=measure,
     figures=(Figure("bleu", Text("BLEU", "BLEU")), Figure("loss", Text("Test loss with the right history", "正确历史下的测试损失"))),
+    note=Text("In the quick size no translation is good enough for BLEU; compare the losses.", "快速规模下，译文质量还达不到能用 BLEU 衡量的程度，请比较损失。"),
     papers=("Bengio et al. 2015, arXiv 1506.03099", "Mihaylova and Martins 2019, arXiv 1906.07651"),
     needs=("tatoeba_en_de",),
 )  # fmt: skip
