@@ -9,9 +9,11 @@ from typer.testing import CliRunner
 from clearhead.cli import app
 from clearhead.lab.experiment import Experiment, Figure, Prediction, Results, Text
 from clearhead.lab.figure import draw
+from clearhead.lab.names import name_in
 from clearhead.lab.registry import all_experiments
 from clearhead.lab.report import report
 from clearhead.lab.runner import Run, run_experiment
+from tools.guide import committed
 
 VALUES: Results = {
     "new": {"loss": [1.0, 1.1, 0.9, 1.05]},
@@ -109,3 +111,20 @@ def test_experiments_have_claims_in_both_languages_and_small_files() -> None:
         assert each.predictions, each.name
         assert all(p.at_least > 0 for p in each.predictions), each.name
         assert len(Path(each.source).read_text(encoding="utf-8").splitlines()) < 80, each.name
+
+
+def test_names_are_chinese_in_parts() -> None:
+    assert name_in(1, "topic: bag of words") == "主题：词袋"
+    assert name_in(1, "BatchNorm over padding|32") == "BatchNorm（含填充），32"
+    assert name_in(1, "Q, K, V") == "Q，K，V"
+    assert name_in(0, "pre, no warm-up|12") == "pre, no warm-up, 12"
+
+
+def test_cells_and_metrics_of_the_committed_results_have_chinese_names() -> None:
+    terms = r"Norm|LSTM|GPT|novels|SwiGLU|top-p|dropout|dim|lr|weights|token|[QK] =|Q, K|20\d\d|ε"
+    for records in committed():
+        for record in records.values():
+            for cell, metrics in record["results"].items():
+                for name in (cell.partition("|")[0], *metrics):
+                    chinese = re.search("[\u4e00-\u9fff]|BLEU", name_in(1, name))
+                    assert chinese or re.search(terms, name), (record["name"], name)

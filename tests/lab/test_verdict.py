@@ -118,3 +118,11 @@ def test_rank_correlation() -> None:
 def test_predictions_ignore_diverged_seeds_and_compare_pairwise() -> None:
     results = {"a": {"loss": [2.0, math.inf, 3.0]}, "b": {"loss": [1.0, 1.0, 2.0]}}
     assert prediction().effects(results) == [1.0, 1.0]
+
+
+def test_bleu_of_zero_on_both_sides_shows_nothing() -> None:
+    same = Prediction(NO_TEXT, "bleu", "a", "b", "same", 1.0)
+    untrained = {"a": {"bleu": [0.0, 0.0]}, "b": {"bleu": [0.0, 0.0]}}
+    assert same.effects(untrained) == []
+    assert decide([(same, [])])[0].outcome == "undecided"
+    assert same.effects({"a": {"bleu": [0.0, 1.0]}, "b": {"bleu": [0.0, 0.0]}}) == [0.0, 1.0]

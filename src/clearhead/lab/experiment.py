@@ -24,7 +24,7 @@ class Text(NamedTuple):
 
 
 NO_TEXT = Text("", "")
-FLOOR = {"bleu": 0.0}  # where both sides are there, no difference can show
+FLOOR = {"bleu": 0.0}  # where both sides of every seed are there, no difference can show
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,9 @@ class Prediction:
             base = _cell(results, self.against, self.metric)
         else:
             base = [self.against] * len(values)
-        floor = FLOOR.get(self.metric)
-        pairs = [pair for pair in zip(values, base, strict=True) if pair != (floor, floor)]
+        pairs = list(zip(values, base, strict=True))
+        if all(pair == (FLOOR.get(self.metric),) * 2 for pair in pairs):
+            return []
         effects = [value / other - 1 if self.relative else value - other for value, other in pairs]
         return [effect for effect in effects if math.isfinite(effect)]
 

@@ -99,6 +99,7 @@ CHINESE = {
     "no warm-up": "不预热",
     "none": "无",
     "order": "词序",
+    "tokens": "词表",
     "per sample": "按样本",
     "per token": "按 token",
     "permuted": "打乱后",
@@ -143,7 +144,7 @@ SEPARATOR = re.compile(r"(\||: |, )")
 def name_in(language: int, name: str) -> str:
     """Return a metric's or a cell's name in English (0) or Chinese (1); cells such as "order: encoder" in parts."""
     if language == 0:
-        return name.replace("|", ", ")
+        return "BLEU" if name == "bleu" else name.replace("|", ", ")
     if name in CHINESE:
         return CHINESE[name]
     parts = SEPARATOR.split(name)

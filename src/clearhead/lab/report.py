@@ -174,7 +174,7 @@ body { margin: 0 auto; max-width: 960px; padding: 1.5rem 1.25rem 4rem; backgroun
 h1 { font-size: 1.6rem; font-weight: 600 } h2 { font-size: 1.2rem; font-weight: 600; margin: 0 }
 section { margin-top: 2rem; padding: 1.2rem 1.4rem; background: var(--card); border: 1px solid var(--rule); border-radius: 10px }
 .total { font-weight: 600 } .claim { font-size: 1.05rem } .facts { color: var(--soft); font-size: .82rem; margin: .3rem 0 }
-table { width: 100%; border-collapse: collapse } td { padding: .25rem .6rem .25rem 0; border-top: 1px solid var(--rule) }
+table { width: 100%; border-collapse: collapse } td { padding: .25rem .6rem .25rem 0; border-top: 1px solid var(--rule) } td .facts { white-space: nowrap }
 a { color: var(--none); text-decoration: none } ul { padding-left: 0; list-style: none } li { margin: .4rem 0 }
 b { display: inline-block; font-size: .78rem; font-weight: 600; padding: 0 .5em; border-radius: 6px; color: var(--card);
   background: var(--open) }
