@@ -1,7 +1,7 @@
 """Fill the pages of the guide from the lab's results: `python -m tools.guide`, with --check only compare.
 
-docs/lab/results.json   the records of the experiments in full size, copied from results folders with --results DIR …
-docs/lab/quick.json     those in quick size, which stand in where there is no other
+lab/results/full.json   (in the package) the records in full size, copied from results folders with --results DIR …
+lab/results/quick.json  those in quick size, which stand in where there is no other
 docs/lab/report.html    the report
 docs/notes*.md          the blocks between <!-- lab:NAME --> and <!-- /lab -->, those between
                         <!-- corrections:TOPIC --> and <!-- /corrections -->, and the lines (#L52) of links to code
@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.lab.experiment import Experiment
-from clearhead.lab.registry import all_experiments
+from clearhead.lab.registry import all_experiments, committed_records
 from clearhead.lab.report import report
 from clearhead.lab.runner import load_results
 from clearhead.lab.verdict import Verdict, judge
 from clearhead.lab.wording import OUTCOMES, effect, means, samples, scale
 
 DOCS = Path(__file__).parents[1] / "docs"
-RESULTS, QUICK = DOCS / "lab" / "results.json", DOCS / "lab" / "quick.json"
+RESULTS = DOCS.parent / "src" / "clearhead" / "lab" / "results"
 BLOCK = re.compile(r"<!-- lab:([\w-]+) -->\n.*?<!-- /lab -->", re.S)
 CORRECTIONS = re.compile(r"<!-- corrections:([\w-]+) -->\n.*?<!-- /corrections -->", re.S)
 SYMBOL = re.compile(r"\[`([\w.]+)`\]\((\.\./src/[^)#]+\.py)(?:#L\d+)?\)")
@@ -61,10 +61,15 @@ def statements() -> list[list[str]]:
     return [[*line.split("\t"), "", ""][:6] for line in lines]
 
 
-def committed() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the committed records, full and quick."""
-    full, quick = (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {} for path in (RESULTS, QUICK))
-    return full, quick
+def add_records(records: dict[str, dict[str, Any]]) -> None:
+    """Add or replace committed records, one a line."""
+    for size, old in zip(("full", "quick"), committed_records(), strict=True):
+        new = old | {name: record for name, record in records.items() if record["scale"] == size}
+        lines = [
+            f"{json.dumps(name)}: {json.dumps(record, ensure_ascii=False, separators=(',', ':'))}"
+            for name, record in sorted(new.items())
+        ]
+        (RESULTS / f"{size}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def pages(
@@ -188,17 +193,10 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="only compare")
     parser.add_argument("--results", type=Path, nargs="*", help="folders of results to add or replace")
     arguments = parser.parse_args()
-    if arguments.results:
-        records: dict[str, Any] = {}
-        for folder in arguments.results:
-            records |= load_results(folder)
-        for path, size, old in zip((RESULTS, QUICK), ("full", "quick"), committed(), strict=True):
-            new = old | {name: record for name, record in records.items() if record["scale"] == size}
-            path.write_text(
-                json.dumps(dict(sorted(new.items())), ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
-            )
+    for folder in arguments.results or ():
+        add_records(load_results(folder))
     stale = []
-    for path, text in pages(all_experiments(), *committed()).items():
+    for path, text in pages(all_experiments(), *committed_records()).items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             stale.append(path.name)
             if not arguments.check:

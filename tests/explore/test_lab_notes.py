@@ -19,9 +19,24 @@ def test_every_step_names_an_experiment_of_the_lab() -> None:
     assert client().get("/inspect/lab/scores").status_code == 400
 
 
-def test_the_verdict_is_shown_where_the_experiment_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_step_shows_a_verdict_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab_notes, "FOLDER", tmp_path / "none")
+    for step in lab_notes.OF_STEP:
+        answer = client().get(f"/inspect/lab/{step}").json()
+        assert answer["predictions"], step
+        assert not answer["here"]
+        assert answer["hardware"]
+
+
+def test_the_report_is_a_page_without_scripts() -> None:
+    answer = client().get("/inspect/lab/report")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert all(f'id="{name}"' in answer.text for name in lab_notes.OF_STEP.values())
+
+
+def test_a_run_of_ones_own_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab_notes, "FOLDER", tmp_path)
-    assert client().get("/inspect/lab/mask").json()["predictions"] == []
     experiment = all_experiments()["mask-order"]
     cells = {prediction.of: {} for prediction in experiment.predictions}
     for prediction in experiment.predictions:
@@ -33,6 +48,8 @@ def test_the_verdict_is_shown_where_the_experiment_was_run(tmp_path: Path, monke
     (tmp_path / "mask-order").mkdir()
     record = {"format": FORMAT, "name": "mask-order", "results": cells, "seconds": 1}
     write_json(tmp_path / "mask-order" / "result.json", record)
-    shown = client().get("/inspect/lab/mask").json()["predictions"]
+    answer = client().get("/inspect/lab/mask").json()
+    assert answer["here"]
+    shown = answer["predictions"]
     assert len(shown) == len(experiment.predictions)
     assert all(each["text"]["en"] and each["outcome"] for each in shown)

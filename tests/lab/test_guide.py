@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from clearhead.lab.registry import all_experiments
-from tools.guide import DOCS, VIEWS, committed, pages, statements
+from clearhead.lab.registry import all_experiments, committed_records
+from tools.guide import DOCS, VIEWS, pages, statements
 
 SOURCE = DOCS.parent / "src" / "clearhead"
 NOTES = ("notes.md", "notes.zh-CN.md")
@@ -34,12 +34,12 @@ def test_every_experiment_covers_statements_and_is_in_the_guide() -> None:
 
 
 def test_generated_pages_are_up_to_date() -> None:
-    for path, text in pages(all_experiments(), *committed()).items():
+    for path, text in pages(all_experiments(), *committed_records()).items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python -m tools.guide"
 
 
 def test_committed_results_belong_to_the_present_predictions() -> None:
-    for records, size in zip(committed(), ("full", "quick"), strict=True):
+    for records, size in zip(committed_records(), ("full", "quick"), strict=True):
         for name, record in records.items():
             assert record["prediction_hash"] == all_experiments()[name].hash(), name
             assert record["predicted_at"] <= record["date"], name
@@ -52,7 +52,7 @@ def test_committed_results_belong_to_the_present_predictions() -> None:
 
 
 def test_every_experiment_has_a_committed_result() -> None:
-    full, quick = committed()
+    full, quick = committed_records()
     assert set(all_experiments()) == set(full) | set(quick)
 
 

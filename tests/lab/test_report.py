@@ -10,10 +10,9 @@ from clearhead.cli import app
 from clearhead.lab.experiment import Experiment, Figure, Prediction, Results, Text
 from clearhead.lab.figure import draw
 from clearhead.lab.names import name_in
-from clearhead.lab.registry import all_experiments
+from clearhead.lab.registry import all_experiments, committed_records
 from clearhead.lab.report import report
 from clearhead.lab.runner import Run, run_experiment
-from tools.guide import committed
 
 VALUES: Results = {
     "new": {"loss": [1.0, 1.1, 0.9, 1.05]},
@@ -122,7 +121,7 @@ def test_names_are_chinese_in_parts() -> None:
 
 def test_cells_and_metrics_of_the_committed_results_have_chinese_names() -> None:
     terms = r"Norm|LSTM|GPT|novels|SwiGLU|top-p|dropout|dim|lr|weights|token|[QK] =|Q, K|20\d\d|ε"
-    for records in committed():
+    for records in committed_records():
         for record in records.values():
             for cell, metrics in record["results"].items():
                 for name in (cell.partition("|")[0], *metrics):

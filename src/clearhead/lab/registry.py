@@ -1,12 +1,15 @@
-"""All experiments: every module of `lab/experiments` that defines EXPERIMENT, and files of the user."""
+"""All experiments: modules of `lab/experiments` that define EXPERIMENT, and files of the user; and our own results."""
 
 import difflib
 import importlib
 import importlib.util
+import json
 import pkgutil
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from clearhead.errors import UserError
 from clearhead.lab import experiments
@@ -45,6 +48,13 @@ def from_file(path: Path) -> Experiment:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return _experiment(module)
+
+
+def committed_records() -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Return the records that come with the package, in full and in quick size, by name; see tools/guide.py."""
+    folder = resources.files("clearhead.lab") / "results"
+    full, quick = (json.loads((folder / f"{size}.json").read_text(encoding="utf-8")) for size in ("full", "quick"))
+    return full, quick
 
 
 def _experiment(module: ModuleType) -> Experiment:

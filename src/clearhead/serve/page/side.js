@@ -2,7 +2,7 @@
 // The right pane: the formula, the numbers of the selected cell, the line of our code, and the lab's verdict.
 import { html, signal, useEffect, useState } from "./html.js";
 import { state, place, textOf } from "./state.js";
-import { get, useFrame } from "./api.js";
+import { get, offline, useFrame } from "./api.js";
 import { t, number } from "./i18n.js";
 import { Numbers } from "./parts.js";
 
@@ -61,7 +61,9 @@ function Lab({ step }) {
   const language = state.language.value;
   return html`<h3>${t("lab.title")}</h3><p>${found.claim[language] ?? found.claim.en}</p>
     ${found.predictions.length ? html`<ul class="verdicts">${found.predictions.map((each) => html`<li><strong>${t(`lab.${each.outcome}`)}</strong> ${each.text[language]}
-      <span class="note">${number(each.effect)} [${number(each.low)}, ${number(each.high)}], n = ${each.seeds}</span></li>`)}</ul>` : html`<p class="note">${t("lab.run")} <code>clearhead lab run ${found.name}</code></p>`}`;
+      <span class="note">${number(each.effect)} [${number(each.low)}, ${number(each.high)}], n = ${each.seeds}</span></li>`)}</ul>` : ""}
+    <p class="note">${found.here ? "" : t("lab.ours", { hardware: found.hardware })} <code>clearhead lab run ${found.name}</code>
+      ${!offline && html` · <a href=${`inspect/lab/report#${found.name}`} target="_blank" rel="noopener">${t("lab.report")}</a>`}</p>`;
 }
 
 /** A number as the dot product it is. */
