@@ -148,3 +148,10 @@ def test_both_languages_have_the_same_sections() -> None:
     pattern = re.compile(r'<a id="([\w-]+)">|<!-- lab:([\w-]+)')
     english, chinese = (pattern.findall(page(name)) for name in NOTES)
     assert english == chinese
+
+
+def test_chinese_is_spaced_from_latin_and_has_full_width_punctuation() -> None:
+    text = re.sub(r"^```.*?^```|<!-- lab:.*?<!-- /lab -->", "", page(NOTES[1]), flags=re.M | re.S)
+    text = re.sub(r"!?\[([^]]*)\]\([^)]*\)|\*\*", r"\1", text)  # links read as their text
+    chinese = "[\u4e00-\u9fff]"
+    assert re.findall(rf".*{chinese}[A-Za-z0-9`(,;:!?.].*|.*[A-Za-z0-9`)%,;:!?.]{chinese}.*", text) == []

@@ -222,7 +222,8 @@ def hardware(device: str) -> str:
     except OSError:
         pass
     threads = torch.get_num_threads()
-    return f"{name}, {threads} thread{'s' * (threads > 1)}"
+    unit = "thread" if threads == 1 else "threads"
+    return f"{name}, {threads} {unit}"
 
 
 def read_json(path: Path) -> Any:
