@@ -1,5 +1,7 @@
 """An ensemble trains each member as if it were alone."""
 
+import time
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -104,3 +106,14 @@ def test_greedy_equals_decoding_alone() -> None:
         following = forward(network, batch | {"ids": ids})[:, -1].argmax(-1)
         ids = torch.cat([ids, following[:, None]], 1)
     assert torch.equal(generated[1], ids[:, 1:])
+
+
+def test_training_time_is_measured_several_times() -> None:
+    variant = Variant("copy")
+    ensemble = Ensemble(CONFIG, variant, SEEDS, "cpu")
+    start = time.perf_counter()
+    seconds = ensemble.train(copy_task(), Training(steps=12, batch=8, lrs=(1e-3, 1e-2)), variant, SEEDS)
+    whole = time.perf_counter() - start
+    assert len(set(seconds)) == len(SEEDS)
+    members = 2 * len(SEEDS)
+    assert 0 < sum(seconds) / len(SEEDS) * members <= whole

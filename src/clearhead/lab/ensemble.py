@@ -9,6 +9,7 @@ have a leading dimension M. On a GPU one training step is a CUDA graph.
 import copy
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -153,8 +154,11 @@ class Ensemble:
                 tensors[name].copy_(values[seed])
         return network.eval()
 
-    def train(self, data: Batch, training: Training, variant: Variant, seeds: Sequence[int]) -> None:
-        """Train all members; seeds draw their own order of the data, and learning rates share it."""
+    def train(self, data: Batch, training: Training, variant: Variant, seeds: Sequence[int]) -> list[float]:
+        """Train all members; seeds draw their own order of the data, and learning rates share it.
+
+        Return the seconds of one member, measured as often as there are seeds: over successive parts of the steps.
+        """
         lrs = variant.lrs or training.lrs
         self.weights = {name: _repeat(weight, len(lrs)) for name, weight in self.weights.items()}
         self.buffers = {name: _repeat(buffer, len(lrs)) for name, buffer in self.buffers.items()}
@@ -170,10 +174,11 @@ class Ensemble:
             torch.set_float32_matmul_precision("high")
         try:
             with attention_backend("reference"):
-                step.run(training.steps)
+                seconds = step.run(training.steps, self.seeds)
         finally:
             torch.set_float32_matmul_precision(precision)
         self.weights = {name: weight.detach() for name, weight in self.weights.items()}
+        return [training.steps * each / len(lr) for each in seconds]
 
 
 class _Step:
@@ -207,14 +212,28 @@ class _Step:
         self.schedule = _schedule(training, warmup).to(device)
         self.index = torch.zeros((), dtype=torch.long, device=device)
 
-    def run(self, steps: int) -> None:
-        """Run all steps; on a GPU as replays of a CUDA graph."""
+    def run(self, steps: int, parts: int) -> list[float]:
+        """Run all steps; on a GPU as replays of a CUDA graph. Return the seconds of a step in each part of the run."""
         device = self.order.device
-        eager = steps if device.type != "cuda" else min(steps, 3)
-        for _ in range(eager):
+        first = 0 if device.type != "cuda" else min(steps, 3)
+        for _ in range(first):
             self()
-        if eager == steps:
-            return
+        advance: Callable[[], None] = self
+        if 0 < first < steps:
+            advance = self._captured()
+        seconds = []
+        for part in range(parts):
+            begin, end = (first + (steps - first) * edge // parts for edge in (part, part + 1))
+            start = time.perf_counter()
+            for _ in range(begin, end):
+                advance()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds.append((time.perf_counter() - start) / max(1, end - begin))
+        return seconds
+
+    def _captured(self) -> Callable[[], None]:
+        """Return one step as a CUDA graph, or as it is if it cannot be captured."""
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         try:
@@ -223,12 +242,8 @@ class _Step:
         except RuntimeError as error:
             log.warning("CUDA graph of the training step failed (%s); training without", str(error).splitlines()[0])
             torch.cuda.synchronize()
-            for _ in range(eager, steps):
-                self()
-            return
-        for _ in range(eager, steps):
-            graph.replay()
-        torch.cuda.synchronize()
+            return self
+        return graph.replay
 
     def __call__(self) -> None:
         rows = self.order.index_select(0, self.index[None])[0]  # (M, B)

@@ -126,10 +126,8 @@ class Run:
         config = None if variant.build else ModelConfig(**{**base, **variant.model})
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*batching rule.*")
-            start = time.perf_counter()
             ensemble = Ensemble(config, variant, self.seeds, self.device)
-            ensemble.train(data, training, variant, self.seeds)
-            seconds = time.perf_counter() - start
+            seconds = ensemble.train(data, training, variant, self.seeds)
             lrs = variant.lrs or training.lrs
             losses = torch.tensor(ensemble.evaluate(valid)["loss"]).view(len(lrs), -1).mean(1)
             best = int(losses.argmin())
@@ -141,7 +139,7 @@ class Run:
             first = next(iter(results))
             count = len(self.seeds)
             results[first] |= {"lr": [lrs[best]] * count, "parameters": [ensemble.parameters] * count}
-            results[first]["train seconds"] = [seconds / len(losses) / count] * count
+            results[first]["train seconds"] = seconds
             for cell, metrics in (after(ensemble) if after else {}).items():
                 name = variant.name + cell
                 results[name] = results.get(name, {}) | metrics

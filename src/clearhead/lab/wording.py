@@ -56,7 +56,7 @@ def rule(prediction: Prediction, language: int) -> str:
 
 def samples(experiment: Experiment, verdicts: Sequence[Verdict]) -> str:
     """The number of seeds, or of whatever else counts as one: n = 8."""
-    counts = {v.seeds for p, v in zip(experiment.predictions, verdicts, strict=True) if not p.exact}
+    counts = {v.seeds for p, v in zip(experiment.predictions, verdicts, strict=True) if v.seeds and not p.exact}
     return "n = " + ", ".join(map(str, sorted(counts))) if counts else ""
 
 

@@ -13,10 +13,13 @@ from clearhead.model.feedforward import FeedForward
 
 def position_wise(run: Run) -> Results:
     """Apply the feed-forward to permuted tokens: the largest difference from permuting its output."""
-    layer = FeedForward(ModelConfig(family="decoder", decoder_layers=1, dim=32, heads=2, vocab_size=1))
-    x, order = torch.randn(2, 10, 32), torch.randperm(10)
-    difference = (layer(x[:, order]) - layer(x)[:, order]).abs().max().item()
-    return {"permuted": {"difference": [difference] * len(run.seeds)}}
+    differences = []
+    for seed in run.seeds:
+        torch.manual_seed(seed)
+        layer = FeedForward(ModelConfig(family="decoder", decoder_layers=1, dim=32, heads=2, vocab_size=1))
+        x, order = torch.randn(2, 10, 32), torch.randperm(10)
+        differences.append((layer(x[:, order]) - layer(x)[:, order]).abs().max().item())
+    return {"permuted": {"difference": differences}}
 
 
 def measure(run: Run) -> Results:
