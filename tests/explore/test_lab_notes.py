@@ -16,7 +16,7 @@ def test_every_step_names_an_experiment_of_the_lab() -> None:
         answer = client().get(f"/inspect/lab/{step}").json()
         assert answer["claim"]["en"]
         assert answer["claim"]["zh"]
-    assert client().get("/inspect/lab/scores").status_code == 400
+    assert client().get("/inspect/lab/norm").status_code == 400
 
 
 def test_every_step_shows_a_verdict_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

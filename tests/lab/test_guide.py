@@ -155,3 +155,17 @@ def test_chinese_is_spaced_from_latin_and_has_full_width_punctuation() -> None:
     text = re.sub(r"!?\[([^]]*)\]\([^)]*\)|\*\*", r"\1", text)  # links read as their text
     chinese = "[\u4e00-\u9fff]"
     assert re.findall(rf".*{chinese}[A-Za-z0-9`(,;:!?.].*|.*[A-Za-z0-9`)%,;:!?.]{chinese}.*", text) == []
+
+
+def test_the_same_seeds_gave_the_same_numbers_in_every_experiment() -> None:
+    """The baseline of these experiments is one and the same; each run trained it anew."""
+    full, quick = committed_records()
+    baselines = (
+        (full, ("heads", "heads|4"), ("feed-forward", "with feed-forward"), ("mask-order", "before"),
+         ("look-ahead", "causal mask|in training"), ("projections", "Q, K, V"), ("norm-axis", "per token|whole rows")),
+        (quick, ("padding", "mask|as trained"), ("batch-norm-text", "LayerNorm|32"), ("label-smoothing", "ε|0"),
+         ("embedding-scale", "×√d, tie all")),
+    )  # fmt: skip
+    for records, *cells in baselines:
+        losses = [records[name]["results"][cell]["loss"] for name, cell in cells]
+        assert all(each == losses[0] for each in losses)

@@ -59,6 +59,6 @@ EXPERIMENT = Experiment(
     measure=measure,
     figures=(Figure("repetition", Text("Repeated four-word sequences", "重复的四词序列比例")),
              Figure("distinct words", Text("Distinct words", "不同词的比例"))),
-    note=Text("One model of 2.3 million parameters; intervals are over eight prompts.", "单个 230 万参数的模型；区间按八个开头计算。"),
+    note=Text("One small model, novels-gpt; intervals are over eight prompts.", "单个小模型 novels-gpt；区间按八个开头计算。"),
     papers=("Holtzman et al. 2020, arXiv 1904.09751",),
 )  # fmt: skip

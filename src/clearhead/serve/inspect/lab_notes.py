@@ -25,6 +25,7 @@ OF_STEP = {  # the experiment that tests what is said about a step
     "k": "grouped-query",
     "v": "value-matrix",
     "rope": "positions",
+    "scores": "scaling",
     "mask": "mask-order",
     "weights": "attention-weight",
     "sum": "heads-off",

@@ -48,7 +48,7 @@ function Code({ name, mark }) {
     <pre class="code" tabindex="0" role="region" aria-label=${t("side.code")}>${code.lines.map((line, i) => html`<span class=${i === at ? "marked" : ""}>${line}</span>`)}</pre>`;
 }
 
-const LAB = ["q", "k", "v", "rope", "mask", "weights", "sum", "residual", "feed_forward"];
+const LAB = ["q", "k", "v", "rope", "scores", "mask", "weights", "sum", "residual", "feed_forward"];
 
 /** The claim about a step that the lab tests, and its verdict where the experiment was run. */
 function Lab({ step }) {
