@@ -60,7 +60,7 @@ function Lab({ step }) {
   if (!found) return null;
   const language = state.language.value;
   return html`<h3>${t("lab.title")}</h3><p>${found.claim[language] ?? found.claim.en}</p>
-    ${found.predictions.length ? html`<ul class="verdicts">${found.predictions.map((each) => html`<li><strong>${t(`lab.${each.outcome}`)}</strong> ${each.text[language]}
+    ${found.predictions.length ? html`<ul class="verdicts">${found.predictions.map((each) => html`<li><strong>${t(`lab.${each.outcome}`)}</strong> ${each.text[language]}${" "}
       <span class="note">${number(each.effect)} [${number(each.low)}, ${number(each.high)}], n = ${each.seeds}</span></li>`)}</ul>` : ""}
     <p class="note">${found.here ? "" : t("lab.ours", { hardware: found.hardware })} <code>clearhead lab run ${found.name}</code>
       ${!offline && html` · <a href=${`inspect/lab/report#${found.name}`} target="_blank" rel="noopener">${t("lab.report")}</a>`}</p>`;
