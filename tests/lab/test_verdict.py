@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from clearhead.lab.experiment import Prediction, Text
+from clearhead.lab.registry import all_experiments
 from clearhead.lab.statistics import holm, interval, p_above, rank_correlation, t_cdf, t_quantile
 from clearhead.lab.verdict import decide
 
@@ -74,6 +75,19 @@ def simulate(labs: int, effect: float, direction: str, wrong: str) -> float:
 )
 def test_false_positives_of_a_lab_stay_below_five_percent(effect: float, direction: str, wrong: str) -> None:
     assert simulate(1000, effect, direction, wrong) <= 0.05
+
+
+def test_our_own_lab_without_any_effect_has_no_held_prediction() -> None:
+    """Every prediction of our experiments where it is false: no effect, or for "same" one that just matters."""
+    random = np.random.default_rng(0)
+    predictions = [p for experiment in all_experiments().values() for p in experiment.predictions if not p.exact]
+    true = np.array([p.at_least if p.direction == "same" else 0.0 for p in predictions])
+    noise = np.array([p.at_least for p in predictions])
+    bad = 0
+    for _ in range(1000):
+        effects = true[:, None] + random.normal(0, 1, (len(true), 5)) * (noise * 10 ** random.uniform(-1, 1))[:, None]
+        bad += any(v.outcome == "held" for v in decide(list(zip(predictions, effects.tolist(), strict=True))))
+    assert bad / 1000 <= 0.05
 
 
 def test_without_correction_a_lab_would_report_false_effects() -> None:
