@@ -79,18 +79,11 @@ def try_out(engine: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> None
     """
     size = 64
     while size <= MAX_TRY_CHARS:
-        text, made, started = _text_of(size), 0, time.thread_time()
-        with contextlib.suppress(Exception):
-            made = len(engine.normalizer.normalize_str(text)) if engine.normalizer else 0
-            if made <= MAX_GROWTH * size:
-                made = len(engine.encode(text, add_special_tokens=False).ids)
-        with contextlib.suppress(Exception):
-            if engine.decoder:
-                engine.decoder.decode([text])
-            engine.decode(_ids_of(vocabulary, size), skip_special_tokens=False)
-        if made > MAX_GROWTH * size:
-            raise Unusable(f"it makes {made:,} characters or tokens of {size:,} characters")
-        if (seconds := time.thread_time() - started) > START_SECONDS + SECONDS_PER_CHAR * size:
+        limit = START_SECONDS + SECONDS_PER_CHAR * size
+        if (seconds := _try_size(engine, vocabulary, size)) > limit:
+            # Once more: a process that a busy machine interrupts is charged for what it did not do.
+            seconds = min(seconds, _try_size(engine, vocabulary, size), _try_size(engine, vocabulary, size))
+        if seconds > limit:
             raise Unusable(f"{size:,} characters take {seconds:.2g} seconds")
         size *= 2
     for ids in ([], *([piece] for piece in itertools.islice(vocabulary.values(), MAX_TRY_PIECES))):
@@ -101,6 +94,22 @@ def try_out(engine: tokenizers.Tokenizer, vocabulary: Mapping[str, int]) -> None
     for text in (*ODD_TEXTS, *(f"a{token.content} {token.content}{token.content}  b" for token in added)):
         with contextlib.suppress(Exception):
             engine.encode(text, add_special_tokens=False)
+
+
+def _try_size(engine: tokenizers.Tokenizer, vocabulary: Mapping[str, int], size: int) -> float:
+    """Encode and decode a text of this many characters; return the seconds that it takes."""
+    text, made, started = _text_of(size), 0, time.thread_time()
+    with contextlib.suppress(Exception):
+        made = len(engine.normalizer.normalize_str(text)) if engine.normalizer else 0
+        if made <= MAX_GROWTH * size:
+            made = len(engine.encode(text, add_special_tokens=False).ids)
+    with contextlib.suppress(Exception):
+        if engine.decoder:
+            engine.decoder.decode([text])
+        engine.decode(_ids_of(vocabulary, size), skip_special_tokens=False)
+    if made > MAX_GROWTH * size:
+        raise Unusable(f"it makes {made:,} characters or tokens of {size:,} characters")
+    return time.thread_time() - started
 
 
 def _ids_of(vocabulary: Mapping[str, int], size: int) -> list[int]:
