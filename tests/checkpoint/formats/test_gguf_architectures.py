@@ -119,19 +119,23 @@ def test_other_architectures_and_scalings_are_named(tmp_path: Path) -> None:
 
 
 VOCABULARIES = Path(os.environ.get("CLEARHEAD_GGML_VOCABS", "missing"))
-SEPARATOR = "\n__ggml_vocab_test__\n"
+SEPARATOR = "\n__ggml_vocab_test__\n"  # after each text
+REQUIRED = ("qwen2", "llama-bpe", "llama-spm", "phi-3", "gpt-2", "bert-bge")
 
 
 @pytest.mark.skipif(not VOCABULARIES.is_dir(), reason="CLEARHEAD_GGML_VOCABS names no folder of ggml-vocab-*.gguf")
-@pytest.mark.parametrize("path", sorted(VOCABULARIES.glob("ggml-vocab-*.gguf")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(VOCABULARIES.glob("ggml-vocab-*.gguf.inp")), ids=lambda path: path.stem)
 def test_a_vocabulary_gives_the_ids_of_llama_cpp(path: Path) -> None:
     """The files of llama.cpp's models folder: FILE.inp has texts, FILE.out a line of ids for each."""
+    file = path.with_suffix("")
     try:
-        tokens = read_tokenizer(path)
+        tokens = read_tokenizer(file)
     except UserError as error:
+        if file.stem.removeprefix("ggml-vocab-") in REQUIRED:
+            raise
         pytest.skip(str(error))
-    texts = path.with_name(f"{path.name}.inp").read_text(encoding="utf-8").split(SEPARATOR)
-    lines = path.with_name(f"{path.name}.out").read_text(encoding="utf-8").splitlines()
+    texts = path.read_text(encoding="utf-8").split(SEPARATOR)[:-1]
+    lines = path.with_suffix(".out").read_text(encoding="utf-8").splitlines()
     assert len(texts) == len(lines) > 5
     for text, line in zip(texts, lines, strict=True):
         assert tokens.encode(text) == [int(number) for number in line.split()], repr(text)
