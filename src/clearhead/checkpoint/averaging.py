@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.checkpoint import disk, model_folder, training_checkpoint
-from clearhead.checkpoint.int8_storage import SCALE_SUFFIX, from_int8_storage
+from clearhead.checkpoint.int8_storage import PART_SUFFIXES, from_int8_storage, plain
 from clearhead.checkpoint.tensors import open_tensors
 from clearhead.checkpoint.version1 import migrate_name
 from clearhead.errors import UserError
@@ -52,16 +52,17 @@ def _open_weights(path: Path, stack: ExitStack) -> Readers:
     for each in files:
         file = stack.enter_context(open_tensors(path / each))
         stored = list(file.keys())
-        scales = {name + SCALE_SUFFIX for name in stored}
-        for name in (name for name in stored if name not in scales):
+        parts = {name + suffix for name in stored for suffix in PART_SUFFIXES}
+        for name in (name for name in stored if name not in parts):
             readers[migrate_name(name) if migrate else name] = partial(_read, file, name, path / each)
     return readers
 
 
 def _read(file: Any, name: str, path: Path) -> Tensor:
-    """Read one tensor, dequantized if it is stored in int8."""
+    """Read one tensor, dequantized if it is stored in int8 or int4."""
     tensor: Tensor = file.get_tensor(name)
-    if tensor.dtype != torch.int8:
+    if tensor.dtype not in (torch.int8, torch.uint8):
         return tensor
-    stored = {each: file.get_tensor(each) for each in (name, name + SCALE_SUFFIX) if each in file.keys()}  # noqa: SIM118
-    return from_int8_storage(stored, path)[name]
+    parts = [name, *(name + suffix for suffix in PART_SUFFIXES)]
+    stored = {each: file.get_tensor(each) for each in parts if each in file.keys()}  # noqa: SIM118
+    return plain(from_int8_storage(stored, path)[name])

@@ -13,7 +13,13 @@ from tokenizers import Tokenizer as Engine
 from torch import Tensor
 
 from clearhead.checkpoint import disk
-from clearhead.checkpoint.int8_storage import SCALE_SUFFIX, from_int8_storage, to_int8_storage
+from clearhead.checkpoint.int8_storage import (
+    PART_SUFFIXES,
+    from_int8_storage,
+    plain,
+    to_group_storage,
+    to_int8_storage,
+)
 from clearhead.checkpoint.tensors import (
     check_fit,
     named_tensors,
@@ -59,7 +65,7 @@ def save_model(
     """Write or replace a model folder atomically, keeping files that users added.
 
     `tokenizers` is one, or source and target. `dtype` is the storage dtype: torch.int8 stores matrices with a scale per
-    row and dequantizes them to fp32 on load.
+    row and dequantizes them to fp32 on load. Without it, weights that are quantized in memory are stored as they are.
     """
     tokenizers = (tokenizers,) if isinstance(tokenizers, Tokenizer) else tuple(tokenizers)
     config, extra = network.config, dict(extra or {})
@@ -79,6 +85,7 @@ def save_model(
             disk.write_text(temporary / CARD, card)
         if dtype == torch.int8:
             tensors, dtype = to_int8_storage(tensors), None
+        tensors = to_group_storage(tensors, dtype)
         save_weights(temporary, tensors, dtype)
 
 
@@ -140,6 +147,7 @@ def _load(folder: Path, device: torch.device | str, dtype: torch.dtype | None, v
     for file in weight_files(folder, names):
         tensors = from_int8_storage(read_tensors(folder / file, device), folder / file)
         for name, tensor in tensors.items():
+            tensor = tensor if dtype is None else plain(tensor)
             weights[migrate_name(name) if migrate else name] = tensor.to(_stored_dtype(tensor, dtype))
     network = build_with_weights(config, to_one_dtype(weights, folder / WEIGHTS), folder / WEIGHTS)
     return LoadedModel(network, config, tokenizers, extra)
@@ -233,7 +241,8 @@ def save_weights(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype
     shards: list[list[str]] = [[]]
     free = SHARD_BYTES
     for name, size in sizes.items():
-        is_scale = name.removesuffix(SCALE_SUFFIX) in shards[-1]  # a shard has the scales of its int8 matrices
+        # A shard has the scales of its matrices.
+        is_scale = any(name.removesuffix(suffix) in shards[-1] for suffix in PART_SUFFIXES if name.endswith(suffix))
         if size > free and shards[-1] and not is_scale:
             shards.append([])
             free = SHARD_BYTES

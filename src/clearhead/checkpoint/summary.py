@@ -52,5 +52,6 @@ def _most_common_dtype(files: list[Path]) -> str:
             for name in file.keys():  # noqa: SIM118 (not a mapping)
                 tensor = file.get_slice(name)
                 dtype = tensor.get_dtype()
-                counts[dtype] = counts.get(dtype, 0) + math.prod(tensor.get_shape())
+                numbers = math.prod(tensor.get_shape()) * (2 if dtype == "U8" else 1)  # int4: two in a byte
+                counts[dtype] = counts.get(dtype, 0) + numbers
     return max(counts, key=lambda dtype: counts[dtype], default="")

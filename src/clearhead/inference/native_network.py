@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from clearhead.model.norms import BatchNorm, LayerNorm, RMSNorm
 from clearhead.model.positions import rope_frequencies, sinusoidal_positions
 from clearhead.model.stack import Stack
 from clearhead.ops.linear.int4 import INT4
-from clearhead.ops.linear.packed_weight import Arena, PackedWeight, pack_weight
+from clearhead.ops.linear.packed_weight import Arena, PackedWeight
+from clearhead.ops.linear.quantized_tensor import has_quantized, pack_stored
 from clearhead.ops.native.structs import (
     LayerStruct,
     LinearStruct,
@@ -84,6 +86,9 @@ class NativeNetwork:
         cache_dtype: torch.dtype | None = None,
     ):
         self.config, self.arena = network.config, Arena()
+        self.pack = partial(pack_stored, arena=self.arena, any_kind=dtype is None)
+        if dtype is None and has_quantized(network):
+            dtype = torch.int8  # of its other weights
         dtype = dtype or next(network.parameters()).dtype
         self.kind = KINDS.get(dtype, "fp32")
         # The LM head's error goes into the logits, so it has 8 bits beside int4 layers.
@@ -150,14 +155,14 @@ class NativeNetwork:
         """Pack linears with the same input as one."""
         weight = torch.cat([linear.weight for linear in linears]) if len(linears) > 1 else linears[0].weight
         bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-        packed = pack_weight(weight, bias, self.kind, self.arena)
+        packed = self.pack(weight, bias, self.kind)
         self.tensors.append(packed)
         return packed
 
     def _embedding(self, weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
         """Pack an LM head or embedding; those that share a weight share its packed form."""
         if id(weight) not in self.embeddings:
-            packed = pack_weight(weight, bias, self.head_kind, self.arena)
+            packed = self.pack(weight, bias, self.head_kind)
             self.embeddings[id(weight)] = packed
             self.tensors.append(packed)
         return self.embeddings[id(weight)]

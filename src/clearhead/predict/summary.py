@@ -9,6 +9,7 @@ import torch
 from clearhead.config.dtypes import ALIASES
 from clearhead.config.model import supported_commands
 from clearhead.model.cost import model_cost
+from clearhead.ops.linear.quantized_tensor import quantized_kind
 
 if TYPE_CHECKING:
     from clearhead.predict.model import Model
@@ -22,7 +23,7 @@ def summary(model: Model) -> str:
     heads = f"{config.heads} heads" + (f" ({config.kv_heads} key-value)" if config.kv_heads != config.heads else "")
     vocab = " / ".join(f"{size:,}" for size in dict.fromkeys((config.source_vocab, config.target_vocab)))
     weights = next(model.network.parameters())
-    dtype = str(model.dtype or weights.dtype).removeprefix("torch.")
+    dtype = str(model.dtype or quantized_kind(model.network) or weights.dtype).removeprefix("torch.")
     parameters = model_cost(config, dtype=torch.float32).parameters
     kinds = [f"{type(each.engine.model).__name__} of {len(each):,} tokens" for each in model.own_tokenizers]
     return "\n".join(

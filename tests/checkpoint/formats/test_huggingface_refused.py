@@ -11,7 +11,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from clearhead.checkpoint import load_model, save_model
-from clearhead.checkpoint.formats import export_model, import_model, read_foreign
+from clearhead.checkpoint.formats import export_model, huggingface, import_model, read_foreign
+from clearhead.checkpoint.formats.gguf_architectures import ARCHITECTURES
+from clearhead.checkpoint.formats.unsupported import FEATURES
 from clearhead.config import ModelConfig
 from clearhead.config.load import preset
 from clearhead.errors import UserError
@@ -55,6 +57,32 @@ def test_unsupported_features_are_named(case: str, tmp_path: Path) -> None:
     change_config(tmp_path, settings)
     with pytest.raises(UserError, match=message):
         read_foreign(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "feature"),
+    [
+        ("gemma2", "soft caps of logits"),
+        ("mixtral", "mixtures of experts"),
+        ("t5", "relative position biases"),
+        ("gpt_neox", "parallel residuals"),
+        ("olmo2", "norms after attention and feed-forward"),
+        ("smollm3", "layers without positions"),
+    ],
+)
+def test_a_known_architecture_is_refused_by_the_feature_that_it_needs(
+    model_type: str, feature: str, tmp_path: Path
+) -> None:
+    saved("llama2", tmp_path)
+    change_config(tmp_path, {"model_type": model_type})
+    with pytest.raises(UserError, match=rf"{model_type}' needs {feature}, not supported; supported: bert, roberta"):
+        read_foreign(tmp_path)
+
+
+def test_no_supported_architecture_is_listed_as_unsupported() -> None:
+    known = {name for names in FEATURES.values() for name in names}
+    assert not known & {*huggingface.MODEL_TYPES, *ARCHITECTURES}
+    assert known & {*transformers.CONFIG_MAPPING} >= {"gemma2", "mixtral", "t5", "gpt_neox", "olmo2", "smollm3"}
 
 
 def test_a_mistral_without_window_setting_has_the_default_of_transformers(tmp_path: Path) -> None:

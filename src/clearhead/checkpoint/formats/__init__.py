@@ -11,6 +11,7 @@ from clearhead.checkpoint.formats.imported_model import ImportedModel
 from clearhead.checkpoint.model_folder import LoadedModel
 from clearhead.errors import UserError
 from clearhead.files import open_regular
+from clearhead.ops.linear.quantized_tensor import dequantize_network
 
 __all__ = ["EXPORTS", "ImportedModel", "check_new_folder", "export_model", "import_model", "read_foreign"]
 
@@ -74,6 +75,7 @@ def export_model(loaded: LoadedModel, folder: Path, to: str, replace: bool = Fal
     if to not in EXPORTS:
         raise UserError(f"--to: {to!r:.40} is not allowed; use {', '.join(EXPORTS)}")
     check_new_folder(folder, replace)
+    dequantize_network(loaded.network)  # other libraries have their own layouts
     with disk.atomic_folder(folder) as temporary:
         EXPORTS[to](loaded, temporary)
 

@@ -8,6 +8,7 @@ from clearhead.checkpoint.formats.adapter import Adapter
 from clearhead.checkpoint.formats.config_fields import Fields
 from clearhead.checkpoint.formats.name_table import NameTable
 from clearhead.config import ModelConfig
+from clearhead.errors import UserError
 
 OFFSET, DEFAULT_PAD = 2, 1  # learned positions start at 2; sinusoids after the id of padding
 EMBEDDING: NameTable = {
@@ -52,11 +53,17 @@ def mbart_from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
 
 def m2m100_from_hf(fields: Fields, names: Set[str]) -> ModelConfig:
     """Read the settings of a pre-norm model with sinusoids, and without the norm of embeddings."""
+    padding = fields.integer("pad_token_id", DEFAULT_PAD)
+    if fields.has("decoder_start_token_id") and fields.data["decoder_start_token_id"] == padding:
+        raise UserError(
+            f"{fields.where}: decoder_start_token_id: {padding} is also pad_token_id; translations that begin with "
+            "padding are not supported"
+        )
     settings = _settings(fields) | {
         "norm_position": "pre",
         "position": "sinusoidal",
         "sinusoid": "fairseq",
-        "position_offset": fields.integer("pad_token_id", DEFAULT_PAD) + 1,
+        "position_offset": padding + 1,
         "scale_embedding": fields.flag("scale_embedding", True),
     }
     return ModelConfig.build(settings, where=str(fields.where))

@@ -1,6 +1,6 @@
 """GGUF import: Llama, Qwen2, Qwen3 and Phi-3 of llama.cpp, quantized or not.
 
-The header is read here, with bounds checks; quantized blocks are dequantized in `gguf_quants.py`.
+The header is read here, with bounds checks; quantized blocks in `gguf_quants.py`.
 """
 
 import logging
@@ -18,14 +18,16 @@ from clearhead.checkpoint.formats.binary_reader import BinaryReader, open_binary
 from clearhead.checkpoint.formats.bpe import LLAMA3_PRETOKENIZER, byte_level_bpe, sentencepiece_bpe, wordpiece
 from clearhead.checkpoint.formats.config_fields import Fields
 from clearhead.checkpoint.formats.gguf_architectures import ARCHITECTURES, table
-from clearhead.checkpoint.formats.gguf_quants import BLOCK_TYPES, dequantize
+from clearhead.checkpoint.formats.gguf_quants import BLOCK_TYPES, dequantize, quantized
 from clearhead.checkpoint.formats.imported_model import ImportedModel
 from clearhead.checkpoint.formats.name_table import from_foreign
+from clearhead.checkpoint.formats.unsupported import refusal
 from clearhead.checkpoint.model_folder import meta_network
 from clearhead.config import ModelConfig, RopeScaling
 from clearhead.errors import UserError
 from clearhead.files import open_regular
 from clearhead.model.positions import rope_frequencies, scale_rope_frequencies
+from clearhead.ops.linear.quantized_tensor import QuantizedTensor
 from clearhead.text import Tokenizer
 
 log = logging.getLogger("clearhead")
@@ -66,16 +68,13 @@ def is_gguf(path: Path) -> bool:
 
 
 def read(path: Path) -> ImportedModel:
-    """Read a model with its tokenizer, dequantized to fp32."""
+    """Read a model with its tokenizer; weights in Q8_0, Q4_0, Q4_1 or Q4_K stay quantized."""
     with open_binary(path) as reader:
         settings, infos = read_header(reader)
         fields = Fields(settings, path)
         if (architecture := fields.string("general.architecture")) not in ARCHITECTURES:
-            supported = ", ".join(ARCHITECTURES)
-            raise UserError(
-                f"{path}: general.architecture: {architecture!r:.40} is not supported; supported: {supported}"
-            )
-        tensors = {name: _dequantize(reader, info) for name, info in infos.items()}
+            raise refusal(path, "general.architecture", architecture, ARCHITECTURES)
+        tensors = {name: _tensor(reader, info) for name, info in infos.items()}
     factors = tensors.pop("rope_freqs.weight", None)
     config = _config(fields, tensors, factors)
     if unknown := [key for key in fields.unknown() if key.startswith(f"{architecture}.")]:
@@ -170,11 +169,14 @@ def _read_info(reader: BinaryReader) -> tuple[str, TensorInfo]:
     return name, TensorInfo(kind, shape, offset, math.prod(shape) // block.numbers * block.bytes)
 
 
-def _dequantize(reader: BinaryReader, info: TensorInfo) -> Tensor:
-    """Read a tensor as fp32."""
-    raw = np.frombuffer(reader.data, np.uint8, info.size, info.offset)
-    numbers = dequantize(raw.reshape(-1, BLOCK_TYPES[info.kind].bytes), info.kind)
-    return torch.from_numpy(numbers.reshape(info.shape))
+def _tensor(reader: BinaryReader, info: TensorInfo) -> Tensor:
+    """Read a tensor: a matrix in int8 or int4 if our kernels have its integers, any other in fp32."""
+    block = BLOCK_TYPES[info.kind]
+    raw = np.frombuffer(reader.data, np.uint8, info.size, info.offset).reshape(-1, block.bytes)
+    if len(info.shape) == 2 and (parts := quantized(raw, info.kind)) is not None:
+        # Copies, as the file is not kept open.
+        return QuantizedTensor(*(torch.tensor(part).view(info.shape[0], -1) for part in parts if part is not None))
+    return torch.from_numpy(dequantize(raw, info.kind).reshape(info.shape))
 
 
 def _config(fields: Fields, tensors: Mapping[str, Tensor], factors: Tensor | None) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""Dequantize the blocks of llama.cpp's GGUF files.   N blocks · 32 or 256 numbers a block
+"""Read the blocks of llama.cpp's GGUF files, dequantized or as they are.   N blocks · 32 or 256 numbers a block
 
 A block of Q4_0 … Q8_0 has 32 numbers and one scale; a block of Q2_K … Q6_K has 256 numbers, a scale, and quantized
 scales of its parts. Low bits of several numbers share a byte; shifting finds the bits of each.
@@ -25,6 +25,35 @@ class BlockType(NamedTuple):
 def dequantize(raw: Array, kind: int) -> Array:
     """Return the numbers of blocks (N, bytes of a block) of uint8 as fp32 (N, numbers of a block)."""
     return BLOCK_TYPES[kind].dequantize(raw).astype(np.float32).reshape(len(raw), -1)
+
+
+def quantized(raw: Array, kind: int) -> tuple[Array, Array, Array | None] | None:
+    """Return integers, scales and minima of 32 numbers each as QuantizedTensor has them: the same weights, exactly.
+
+    None for types that the kernels have no integers for: of five or six bits, or with scales of 16 numbers.
+    """
+    if BLOCK_TYPES[kind].name == "Q8_0":
+        scale, numbers = _split(raw, 2)
+        return numbers.view(np.int8), scale.view(np.float16), None
+    if BLOCK_TYPES[kind].name == "Q4_0":
+        scale, low = _split(raw, 2)
+        scale = scale.view(np.float16)
+        with np.errstate(over="ignore"):  # an infinite minimum is refused when the model is loaded
+            return _pairs(_bits(low, 1, 0, 4, mask=15)), scale, scale * np.float16(-8)
+    if BLOCK_TYPES[kind].name == "Q4_1":
+        scale, offset, low = _split(raw, 2, 2)
+        return _pairs(_bits(low, 1, 0, 4, mask=15)), scale.view(np.float16), offset.view(np.float16)
+    if BLOCK_TYPES[kind].name == "Q4_K":
+        scale, offset, packed, low = _split(raw, 2, 2, 12)
+        scales, offsets = _six_bit_scales(packed)
+        minima = -_fp16(offset) * offsets
+        return _pairs(_bits(low, 4, 0, 4, mask=15)), _fp16(scale) * scales, minima
+    return None
+
+
+def _pairs(numbers: Array) -> Array:
+    """Put two neighboring numbers of four bits into a byte."""
+    return numbers[:, 0::2] | numbers[:, 1::2] << np.uint8(4)
 
 
 def _split(blocks: Array, *sizes: int) -> list[Array]:

@@ -27,6 +27,7 @@ from clearhead.checkpoint.formats.phi3 import PHI3
 from clearhead.checkpoint.formats.qwen import QWEN2, QWEN3
 from clearhead.checkpoint.formats.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 from clearhead.checkpoint.formats.sentence_transformers import read_pooling, write_pooling
+from clearhead.checkpoint.formats.unsupported import refusal
 from clearhead.checkpoint.model_folder import (
     CONFIG,
     FORMAT,
@@ -127,9 +128,7 @@ def adapter_of(fields: Fields) -> Adapter:
     for adapter in ADAPTERS:
         if model_type in adapter.model_types:
             return adapter
-    raise UserError(
-        f"{fields.where}: model_type: {model_type!r:.40} is not supported; supported: {', '.join(MODEL_TYPES)}"
-    )
+    raise refusal(fields.where, "model_type", model_type, MODEL_TYPES)
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from clearhead.checkpoint.tensors import check_fit, named_tensors, stored_names
 from clearhead.errors import UserError
+from clearhead.ops.linear.quantized_tensor import QuantizedTensor
 
 MAX_SHOWN = 3  # names in an error message, before "and 17 more"
 
@@ -125,7 +126,7 @@ def _entry(value: str | Entry) -> Entry:
 def _split(name: str, entry: Entry, tensor: Tensor, rows: Mapping[int, int], where: object) -> Tensor:
     """Convert a foreign tensor to our layout and return our part of it."""
     try:
-        converted = entry.layout.from_foreign(tensor)
+        converted = _convert(entry.layout, tensor)
     except (RuntimeError, IndexError):  # a shape that the layout does not allow
         raise UserError(f"{where}: {entry.name} has shape {tuple(tensor.shape)}, which does not fit {name}") from None
     if len(rows) == 1:
@@ -134,6 +135,13 @@ def _split(name: str, entry: Entry, tensor: Tensor, rows: Mapping[int, int], whe
         raise UserError(f"{where}: {entry.name} is {tuple(tensor.shape)}, but {sum(rows.values())} rows are expected")
     start = sum(count for number, count in rows.items() if number < entry.part)
     return converted[start : start + rows[entry.part]]
+
+
+def _convert(layout: Layout, tensor: Tensor) -> Tensor:
+    """Convert a tensor to our layout; a layout may only move the rows of a quantized one."""
+    if not isinstance(tensor, QuantizedTensor) or layout is SAME:
+        return layout.from_foreign(tensor)
+    return tensor.rows(layout.from_foreign(torch.arange(len(tensor))[:, None]).flatten())
 
 
 def _cat(tensors: Sequence[Tensor]) -> Tensor:

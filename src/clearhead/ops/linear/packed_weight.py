@@ -105,19 +105,23 @@ def pack_weight(weight: Tensor, bias: Tensor | None, kind: str, arena: Arena | N
         packed = panels.mT  # (P, K, 16)
     elif kind == "bf16":
         packed = panels.bfloat16().unflatten(2, (-1, 2)).transpose(1, 2)  # (P, K/2, 16, 2)
-    elif kind == "int8":
-        values, scales, factor = quantize_int8(panels.unflatten(2, (-1, GROUP)))
-        packed = values.flatten(2).add_(128).to(torch.uint8).unflatten(2, (-1, 4)).transpose(1, 2)  # (P, K/4, 16, 4)
-        scales = scales.mT  # (P, G, 16)
     else:
-        values, scales, factor = quantize_int4(panels.unflatten(2, (-1, GROUP)))
-        halves = values.flatten(2).to(torch.uint8).unflatten(2, (-1, 2, 4)).permute(3, 0, 2, 1, 4)  # (2, P, K/8, 16, 4)
-        packed = halves[0] | halves[1] << 4
-        scales = scales.permute(1, 3, 0, 2)  # (P, G, 2, 16)
+        quantize = quantize_int8 if kind == "int8" else quantize_int4
+        values, scales, factor = quantize(panels.unflatten(2, (-1, GROUP)))
+        packed, scales = pack_integers(values.flatten(2), scales, kind)
     padded_bias = None if bias is None else F.pad(bias.detach().float(), (0, -outputs % LANES))
     return PackedWeight(
         kind, outputs, inputs, place(packed), None if scales is None else place(scales), factor, padded_bias
     )
+
+
+def pack_integers(values: Tensor, scales: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """Lay out integers (P, 16, K), and scales (P, 16, G) of int8 or scales and minima (2, P, 16, G) of int4."""
+    if kind == "int8":
+        packed = values.to(torch.int16).add_(128).to(torch.uint8).unflatten(2, (-1, 4)).transpose(1, 2)
+        return packed, scales.mT  # (P, K/4, 16, 4), (P, G, 16)
+    halves = values.to(torch.uint8).unflatten(2, (-1, 2, 4)).permute(3, 0, 2, 1, 4)  # (2, P, K/8, 16, 4)
+    return halves[0] | halves[1] << 4, scales.permute(1, 3, 0, 2)  # (P, K/8, 16, 4), (P, G, 2, 16)
 
 
 def quantize_int8(groups: Tensor) -> tuple[Tensor, Tensor, float]:
