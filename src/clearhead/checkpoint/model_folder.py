@@ -267,7 +267,10 @@ def weight_files(folder: Path, names: set[str]) -> list[str]:
     weight_map = disk.read_json(folder / INDEX).get("weight_map")
     files = list(dict.fromkeys(map(str, weight_map.values()))) if isinstance(weight_map, dict) else []
     if not files or not names.issuperset(files):
-        raise UserError(f"{folder / INDEX} names files that are missing; copy or fetch the model folder again")
+        missing = next((file for file in files if file not in names), "none")
+        raise UserError(
+            f"{folder / INDEX} names files that are missing ({missing:.60}); copy or fetch the model folder again"
+        )
     return files
 
 

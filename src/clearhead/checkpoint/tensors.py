@@ -20,6 +20,7 @@ from clearhead.errors import UserError
 from clearhead.files import check_regular, open_regular
 
 COPIED_BYTES = 64_000_000  # files up to this size are read, larger ones memory-mapped
+LFS_POINTER = b"version https://git-lfs"
 log = logging.getLogger("clearhead")
 MAX_SHOWN = 3  # names in an error message, before "and 17 more"
 FLOAT_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}  # that every op computes with
@@ -101,6 +102,8 @@ def _parse(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a small safetensors file, in memory of their own."""
     with read_errors(path), open_regular(path) as file:
         data = file.read(COPIED_BYTES + 1)
+    if data.startswith(LFS_POINTER):
+        raise UserError(f"{path} is a pointer of Git LFS instead of the file; run `git lfs pull` in its folder")
     try:
         # Sorted, as from a mapped file: processes that gather tensors together must have them in the same order.
         return dict(sorted(tensors_of_bytes(data).items()))

@@ -38,7 +38,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "a partial rotary embedding",
     ),
     "interleaved": ("llama2", {"rope_interleaved": True}, "interleaved rotary pairs"),
-    "Llama with window": ("llama2", {"sliding_window": 3}, "sliding_window: 3: a window in a Llama"),
+    "Llama with window": ("llama2", {"sliding_window": 3}, "sliding_window: 3: no support for a window in a Llama"),
     "multi-label": ("bert-classes", {"problem_type": "multi_label_classification"}, "multi-label classification"),
     "untied BERT": ("bert-lm", {"tie_word_embeddings": False}, "an untied output matrix"),
 }
@@ -98,6 +98,30 @@ def test_a_peft_adapter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(UserError, match=r"adapter_config\.json: adapters are not supported"):
         read_foreign(tmp_path)
+
+
+def test_what_is_missing_in_a_folder_is_named(tmp_path: Path) -> None:
+    saved("llama3.2", tmp_path / "tied")
+    change_config(tmp_path / "tied", {"tie_word_embeddings": "absent"})
+    saved("qwen3", tmp_path / "shard", max_shard_size="40KB")
+    sorted((tmp_path / "shard").glob("model-*.safetensors"))[1].unlink()
+    for name in ("bare", "adapter", "pointer", "resized"):
+        saved("llama2", tmp_path / name)
+    for name in ("bare", "adapter"):
+        (tmp_path / name / "config.json").unlink()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    (tmp_path / "pointer" / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\nsize 9\n")
+    change_config(tmp_path / "resized", {"vocab_size": 105})
+    for name, message in {
+        "tied": r'lm_head\.weight is missing; if it is the matrix of embeddings, add "tie_word_embeddings": true',
+        "shard": r"names files that are missing \(model-00002-of-\d+\.safetensors\)",
+        "bare": r"config\.json is missing; copy or fetch it",
+        "adapter": r"adapter_config\.json: adapters are not supported; merge them",
+        "pointer": r"model\.safetensors is a pointer of Git LFS instead of the file; run `git lfs pull`",
+        "resized": r"model\.embed_tokens\.weight is 97 × 64, but 105 × 64 in the model",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            read_foreign(tmp_path / name)
 
 
 def test_stored_positions_must_be_the_sinusoids(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 from clearhead.checkpoint import disk
 from clearhead.checkpoint.formats import ctranslate2, ctranslate2_write, gguf, gguf_write, huggingface, llama2c, onnx
 from clearhead.checkpoint.formats.imported_model import ImportedModel
-from clearhead.checkpoint.model_folder import LoadedModel
+from clearhead.checkpoint.model_folder import CONFIG, LoadedModel
 from clearhead.errors import UserError
 from clearhead.files import open_regular
 from clearhead.ops.linear.quantized_tensor import dequantize_network
@@ -42,6 +42,10 @@ def read_foreign(source: Path) -> ImportedModel:
         if source.is_dir() and any(path.name.endswith(huggingface.PICKLES) for path in source.iterdir()):
             pickled = min(path for path in source.iterdir() if path.name.endswith(huggingface.PICKLES))
             raise UserError(huggingface.pickle_refused(pickled))
+        if (source / huggingface.PEFT_CONFIG).is_file():
+            raise UserError(huggingface.adapter_refused(source))
+        if source.is_dir() and any(source.glob("*.safetensors")):
+            raise UserError(f"{source / CONFIG} is missing; copy or fetch it, too")
         if source.is_file() and gguf.is_gguf(source):
             return gguf.read(source)
         if source.is_file() and _is_pickle(source):

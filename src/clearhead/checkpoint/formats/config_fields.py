@@ -55,7 +55,7 @@ class Fields:
         self.read.add(key)
         value = self.data.get(key)
         if value is not None and not any(type(value) is type(each) and value == each for each in allowed):
-            raise UserError(f"{self.where}: {key}: {value!r:.60}: {feature} is not supported")
+            raise UserError(f"{self.where}: {key}: {value!r:.60}: no support for {feature}")
 
     def ignore(self, *keys: str) -> None:
         """Mark keys as read that do not change what the model computes."""

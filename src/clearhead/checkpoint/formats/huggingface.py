@@ -74,6 +74,11 @@ def pickle_refused(path: Path) -> str:
     return f"{path} is a pickle, which can run code when it is read; convert it to safetensors first"
 
 
+def adapter_refused(folder: Path) -> str:
+    """Why an adapter is not read."""
+    return f"{folder / PEFT_CONFIG}: adapters are not supported; merge them into the model first"
+
+
 def is_folder(source: Path) -> bool:
     """Whether this looks like a Hugging Face folder."""
     return (source / CONFIG).is_file()
@@ -86,13 +91,18 @@ def read(folder: Path) -> ImportedModel:
         raise UserError(f"{folder} is a Clearhead model folder already; use it directly")
     adapter = adapter_of(fields)
     if (folder / PEFT_CONFIG).is_file():
-        raise UserError(f"{folder / PEFT_CONFIG}: adapters are not supported; merge them into the model first")
+        raise UserError(adapter_refused(folder))
     if "quantization" in fields.data:
         raise UserError(
             f"{folder / CONFIG}: the weights are quantized by MLX; import the model they were made from, or dequantize "
             "them with `mlx_lm.convert --dequantize` first"
         )
-    fields.require("quantized weights", "quantization_config")
+    if (method := fields.group("quantization_config")) is not None:
+        name = method.data.get("quant_method", "quantization_config")
+        raise UserError(
+            f"{folder / CONFIG}: the weights are quantized ({name!s:.20}); "
+            "import the model they were made from, or a GGUF file of it"
+        )
     fields.require("custom code", "auto_map")
     fields.ignore(*IGNORED_KEYS)
     tensors = _read_tensors(folder)

@@ -84,7 +84,7 @@ def rope_settings(fields: Fields) -> dict[str, Any]:
     rope = older or newer or Fields({}, fields.where)  # transformers prefers the older one, too
     kind = rope.string("rope_type", rope.string("type", "default"))
     if kind not in ("default", "llama3"):
-        raise UserError(f"{rope.where}: rope_type: scaling of type {kind!r:.40} is not supported")
+        raise UserError(f"{rope.where}: rope_type: scaling of type {kind!r:.40} is not supported, only llama3")
     settings: dict[str, Any] = {"rope_theta": rope.number("rope_theta", fields.number("rope_theta", 10_000.0))}
     if kind == "llama3":
         original = {"original_positions": rope.integer(ROPE_SCALING_NAMES["original_positions"])}

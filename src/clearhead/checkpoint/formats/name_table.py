@@ -18,6 +18,7 @@ from clearhead.checkpoint.tensors import check_fit, named_tensors, stored_names
 from clearhead.errors import UserError
 from clearhead.ops.linear.quantized_tensor import QuantizedTensor
 
+LM_HEAD = "heads.lm_head.proj.weight"
 MAX_SHOWN = 3  # names in an error message, before "and 17 more"
 
 
@@ -85,12 +86,20 @@ def from_foreign(
             raise UserError(f"{where}: {entry.name} differs from the tensor it is tied to; correct tie_word_embeddings")
     if missing := [name for name in shapes if name not in weights]:
         wanted = entries[missing[0]].name if missing[0] in entries else missing[0]
+        if missing == [LM_HEAD]:
+            raise UserError(
+                f"{where}: {wanted} is missing; if it is the matrix of embeddings, add "
+                '"tie_word_embeddings": true to config.json'
+            )
         raise UserError(f"{where}: {wanted} is missing; the file is incomplete, or of another architecture")
     if unused := sorted(foreign.keys() - {entry.name for entry in entries.values()}):
         more = f" and {len(unused) - MAX_SHOWN} more" if len(unused) > MAX_SHOWN else ""
         names = ", ".join(unused[:MAX_SHOWN])
         raise UserError(f"{where}: {names}{more}: unexpected tensors; the model is of another architecture")
-    check_fit(named_tensors(network), weights, where)
+    whole = {name: entry.name for name, entry in entries.items() if len(rows[entry.name]) == 1}
+    foreign_names = {name: whole.get(name, name) for name in shapes}
+    expected = {foreign_names[name]: tensor for name, tensor in named_tensors(network).items()}
+    check_fit(expected, {foreign_names[name]: tensor for name, tensor in weights.items()}, where)
     return weights
 
 

@@ -43,7 +43,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "audio input": ("whisper", "wav2vec2", "hubert", "speech_to_text", "seamless_m4t", "seamless_m4t_v2"),
     "image input": (
         *("vit", "clip", "siglip", "llava", "llava_next", "qwen2_vl", "qwen2vl", "qwen2_5_vl", "qwen3_vl", "mllama"),
-        *("idefics3", "smolvlm", "paligemma", "pixtral", "vision-encoder-decoder", "blip-2"),
+        *("idefics3", "smolvlm", "paligemma", "pixtral", "mistral3", "vision-encoder-decoder", "blip-2"),
     ),
 }
 
