@@ -1,5 +1,6 @@
 """Translators of several languages: codes before source and target, as in transformers; unknown codes are named."""
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 import clearhead
 from clearhead.checkpoint.formats import import_model
 from clearhead.errors import UserError
+from clearhead.predict.language_names import did_you_mean
 
 CODES = {"nllb": ["eng_Latn", "deu_Latn", "zho_Hans"], "m2m100": ["__en__", "__de__", "__zh__"]}
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -75,6 +77,25 @@ def test_missing_and_unknown_languages_are_named(tmp_path: Path) -> None:
         model.translate("word1", src_lang="eng_Latn", tgt_lang="deu_latn")
     with pytest.raises(UserError, match="src_lang"):
         clearhead.load("en-de", device="cpu").translate("Hello", src_lang="eng_Latn")
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "meant"),
+    [
+        *(("nllb", given, "zho_Hans or zho_Hant") for given in ("zh", "zho", "zh-CN", "Chinese")),
+        *(("nllb", given, "deu_Latn") for given in ("de", "deu", "de_DE", "german", "DEU_LATN", "deu_Ltn")),
+        *(("m2m_100", given, "de") for given in ("DE", "deu", "deu_Latn", "German")),
+        *(("mbart50", given, "de_DE") for given in ("de", "deu_Latn", "de_de")),
+        *(("mbart50", given, "zh_CN") for given in ("zho_Hans", "zh", "chinese")),
+    ],
+)
+def test_the_nearest_language_is_named_in_the_codes_of_the_model(module: str, given: str, meant: str) -> None:
+    tokenization = importlib.import_module(f"transformers.models.{module}.tokenization_{module}")
+    codes = tokenization.FAIRSEQ_LANGUAGE_CODES
+    known = codes["m2m100"] if isinstance(codes, dict) else codes
+    assert len(known) > 50
+    assert did_you_mean(given, known) == f"; did you mean {meant}?"
+    assert did_you_mean("klingon", known).startswith("; known: ")
 
 
 def test_a_forced_first_token_is_the_default_language(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from clearhead.config.settings import nearest
 from clearhead.errors import UserError
+from clearhead.predict.language_names import did_you_mean
 
 if TYPE_CHECKING:
     from clearhead.predict.model import Model
@@ -39,7 +39,7 @@ def language_ids(model: Model, languages: Languages) -> tuple[list[int], list[in
             several = f"{model.label} knows {len(known)} languages"
             raise UserError(f"{name}: {several}; name one, like {name}={example(known)}")
         if not isinstance(chosen, str) or chosen not in known:
-            raise UserError(f"{name}: no language {chosen!r:.40}{nearest(str(chosen), list(known))}")
+            raise UserError(f"{name}: no language {chosen!r:.40}{did_you_mean(str(chosen), known)}")
         ids.append([known[chosen]])
     if beyond := next((code for code, number in known.items() if number >= model.config.target_vocab), None):
         raise UserError(f"config.json: languages: the token of {beyond:.40} is outside the vocabulary; fix config.json")

@@ -111,7 +111,9 @@ def test_an_export_is_read_back(architecture: str, tmp_path: Path) -> None:
 def test_other_architectures_and_scalings_are_named(tmp_path: Path) -> None:
     theirs = peer("phi3")
     write_gguf(theirs, tmp_path / "a.gguf", "phi3", rope__scaling__attn_factor=1.19)
-    with pytest.raises(UserError, match=r"phi3\.rope\.scaling\.attn_factor: 1\.19: no support for this type of rotary scaling"):
+    with pytest.raises(
+        UserError, match=r"rope\.scaling\.attn_factor: 1\.19: no support for this type of rotary scaling"
+    ):
         read_foreign(tmp_path / "a.gguf")
     write_gguf(theirs, tmp_path / "b.gguf", "gemma2")
     with pytest.raises(UserError, match=r"'gemma2' needs soft caps of logits, not supported; supported: llama, qwen2"):
