@@ -34,11 +34,14 @@ class Running:
 
 
 @contextlib.contextmanager
-def serving(models: Mapping[str, Model], keys: Keys | None = None, **settings: Any) -> Iterator[Running]:
+def serving(
+    models: Mapping[str, Model], keys: Keys | None = None, loop: str = "auto", **settings: Any
+) -> Iterator[Running]:
     """Serve models until the block ends."""
     config = ServeConfig(port=0, **settings)
     listener = bind(config)
     server = Server(create_app(models, config, keys), config)
+    server.config.loop = loop
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     deadline = time.monotonic() + 20

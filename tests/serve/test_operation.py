@@ -207,6 +207,16 @@ def test_a_port_in_use_ends_the_command_with_2(command: list[str]) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_answers_are_sent_without_delay(packaged: dict[str, Model], loop: str) -> None:
+    """Nagle's algorithm would hold the body back until the client acknowledges the head: 40 ms."""
+    with serving({}, loop=loop) as running, running.client() as client:
+        client.get("/health")
+        [connection] = running.server.server_state.connections
+        opened = connection.transport.get_extra_info("socket")
+        assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_incomplete_heads_are_not_waited_for(packaged: dict[str, Model]) -> None:
     with serving({}, limits={"body_seconds": 0.3}) as running:
         address = ("127.0.0.1", int(running.url.rpartition(":")[2]))

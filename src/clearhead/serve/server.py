@@ -33,7 +33,7 @@ def bind(config: ServeConfig) -> socket.socket:
     """Listen on the address of the config."""
     try:
         family = socket.getaddrinfo(config.host.strip("[]"), config.port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family)
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # else asyncio leaves Nagle on
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((config.host.strip("[]"), config.port))
         listener.listen(min(config.max_connections, 1024))
@@ -139,4 +139,5 @@ def run(app: FastAPI, listener: socket.socket, config: ServeConfig) -> None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload_keys)
         await server.serve([listener])
 
-    asyncio.run(serve())
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:  # uvloop where it is installed
+        runner.run(serve())
