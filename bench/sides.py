@@ -3,6 +3,7 @@
 import multiprocessing
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 
@@ -24,16 +25,16 @@ def timed(work: Callable[[], Any]) -> Turn:
 class Side:
     """A process that calls `make(*args)` once and runs the function it returns on request."""
 
-    def __init__(self, make: Callable[..., Callable[[], Any]], *args: Any):
+    def __init__(self, make: Callable[..., Callable[..., Any]], *args: Any):
         context = multiprocessing.get_context("spawn")
         self.pipe, end = context.Pipe()
         self.process = context.Process(target=_serve, args=(end, make, args), daemon=True)
         self.process.start()
         end.close()
 
-    def run(self) -> Turn:
+    def run(self, *args: Any) -> Turn:
         """Run the function once and wait for its result."""
-        self.pipe.send(None)
+        self.pipe.send(args)
         return self.pipe.recv()
 
     def __enter__(self) -> Self:
@@ -43,8 +44,7 @@ class Side:
         self.process.kill()
 
 
-def _serve(pipe: Any, make: Callable[..., Callable[[], Any]], args: tuple[Any, ...]) -> None:
+def _serve(pipe: Any, make: Callable[..., Callable[..., Any]], args: tuple[Any, ...]) -> None:
     work = make(*args)
     while True:
-        pipe.recv()
-        pipe.send(timed(work))
+        pipe.send(timed(partial(work, *pipe.recv())))
