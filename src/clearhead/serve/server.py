@@ -17,6 +17,7 @@ from clearhead.config.serve import ServeConfig
 from clearhead.errors import UserError
 
 MAX_HEAD_BYTES = 1 << 16  # of a request
+MIN_TAKEN = 1 << 14  # bytes of an answer within `send_seconds`
 log = logging.getLogger("clearhead.serve")
 
 
@@ -45,9 +46,14 @@ def bind(config: ServeConfig) -> socket.socket:
 
 
 class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's HTTP protocol, which waits for the head of a request for a bounded time and size."""
+    """uvicorn's HTTP protocol, which waits a bounded time for the head of a request and for an answer to be taken.
 
-    body_seconds = 10.0
+    uvicorn closes a connection when everything is sent, which would be never if its client does not read.
+    """
+
+    body_seconds, send_seconds = 10.0, 30.0
+    _unsent = 0  # bytes of an answer that is complete, at the last look
+    _unsent_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -55,6 +61,23 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Wait for the first request."""
         super().connection_made(transport)
         self._wait_for_head()
+        self._unsent_timer = self.loop.call_later(self.send_seconds, self._look_at_unsent)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timers."""
+        super().connection_lost(exc)
+        for timer in (self._head_timer, self._unsent_timer):
+            if timer is not None:
+                timer.cancel()
+
+    def _look_at_unsent(self) -> None:
+        """Drop a connection that took less than MIN_TAKEN of a complete answer since the last look."""
+        unsent = self.transport.get_write_buffer_size() if self._is_idle() or self.transport.is_closing() else 0
+        if unsent and self._unsent and unsent > self._unsent - MIN_TAKEN:
+            self.transport.abort()
+            return
+        self._unsent = unsent
+        self._unsent_timer = self.loop.call_later(self.send_seconds, self._look_at_unsent)
 
     def data_received(self, data: bytes) -> None:
         """Count what comes before the head of a request is complete."""
@@ -90,7 +113,8 @@ class Server(uvicorn.Server):
     def __init__(self, app: FastAPI, config: ServeConfig):
         self.app, self.grace_seconds = app, config.grace_seconds
         self.drain_until: float | None = None
-        protocol = type("Protocol", (BoundedProtocol,), {"body_seconds": config.limits.body_seconds})
+        bounds = {"body_seconds": config.limits.body_seconds, "send_seconds": config.limits.send_seconds}
+        protocol = type("Protocol", (BoundedProtocol,), bounds)
         super().__init__(
             uvicorn.Config(
                 app,
