@@ -6,7 +6,7 @@
 #   make format         ruff format and autofixes
 #   make docs           regenerate docs/reference.md and the guide, build the site in build/site (offline, links checked)
 #   make bench          attention benchmark; others: python -m bench.NAME
-#   make torture        fault injection in training and a busy engine; takes minutes
+#   make torture        fault injection in training, a busy engine and the server; takes hours
 #   make fuzz           coverage-guided fuzzing of the file readers (atheris) and of native.c (clang); SECONDS=1200 each
 #   make test-gpu       fast paths equal the reference, on a CUDA device
 #
@@ -71,6 +71,8 @@ torture: $(VENV)/.dev
 	gcc $(STEP_FUZZ) -fsanitize=thread -o build/fuzz/native_step_thread -lm
 	build/fuzz/native_step_thread 20000 1 2
 	$(TEST_ENV) CLEARHEAD_REQUESTS=10000 $(BIN)/python -m pytest tests/inference/test_engine.py $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m tests.serve.torture --disconnects 2000 --overload 50 --minutes 30
+	$(TEST_ENV) CLEARHEAD_API_EXAMPLES=500 $(BIN)/python -m pytest -s tests/serve/test_schemathesis.py $(ARGS)
 	$(TEST_ENV) CLEARHEAD_LOADS=10000 CLEARHEAD_KILLS=1000 CLEARHEAD_MUTATIONS=10000 $(BIN)/python -m pytest -s \
 		tests/predict/test_readers.py tests/checkpoint/test_killed_writers.py tests/predict/test_changed_models.py \
 		tests/data/test_changed_stores.py tests/text/test_changed_vectors.py $(ARGS)

@@ -1,6 +1,7 @@
 """A server on a free port of this machine, in a thread of this process."""
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -24,6 +25,7 @@ class Running:
     app: FastAPI
     server: Server
     url: str
+    listener: socket.socket
 
     @property
     def registry(self) -> Any:
@@ -50,7 +52,7 @@ def serving(
         assert time.monotonic() < deadline
         time.sleep(0.01)
     try:
-        yield Running(server.app, server, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        yield Running(server.app, server, f"http://127.0.0.1:{listener.getsockname()[1]}", listener)
     finally:
         server.should_exit = True
         thread.join(20)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import pytest
 from clearhead.cli.serve import serve
 from clearhead.errors import UserError
 from clearhead.predict import Model
+from tests.serve.commands import started
 from tests.serve.running import Running, serving
 
 
@@ -62,32 +62,10 @@ def test_the_documentation_needs_no_network(running: Running) -> None:
                 assert "default" in operation["responses"]
 
 
-@pytest.fixture(scope="module")
-def command() -> list[str]:
-    return [sys.executable, "-m", "clearhead", "serve", "novels-gpt", "en-de", "--port", "0"]
+MODELS = ("novels-gpt", "en-de")
 
 
-@contextlib.contextmanager
-def started(command: list[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command and its URL."""
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if found := re.search(r"http://\S+", line):
-                break
-        else:
-            raise AssertionError((process.wait(), lines))
-        threading.Thread(target=process.stderr.read, daemon=True).start()
-        yield process, found[0]
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_sigterm_finishes_running_requests(command: list[str]) -> None:
+def test_sigterm_finishes_running_requests() -> None:
     body = {"prompt": "It was", "max_tokens": 150, "stream": True, "n": 2, "model": "novels-gpt"}
     running = threading.Barrier(11)
 
@@ -100,7 +78,7 @@ def test_sigterm_finishes_running_requests(command: list[str]) -> None:
                 lines.append(line)
         return lines
 
-    with started(command) as (process, url), futures.ThreadPoolExecutor(10) as pool, httpx.Client() as other:
+    with started(MODELS) as (process, url), futures.ThreadPoolExecutor(10) as pool, httpx.Client() as other:
         assert other.get(f"{url}/v1/models").status_code == 200
         streams = [pool.submit(stream, url) for _ in range(10)]
         running.wait(30)
@@ -119,10 +97,10 @@ def test_sigterm_finishes_running_requests(command: list[str]) -> None:
         assert process.wait(10) == 0
 
 
-def test_sighup_revokes_keys(command: list[str], tmp_path: Path) -> None:
+def test_sighup_revokes_keys(tmp_path: Path) -> None:
     file, old, new = tmp_path / "keys", "old-key-0123456789", "new-key-0123456789"
     file.write_text(old)
-    with started([*command, "--api-keys", str(file)]) as (process, url), httpx.Client(base_url=url) as client:
+    with started(MODELS, options=["--api-keys", str(file)]) as (process, url), httpx.Client(base_url=url) as client:
         assert client.get("/ready", headers={"Authorization": f"Bearer {old}"}).status_code == 200
         file.write_text(new)
         process.send_signal(signal.SIGHUP)
@@ -198,11 +176,16 @@ def test_mistakes_are_user_errors(models: list[str], options: dict[str, Any], me
     assert "\n" not in str(error.value)
 
 
-def test_a_port_in_use_ends_the_command_with_2(command: list[str]) -> None:
+def test_a_port_in_use_ends_the_command_with_2() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        done = subprocess.run([*command[:-1], str(taken.getsockname()[1])], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-m", "clearhead", "serve", "novels-gpt", "--port", str(taken.getsockname()[1])],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
 
