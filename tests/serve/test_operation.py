@@ -19,6 +19,7 @@ import pytest
 from clearhead.cli.serve import serve
 from clearhead.errors import UserError
 from clearhead.predict import Model
+from clearhead.serve.keys import Keys
 from tests.serve.commands import started
 from tests.serve.running import Running, serving
 
@@ -188,6 +189,26 @@ def test_a_port_in_use_ends_the_command_with_2() -> None:
         )
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("log_texts", [False, True])
+def test_texts_are_logged_only_if_asked_and_keys_never(
+    packaged: dict[str, Model], caplog: pytest.LogCaptureFixture, log_texts: bool
+) -> None:
+    key = "0123456789-secret-key"
+    body = {"q": "Two dogs\nsleep.", "source": "en", "target": "de", "api_key": key}
+    caplog.set_level("INFO", "clearhead.serve")
+    with (
+        serving({"en-de": packaged["en-de"]}, Keys([key]), log_texts=log_texts) as running,
+        running.client() as client,
+    ):
+        answer = client.post("/translate", json=body)
+        assert client.post("/translate", data=body).status_code == answer.status_code == 200
+        client.get("/languages", params={"api_key": key})
+    assert "POST /translate 200" in caplog.text
+    assert key not in caplog.text
+    assert ("Two dogs" in caplog.text) == log_texts
+    assert (answer.json()["translatedText"].split()[0] in caplog.text) == log_texts
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])

@@ -58,5 +58,5 @@ def create_app(models_: Mapping[str, Model], config: ServeConfig | None = None, 
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type"],
         )
-    app.add_middleware(AccessLog, observe=registry.metrics.observe)
+    app.add_middleware(AccessLog, observe=registry.metrics.observe, log_texts=config.log_texts)
     return app

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import time
 from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
@@ -25,14 +26,16 @@ log = logging.getLogger("clearhead.serve")
 OPEN_ROUTES = {"/health"}  # the only ones that need no key
 BODY_KEY_ROUTES = {"/translate", "/languages", "/detect"}  # LibreTranslate's clients send `api_key` in the body
 LOCAL_NAMES = {"localhost", "127.0.0.1", "::1", "testserver"}
+MAX_LOGGED = 4096  # bytes of a body
+LOGGED_KEY = re.compile(r'("api_key"\s*:\s*"|\bapi_key=)[^"&]*')
 Observer = Callable[[Scope, int, float], None]  # scope, status, seconds
 
 
 class AccessLog:
-    """One line a request, without its texts: method, path, status, time, key name; and an observer for metrics."""
+    """One line a request: method, path, status, time, key name; its texts only if asked. An observer for metrics."""
 
-    def __init__(self, app: ASGIApp, observe: Observer | None = None):
-        self.app, self.observe = app, observe
+    def __init__(self, app: ASGIApp, observe: Observer | None = None, log_texts: bool = False):
+        self.app, self.observe, self.log_texts = app, observe, log_texts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request and log its end."""
@@ -40,16 +43,24 @@ class AccessLog:
             await self.app(scope, receive, send)
             return
         started, status = time.perf_counter(), 499  # as nginx: the client left before there was an answer
+        sent, answered = bytearray(), bytearray()
+
+        async def watch_receive() -> Message:
+            message = await receive()
+            _keep(sent, message)
+            return message
 
         async def watch(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+            if self.log_texts:
+                _keep(answered, message)
             await send(message)
 
         scope.setdefault("state", {})
         try:
-            await self.app(scope, receive, watch)
+            await self.app(scope, watch_receive if self.log_texts else receive, watch)
         except Exception:
             status = 500
             raise
@@ -60,6 +71,19 @@ class AccessLog:
             path = scope["path"].encode("unicode_escape").decode("ascii")[:200]
             caller = scope["state"].get("key", "-")
             log.info("%s %s %d %.0f ms %s", scope["method"], path, status, seconds * 1e3, caller)
+            if self.log_texts:
+                log.info("request %s answer %s", _loggable(sent), _loggable(answered))
+
+
+def _keep(texts: bytearray, message: Message) -> None:
+    texts += message.get("body", b"")[: MAX_LOGGED - len(texts)]
+
+
+def _loggable(texts: bytearray) -> str:
+    """The beginning of a body on one line, without API keys."""
+    text = texts.decode(errors="replace")
+    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return LOGGED_KEY.sub(r"\1...", shown) or "-"
 
 
 class Guard:
