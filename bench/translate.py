@@ -27,9 +27,9 @@ from torch import nn
 from bench.sides import Side, timed
 from bench.timing import machine
 from clearhead.config import GenerationConfig
-from clearhead.inference import optimize_for_inference, translate
-from clearhead.inference.optimize import PackedLinear
+from clearhead.inference import pack_for_steps, translate
 from clearhead.model import build
+from clearhead.ops.linear.packed import PackedLinear
 from tests.model.peers import copy, from_hugging_face
 
 VOCAB_SIZE, PADDING, EOS = 8000, 7999, 0
@@ -189,7 +189,8 @@ def engine(name: str, work: Work) -> Search:
 
 def with_clearhead(network: Any, dtype: torch.dtype, work: Work) -> Search:
     """Clearhead's translate, as `Model.translate` calls it."""
-    optimized, tokens = optimize_for_inference(network, dtype), work.tokens
+    packed, tokens = pack_for_steps(network, dtype), work.tokens
+    assert packed is not None, "the native step was not compiled"
     config = GenerationConfig(
         beam=work.beam,
         max_new_tokens=tokens,
@@ -198,9 +199,7 @@ def with_clearhead(network: Any, dtype: torch.dtype, work: Work) -> Search:
         batch_size=BATCH_SIZE,
         workers=work.workers,
     )
-    return lambda: [
-        outputs[0].ids for outputs in translate(optimized, work.sources, config, bos_id=PADDING, eos_ids=EOS)
-    ]
+    return lambda: [outputs[0].ids for outputs in translate(packed, work.sources, config, bos_id=PADDING, eos_ids=EOS)]
 
 
 def with_transformers(peer: Any, work: Work) -> Search:

@@ -9,17 +9,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.config import GenerationConfig, preset
+from clearhead.config import preset
 from clearhead.inference.batches import MAX_DEFAULT_WORKERS, length_batches, raise_if_cancelled, run_in_batches
 from clearhead.inference.generate import MAX_BATCH_SIZE, max_batch_size
 
 
-@given(st.lists(st.integers(1, 30), max_size=40), st.integers(1, 100), st.integers(1, 9))
-def test_batches_hold_every_row_once_within_their_limits(lengths: list[int], max_tokens: int, max_rows: int) -> None:
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), max_size=40), st.integers(1, 100))
+def test_batches_hold_every_row_once_within_their_limits(rows: list[tuple[int, int]], max_tokens: int) -> None:
+    lengths, max_rows = [length for length, _ in rows], [most for _, most in rows]
     batches = list(length_batches(lengths, max_tokens, max_rows))
     assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
     for batch in batches:
-        assert len(batch) <= max_rows
+        assert len(batch) <= min(max_rows[index] for index in batch)
         assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= max_tokens
     results = run_in_batches(lengths, max_tokens, max_rows, lambda batch: [-index for index in batch])
     assert results == [-index for index in range(len(lengths))]
@@ -36,7 +37,7 @@ def test_the_default_is_one_worker_for_each_thread_and_batch_up_to_two(monkeypat
                 barrier.wait()  # until every worker has a batch
             return [threading.get_ident()]
 
-        return len(set(run_in_batches([1] * batches, 1, 1, run, 0))), thread_counts
+        return len(set(run_in_batches([1] * batches, 1, [1] * batches, run, 0))), thread_counts
 
     assert workers(8, threads=1) == (1, set())
     assert workers(1, threads=8) == (1, set())
@@ -47,12 +48,10 @@ def test_the_default_is_one_worker_for_each_thread_and_batch_up_to_two(monkeypat
 def test_a_batch_has_as_many_rows_as_the_kv_cache_holds_up_to_a_maximum() -> None:
     network = preset("transformer-base", ["vocab_size=100", "max_positions=512"])
     token_bytes = 6 * 2 * 512 * 4  # layers, keys and values, dim, bytes
-    config = GenerationConfig(beam=4, max_new_tokens=100)
-    assert max_batch_size(network, config, 20, 420 * token_bytes * 7) == 7
-    assert max_batch_size(network, config, 20, 1) == 1
-    assert max_batch_size(network, config, 20, 1 << 60) == MAX_BATCH_SIZE
-    endless = GenerationConfig(max_new_tokens=1 << 20)
-    assert max_batch_size(network, endless, 8, 520 * token_bytes * 3) == 3, "no row is longer than max_positions"
+    assert max_batch_size(network, 4, 100, 20, 420 * token_bytes * 7) == 7
+    assert max_batch_size(network, 4, 100, 20, 1) == 1
+    assert max_batch_size(network, 4, 100, 20, 1 << 60) == MAX_BATCH_SIZE
+    assert max_batch_size(network, 1, 1 << 20, 8, 520 * token_bytes * 3) == 3, "no row is longer than max_positions"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -61,8 +60,8 @@ def test_workers_inherit_autocast(workers: int) -> None:
         return [(torch.ones(1, 1) @ torch.ones(1, 1)).dtype]
 
     with torch.autocast("cpu", torch.bfloat16):
-        assert run_in_batches([1, 1, 1], 1, 1, run, workers) == [torch.bfloat16] * 3
-    assert run_in_batches([1, 1, 1], 1, 1, run, workers) == [torch.float32] * 3
+        assert run_in_batches([1, 1, 1], 1, [1] * 3, run, workers) == [torch.bfloat16] * 3
+    assert run_in_batches([1, 1, 1], 1, [1] * 3, run, workers) == [torch.float32] * 3
 
 
 def test_ctrl_c_ends_all_workers() -> None:
@@ -81,6 +80,6 @@ def test_ctrl_c_ends_all_workers() -> None:
 
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        run_in_batches([1] * 9, 1, 1, run, 2)
+        run_in_batches([1] * 9, 1, [1] * 9, run, 2)
     assert len(ended) == 2, "no worker starts another batch"
     assert time.monotonic() - start < 20

@@ -3,13 +3,13 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.config import GenerationConfig, ModelConfig
-from clearhead.inference import beam_search as beam_module
 from clearhead.inference import generate, stream
 from clearhead.inference import generation_batch as batch_module
 from clearhead.inference.beam_search import FinishedHypotheses
@@ -74,11 +74,11 @@ def test_beam_search_equals_the_reference(
 
 
 def test_a_full_list_of_finished_hypotheses_keeps_the_highest_scores() -> None:
-    finished = FinishedHypotheses(2, 2, torch.zeros(2, 5))
+    finished = FinishedHypotheses(2, 2, np.float32)
 
     def merge(scores: list[list[float]], tokens: list[list[list[int]]]) -> None:
-        ids = torch.tensor(tokens)
-        finished.merge(torch.tensor(scores), torch.ones(2, 2, dtype=torch.bool), ids, -ids.float())
+        ids = np.array(tokens)
+        finished.merge(np.arange(2), np.array(scores, np.float32), np.ones((2, 2), bool), ids, -ids.astype(np.float32))
 
     merge([[-1.0, -3.0], [-4.0, -math.inf]], [[[1], [3]], [[4], [0]]])
     merge([[-2.0, -5.0], [-6.0, -0.5]], [[[2, 2], [5, 5]], [[6, 6], [7, 7]]])  # replaces the worst of a full list
@@ -160,9 +160,8 @@ def test_when_finished_rows_are_removed_never_changes_the_outputs(
     network, rows, outputs = random_model(config), rows_for(config, seed, count=6), []
     for threshold, interval in ((1.0, 1), (0.0, 1), (0.75, 3)):  # removed at once, at the end, rarely
         with pytest.MonkeyPatch.context() as patch:
-            for module in (batch_module, beam_module):
-                patch.setattr(module, "COMPACT_THRESHOLD", threshold)
-                patch.setattr(module, "sync_interval", lambda device, interval=interval: interval)
+            patch.setattr(batch_module, "COMPACT_THRESHOLD", threshold)
+            patch.setattr(batch_module, "sync_interval", lambda device, interval=interval: interval)
             outputs.append(search(network, rows, settings))
     assert same_outputs(outputs[1], outputs[0])
     assert same_outputs(outputs[2], outputs[0])

@@ -1,20 +1,15 @@
-"""Logits of decode steps never depend on how the KV cache has grown, rewound, joined or dropped rows."""
-
-from typing import Any
+"""Logits of decode steps never depend on how the KV cache has grown or was rewound."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.config import GenerationConfig, ModelConfig
+from clearhead.config import ModelConfig
 from clearhead.inference import ModelRunner
-from clearhead.inference import beam_search as beam_module
-from clearhead.model import KVCache, TreeCache, build
+from clearhead.model import KVCache
 from clearhead.model import cache as cache_module
-from tests.inference.peers import marian, random_rows
-from tests.inference.random_models import FEW, generative_configs, random_model, rows_for, same_outputs
-from tests.inference.test_parity_transformers import generate_ours
+from tests.inference.random_models import FEW, generative_configs, random_model, rows_for
 from tests.strategies import configs
 
 
@@ -30,8 +25,6 @@ def test_a_growing_cache_equals_a_large_one(config: ModelConfig, seed: int, size
             runner = ModelRunner(network, 3, 60)
             logits = [runner.prefill([prompt for _, prompt in rows], sources)[:, None]]
             logits += [runner.decode_step(piece) for piece in ids.split(sizes, dim=1)]
-            runner.start_beams(2, 3)
-            logits += [runner.decode_step(ids[:, :2]) for _ in range(3)]
             results.append(torch.cat(logits, dim=1))
     torch.testing.assert_close(*results, atol=1e-9, rtol=0)
 
@@ -66,67 +59,3 @@ def test_rewound_tokens_never_change_later_logits(config: ModelConfig, seed: int
             alone = ModelRunner(network, 1, 60)
             alone.prefill([[*prompts[row], *right[row, :kept].tolist()]], sources[row : row + 1])
             torch.testing.assert_close(logits[row], alone.decode_step(right[row : row + 1, :1])[0], atol=1e-9, rtol=0)
-
-
-@pytest.mark.parametrize("early", ["full", "likely"])
-def test_a_closed_row_that_stays_in_the_batch_gets_no_more_hypotheses(early: str) -> None:
-    pair, results = marian(), []
-    rows = random_rows(24)
-    config = GenerationConfig(max_new_tokens=16, beam=3, n_best=3, early_stopping=early, length_penalty=2.0)
-    for threshold in (1.0, 0.0):  # removed at once, at the end
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(beam_module, "COMPACT_THRESHOLD", threshold)
-            results.append(generate_ours(pair, rows, config))
-    assert same_outputs(*results)
-
-
-@FEW
-@given(generative_configs, st.integers(0, 99), st.integers(0, 3), st.integers(0, 4), st.integers(0, 3))
-def test_rows_that_join_and_leave_decode_as_alone(
-    config: ModelConfig, seed: int, ahead: int, first: int, second: int
-) -> None:
-    """Two batches, one `ahead` tokens ahead, are joined; two rows are dropped; the logits are those of single rows."""
-    network, rows = random_model(config), rows_for(config, seed, count=6)
-    ids = torch.randint(23, (6, ahead + 3))
-    order = list(range(6))
-
-    def prefill(indices: list[int]) -> ModelRunner:
-        sources = [rows[index][0] for index in indices] if config.family == "encoder-decoder" else None
-        runner = ModelRunner(network, len(indices), 20)
-        runner.prefill([rows[index][1] for index in indices], sources)
-        return runner
-
-    with torch.inference_mode():
-        runner, late = prefill([0, 1, 2, 3]), prefill([4, 5])
-        for column in range(ahead):
-            runner.decode_step(ids[:4, column, None])
-        runner.concat(late, 30)
-        logits = [runner.decode_step(ids[:, ahead, None])]
-        for row in (first, second):
-            runner.drop_row(row)
-            order[row] = order[-1]
-            order.pop()
-        runner.rewind([len(rows[index][1]) + 1 + ahead * (index < 4) for index in order])
-        logits += [runner.decode_step(ids[order, ahead + column, None]) for column in (1, 2)]
-        for row, index in enumerate(order):
-            alone = prefill([index])
-            for column in range(ahead if index < 4 else 0):
-                alone.decode_step(ids[index, None, column, None])
-            expected = [alone.decode_step(ids[index, None, ahead + column, None])[0] for column in range(3)]
-            joined = [logits[0][index], logits[1][row], logits[2][row]]
-            torch.testing.assert_close(torch.stack(joined), torch.stack(expected), atol=1e-9, rtol=0)
-
-
-def test_beams_take_one_token_each_for_at_most_the_given_steps() -> None:
-    config = ModelConfig(family="decoder", decoder_layers=1, dim=8, heads=2, vocab_size=12, max_positions=8)
-    network: Any = build(config).eval()
-    cache = KVCache(network.config, rows=2, capacity=8)
-    with torch.no_grad():
-        network(torch.tensor([[1, 2], [3, 4]]), cache=cache)
-        tree = TreeCache(cache, branches=3, steps=2)
-        with pytest.raises(ValueError, match="one token a branch"):
-            network(torch.tensor([[1], [2]]), cache=tree)
-        for _ in range(2):
-            network(torch.ones(2, 3, dtype=torch.long), cache=tree)
-        with pytest.raises(ValueError, match="fewer steps"):
-            network(torch.ones(2, 3, dtype=torch.long), cache=tree)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from clearhead.config import GenerationConfig
-from clearhead.inference import GenerationOutput, generate, translate
+from clearhead.inference import GenerationOutput, generate, pack_for_steps, translate
+from clearhead.ops.native.structs import step_library
 from tests.inference.peers import PADDING, Pair, gpt2, llama, marian, padded, random_rows
 
 INPUTS, ROWS, MAX_NEW_TOKENS, TOLERANCE = int(os.environ.get("CLEARHEAD_INPUTS", "96")), 16, 12, 1e-4
@@ -27,14 +28,23 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 }
 
 families = pytest.mark.parametrize("make", [marian, gpt2, llama], ids=lambda make: make.__name__)
+steps = pytest.mark.parametrize(
+    "native",
+    [False, pytest.param(True, marks=pytest.mark.skipif(step_library() is None, reason="not compiled here"))],
+    ids=["reference", "native"],
+)
 
 
-def generate_ours(pair: Pair, rows: list[list[int]], config: GenerationConfig) -> list[list[GenerationOutput]]:
+def generate_ours(
+    pair: Pair, rows: list[list[int]], config: GenerationConfig, native: bool = False
+) -> list[list[GenerationOutput]]:
     """Run our search; padding is banned for Marian."""
+    network = pack_for_steps(pair.ours, None) if native else pair.ours
+    assert network is not None
     if pair.theirs.config.is_encoder_decoder:
         config = config.model_copy(update={"banned_ids": (*config.banned_ids, (PADDING,))})
-        return translate(pair.ours, rows, config, bos_id=PADDING, eos_ids=pair.end)
-    return generate(pair.ours, rows, config, eos_ids=pair.end)
+        return translate(network, rows, config, bos_id=PADDING, eos_ids=pair.end)
+    return generate(network, rows, config, eos_ids=pair.end)
 
 
 def generate_theirs(pair: Pair, rows: list[list[int]], **options: Any) -> Iterator[list[tuple[list[int], float]]]:
@@ -98,12 +108,13 @@ def logit_gap(pair: Pair, row: list[int], a: list[int], b: list[int]) -> float:
 
 
 @families
-def test_greedy_search_gives_the_same_tokens_and_scores(make: Callable[[], Pair]) -> None:
+@steps
+def test_greedy_search_gives_the_same_tokens_and_scores(make: Callable[[], Pair], native: bool) -> None:
     pair, near_ties, finished = make(), 0, 0
     # Their scores are those of processed logits, ours of unprocessed ones; without processors they are equal.
     config = GenerationConfig(max_new_tokens=MAX_NEW_TOKENS, logprobs=True)
     for rows in batches(pair):
-        ours, theirs = generate_ours(pair, rows, config), generate_theirs(pair, rows, num_beams=1)
+        ours, theirs = generate_ours(pair, rows, config, native), generate_theirs(pair, rows, num_beams=1)
         for row, [output], [(tokens, score)] in zip(rows, ours, theirs, strict=True):
             our_tokens = with_eos(pair, output)
             finished += output.finished
@@ -119,7 +130,8 @@ def test_greedy_search_gives_the_same_tokens_and_scores(make: Callable[[], Pair]
 
 
 @families
-def test_beam_search_gives_the_same_hypotheses_in_the_same_order(make: Callable[[], Pair]) -> None:
+@steps
+def test_beam_search_gives_the_same_hypotheses_in_the_same_order(make: Callable[[], Pair], native: bool) -> None:
     pair, near_ties, outputs, finished = make(), 0, 0, 0
     for number, rows in enumerate(batches(pair)):
         for beam, penalty, early in BEAMS[number % 5 :: 5] if INPUTS < 1000 else BEAMS[number % 3 :: 3]:
@@ -127,7 +139,7 @@ def test_beam_search_gives_the_same_hypotheses_in_the_same_order(make: Callable[
                 max_new_tokens=MAX_NEW_TOKENS, beam=beam, n_best=beam, length_penalty=penalty, early_stopping=early
             )
             options = {"num_beams": beam, "length_penalty": penalty, "early_stopping": EARLY_STOPPING[early]}
-            both = zip(generate_ours(pair, rows, config), generate_theirs(pair, rows, **options), strict=True)
+            both = zip(generate_ours(pair, rows, config, native), generate_theirs(pair, rows, **options), strict=True)
             for ours, theirs in both:
                 expected = [score for _, score in theirs]
                 assert [output.score for output in ours] == pytest.approx(expected, abs=TOLERANCE)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from clearhead.config import GenerationConfig, ModelConfig
 from clearhead.errors import UserError
-from clearhead.inference import DraftModel, ModelRunner, PromptLookup, stream
+from clearhead.inference import DraftModel, PromptLookup, stream
 from clearhead.inference.generation_batch import GenerationBatch
+from clearhead.inference.step_batch import StepBatch
 from tests.inference.random_models import FEW, generative_configs, random_model, rows_for, same_outputs
 from tests.inference.reference import END, search
 
@@ -75,14 +76,14 @@ def test_a_stream_with_a_draft_equals_one_without(config: ModelConfig, seed: int
 def tokens_of_steps(run: Any) -> list[int]:
     """Run and return the number of tokens of each decode step of any network."""
     tokens = []
-    original = ModelRunner.decode_step
+    original = StepBatch.decode_step
 
-    def counted(self: ModelRunner, ids: torch.Tensor) -> torch.Tensor:
+    def counted(self: StepBatch, ids: torch.Tensor) -> torch.Tensor:
         tokens.append(ids.shape[1])
         return original(self, ids)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModelRunner, "decode_step", counted)
+        patch.setattr(StepBatch, "decode_step", counted)
         run()
     return tokens
 
@@ -104,9 +105,9 @@ def test_accepted_draft_tokens_save_steps() -> None:
 
 def test_prompt_lookup_proposes_what_followed_the_last_match() -> None:
     network = gpt()
-    runner = ModelRunner(network, 3, 40)
     prompts = [[7, 8, 9, 2, 7, 8], [3, 4, 3], [5, 6, 11]]
-    batch = GenerationBatch(runner, runner.prefill(prompts), prompts, GenerationConfig(), [END], [0, 0, 0])
+    runner = StepBatch.of(network, prompts, None, 60)
+    batch = GenerationBatch(runner, runner.prefill(), prompts, GenerationConfig(), [END], [0, 0, 0])
     batch.accept(torch.tensor([9, 4, 12]))
     draft = PromptLookup().propose(batch, 6)
     assert draft[0].tolist() == [2, 7, 8, 9, 2, 7], "wraps around"

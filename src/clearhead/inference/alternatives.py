@@ -7,13 +7,13 @@ import torch
 from clearhead.config import GenerationConfig
 from clearhead.errors import UserError
 from clearhead.inference.generate import prepare_batch
-from clearhead.inference.model_runner import GenerativeNetwork
+from clearhead.inference.make_runner import StepNetwork
 from clearhead.inference.output import GenerationOutput
 from clearhead.inference.request import EosIds, TokenIds, eos_tuple, validate
 
 
 def alternatives(
-    network: GenerativeNetwork,
+    network: StepNetwork,
     prompt: TokenIds,
     count: int,
     config: GenerationConfig,

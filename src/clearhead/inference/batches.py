@@ -12,16 +12,22 @@ MAX_DEFAULT_WORKERS = 2  # workers share the GIL, and each has a KV cache of its
 _worker = threading.local()  # `cancelled`: an event, in the threads of a pool
 
 
-def length_batches(lengths: Sequence[int], max_tokens: int, max_rows: int) -> Iterator[list[int]]:
-    """Yield the indices of each batch, longest first: at most `max_tokens` including padding, at most `max_rows`.
+def length_batches(lengths: Sequence[int], max_tokens: int, max_rows: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the indices of each batch, longest first: at most `max_tokens` including padding.
+
+    A batch with sequence n has at most max_rows[n] sequences.
 
     A sequence longer than `max_tokens` is a batch by itself.
     """
     batch: list[int] = []
+    most = 0
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if batch and (len(batch) == max_rows or (len(batch) + 1) * lengths[batch[0]] > max_tokens):
+        most = min(most, max_rows[index])
+        if batch and (len(batch) >= most or (len(batch) + 1) * lengths[batch[0]] > max_tokens):
             yield batch
             batch = []
+        if not batch:
+            most = max_rows[index]
         batch.append(index)
     if batch:
         yield batch
@@ -30,7 +36,7 @@ def length_batches(lengths: Sequence[int], max_tokens: int, max_rows: int) -> It
 def run_in_batches(
     lengths: Sequence[int],
     max_tokens: int,
-    max_rows: int,
+    max_rows: Sequence[int],
     run: Callable[[list[int]], Sequence[Result]],
     workers: int = 1,
 ) -> list[Result]:

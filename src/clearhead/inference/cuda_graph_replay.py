@@ -123,7 +123,7 @@ class ReplayRunner(ModelRunner):
 
     def __init__(self, runner: ModelRunner, graphs: GraphCache, choice: GraphSampling):
         cache = runner.cache
-        self.network, self.device, self.graphs = runner.network, runner.device, graphs
+        self.network, self.config, self.device, self.graphs = runner.network, runner.config, runner.device, graphs
         self.max_length, self.num_rows = cache.max_length, len(cache)
         # Slots for a start only, not for max_new_tokens: a step reads every slot, and most texts end early.
         tokens = min(cache.capacity, self.max_length + MIN_SLOTS // 2)

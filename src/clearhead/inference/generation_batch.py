@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from clearhead.config import GenerationConfig
+from clearhead.config import GenerationConfig, ModelConfig
 from clearhead.inference.logits_processors import build_processors
-from clearhead.inference.model_runner import ModelRunner
 from clearhead.inference.output import GenerationOutput, make_output
 from clearhead.inference.request import TokenIds, new_token_limits
 from clearhead.inference.sampling import Sampler
@@ -24,12 +24,28 @@ def sync_interval(device: torch.device) -> int:
     return 1 if device.type == "cpu" else 8
 
 
+class BatchRunner(Protocol):
+    """Decode steps of a batch."""
+
+    config: ModelConfig
+    device: torch.device
+
+    def decode_step(self, ids: Tensor) -> Tensor:
+        """Run the next tokens (B, T) of every row; return the logits (B, T, V)."""
+
+    def select(self, rows: Tensor) -> None:
+        """Keep, repeat or reorder rows: row n becomes the old row rows[n]."""
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Shorten each row to a number of tokens, prompt included."""
+
+
 class GenerationBatch:
     """A batch of rows under greedy search or sampling; finished rows are removed and put into `outputs`."""
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: BatchRunner,
         logits: Tensor,
         prompts: Sequence[TokenIds],
         config: GenerationConfig,
@@ -39,7 +55,7 @@ class GenerationBatch:
     ):
         device = runner.device
         self.runner, self.logits, self.config = runner, logits, config
-        self.limits = new_token_limits(prompts, config.max_new_tokens, runner.network.config.max_positions)
+        self.limits = new_token_limits(prompts, config.max_new_tokens, runner.config.max_positions)
         self.prompt_lengths = [len(prompt) for prompt in prompts]
         self.buffer = TokenBuffer(prompts, self.limits, logits.shape[-1], device)
         self.eos_ids = torch.tensor(eos_ids, dtype=torch.long).to(device)

@@ -1,9 +1,8 @@
-"""Prefill and decode steps of a network with its KV cache.
+"""Prefill and decode steps of a network with a contiguous KV cache: greedy search and sampling on a GPU.
 
-B batch · P prompt tokens · T new tokens · K beams · D model dim · V vocabulary
+B batch · P prompt tokens · T new tokens · D model dim · V vocabulary
 
-Every search runs on this: `prefill`, then one `decode_step` per token. Between steps a search may drop, repeat or
-rewind rows, or split each row into beams. Faster decode steps override `decode_step`.
+A decode step reads no tables here, which CUDA graphs replay fastest; everything else runs on step runners.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ import torch
 from torch import Tensor
 
 from clearhead.inference.batches import raise_if_cancelled
-from clearhead.inference.bf16_kv_cache import BF16KVCache, can_use_bf16_cache
 from clearhead.inference.request import TokenIds
-from clearhead.model import Decoder, EncoderDecoder, KVCache, TreeCache
+from clearhead.model import Decoder, EncoderDecoder, KVCache
 
 GenerativeNetwork = Decoder | EncoderDecoder
 PREFILL_CHUNK = 512  # prompt tokens of a prefill chunk, where all prompts have the same length
@@ -28,7 +26,7 @@ class ModelRunner:
     def __init__(self, network: GenerativeNetwork, rows: int, capacity: int):
         if network.training:
             raise ValueError("the network is in training mode, where dropout is on; call network.eval() first")
-        self.network = network
+        self.network, self.config = network, network.config
         self.cache = KVCache(network.config, rows, min(capacity, network.config.max_positions))
         self.device = network.decoder.embedding.tokens.weight.device
 
@@ -55,7 +53,7 @@ class ModelRunner:
         return self.network.decode(last, cache=self.cache)
 
     def decode_step(self, ids: Tensor) -> Tensor:
-        """Run a decode step on ids (B, T), or (B, K) with beams; return logits (B, T, V) or (B, K, V)."""
+        """Run a decode step on ids (B, T); return logits (B, T, V)."""
         raise_if_cancelled()
         if isinstance(self.network, EncoderDecoder):
             return self._logits(self.network.decode(ids, None, cache=self.cache))
@@ -69,28 +67,9 @@ class ModelRunner:
         """Keep, repeat or reorder rows: row n becomes the old row rows[n]."""
         self.cache.select(rows, tighten=self.device.type == "cpu")
 
-    def concat(self, other: ModelRunner, capacity: int) -> None:
-        """Append the rows of another runner of this network; a row may then have `capacity` tokens."""
-        self.cache.concat(other.cache, capacity)
-
-    def drop_row(self, row: int) -> None:
-        """Remove one row; the last row takes its index."""
-        self.cache.drop_row(row)
-
     def rewind(self, lengths: Sequence[int]) -> None:
         """Shorten each row of the KV cache to a number of tokens, prompt included."""
         self.cache.rewind(lengths)
-
-    def start_beams(self, beams: int, steps: int) -> None:
-        """Split each row into beams, for at most `steps` decode steps."""
-        self.cache = TreeCache(self.cache, beams, steps)
-        if can_use_bf16_cache(self.network, len(self.cache)):
-            self.cache.layers = [BF16KVCache.from_fp32(layer) for layer in self.cache.layers]
-
-    def reorder_beams(self, parents: Tensor) -> None:
-        """Let beam k of row b continue beam parents[b, k]."""
-        assert isinstance(self.cache, TreeCache)
-        self.cache.reorder_beams(parents)
 
 
 def pad_batch(rows: Sequence[TokenIds], device: torch.device) -> tuple[Tensor, Tensor | None]:

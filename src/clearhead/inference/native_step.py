@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -72,6 +73,7 @@ class NativeRunner:
         self.last_tokens = np.zeros(max_rows, np.int32)
         self.counts: TokenCounts | None = None  # once a row has penalties
         self.workspace = Workspace()
+        self.logits_buffer = torch.empty(0)  # of all steps: touching new memory may take as long as the lm_head
         self.decoder = NetworkStruct.from_buffer_copy(network.decoder)  # with this runner's cache
         self.layers = (LayerStruct * self.decoder.num_layers)(*layer_structs(network.decoder))
         for layer, keys, values in zip(self.layers, self.cache.keys, self.cache.values, strict=True):
@@ -88,9 +90,10 @@ class NativeRunner:
     def launch(self, inputs: StepInputs, sampling: SamplingInputs) -> FinishedStep:
         """Run a step and choose a token for each output."""
         greedy, _, penalties = sampling_features(sampling)
-        logits, tokens = self._run(inputs)
         if not greedy or penalties or sampling.logprobs >= 0:
-            return FinishedStep(self.choose(logits, sampling))
+            return FinishedStep(self.choose(self.logits(inputs), sampling))
+        tokens = np.empty(len(inputs.outputs), np.int32)
+        self._run(inputs, tokens)
         finite = tokens >= 0
         tokens = np.maximum(tokens, 0)
         self.last_tokens[sampling.numbers] = tokens
@@ -98,7 +101,7 @@ class NativeRunner:
 
     def logits(self, inputs: StepInputs) -> Tensor:
         """Run a step without choosing: logits (M, V)."""
-        return self._run(inputs)[0]
+        return self._run(inputs)
 
     def choose(self, logits: Tensor, sampling: SamplingInputs) -> StepOutput:
         """Choose tokens from logits (M, V)."""
@@ -108,19 +111,21 @@ class NativeRunner:
         self.last_tokens[sampling.numbers] = choice.tokens.numpy()
         return choice.output()
 
-    def _run(self, inputs: StepInputs) -> tuple[Tensor, NDArray[np.int32]]:
-        """Return logits (M, V) and the most likely tokens (M,), -1 where the largest logit is not finite."""
+    def _run(self, inputs: StepInputs, tokens: NDArray[np.int32] | None = None) -> Tensor:
+        """Return logits (M, V); write the most likely tokens (M,), -1 where the largest logit is not finite."""
         ids, count = inputs.ids, len(inputs.outputs)
         if (ids == LAST_TOKEN).any():
             ids = np.where(ids == LAST_TOKEN, self.last_tokens[inputs.numbers[inputs.rows]], ids)
-        logits = torch.empty(count, -(-self.vocab_size // LANES) * LANES)
-        tokens = np.empty(count, np.int32)
+        width = -(-self.vocab_size // LANES) * LANES
+        if count * width > len(self.logits_buffer):
+            self.logits_buffer = torch.empty(count * width)
+        logits = self.logits_buffer[: count * width].view(count, width)
         fields = ("rows", "positions", "slots", "outputs", "table", "source_table", "source_lengths")
         arrays = {name: _as_int32(getattr(inputs, name)) for name in fields} | {"ids": _as_int32(ids)}
         step = StepStruct(
             **{name: array.ctypes.data for name, array in arrays.items() if array is not None},
             logits=logits.data_ptr(),
-            tokens=tokens.ctypes.data,
+            tokens=None if tokens is None else tokens.ctypes.data,
             num_tokens=len(ids),
             num_rows=len(inputs.numbers),
             num_outputs=count,
@@ -129,28 +134,29 @@ class NativeRunner:
             source_width=0 if inputs.source_table is None else inputs.source_table.shape[1],
         )
         self.workspace.run(self.decoder, step)
-        return logits[:, : self.vocab_size], tokens
+        return logits[:, : self.vocab_size]
 
     def encode(self, inputs: EncodeInputs) -> None:
         """Run the encoder, and write the cross-attention keys and values of every decoder layer."""
-        batch: list[int] = []
-        for row, ids in enumerate(inputs.ids):
-            if batch and sum(len(inputs.ids[n]) for n in batch) + len(ids) > ENCODE_TOKENS:
-                self._encode(inputs, batch)
-                batch = []
-            batch.append(row)
-        self._encode(inputs, batch)
+        lengths = np.array([len(ids) for ids in inputs.ids], np.int32)
+        first, tokens = 0, 0
+        for row, length in enumerate(lengths.tolist()):
+            if tokens and tokens + length > ENCODE_TOKENS:
+                self._encode(inputs, slice(first, row), lengths)
+                first, tokens = row, 0
+            tokens += length
+        self._encode(inputs, slice(first, len(lengths)), lengths)
 
     @torch.inference_mode()
-    def _encode(self, inputs: EncodeInputs, rows: list[int]) -> None:
+    def _encode(self, inputs: EncodeInputs, rows: slice, lengths: NDArray[np.int32]) -> None:
         """Encode some of the sources, packed without padding."""
         config, network = self.network.config, self.network
-        lengths = np.array([len(inputs.ids[row]) for row in rows], np.int32)
+        lengths = lengths[rows]
         starts, total, longest = np.cumsum(lengths) - lengths, int(lengths.sum()), int(lengths.max(initial=1))
-        row_of = np.repeat(np.arange(len(rows), dtype=np.int32), lengths)
+        row_of = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
         tokens = np.arange(total, dtype=np.int32)
         positions = tokens - starts[row_of].astype(np.int32)
-        ids = np.array([token for row in rows for token in inputs.ids[row]], np.int32)
+        ids = np.fromiter(chain.from_iterable(inputs.ids[rows]), np.int32, total)
         table = np.minimum(starts[:, None] + np.arange(longest), max(total - 1, 0)).astype(np.int32)
         keys, values = torch.empty(2, total, config.kv_heads, config.head_dim)
         assert network.encoder is not None
@@ -166,15 +172,15 @@ class NativeRunner:
             **{name: array.ctypes.data for name, array in arrays.items()},
             hidden=hidden.data_ptr(),
             num_tokens=total,
-            num_rows=len(rows),
+            num_rows=len(lengths),
             num_outputs=total,
             table_width=longest,
             span=1,
         )
         self.workspace.run(encoder, step)
-        pages = np.zeros((len(rows), -(-longest // PAGE_SIZE)), np.int64)
-        for n, row in enumerate(rows):
-            pages[n, : len(inputs.tables[row])] = inputs.tables[row]
+        pages = np.zeros((len(lengths), -(-longest // PAGE_SIZE)), np.int64)
+        for n, table in enumerate(inputs.tables[rows]):
+            pages[n, : len(table)] = table[: pages.shape[1]]
         slots = torch.from_numpy(pages[row_of, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE)
         for (linear, key_norm), *pools in zip(network.source_kv, self.cache.keys, self.cache.values, strict=True):
             k, v = linear(hidden).unflatten(1, (2, config.kv_heads, -1)).unbind(1)  # (N, G, E)

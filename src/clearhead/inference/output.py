@@ -1,12 +1,13 @@
 """The result of generation, and the length penalty of its score."""
 
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.config import GenerationConfig
 
-Length = TypeVar("Length", float, Tensor)
+Length = TypeVar("Length", float, NDArray[Any])
 
 
 class GenerationOutput(NamedTuple):

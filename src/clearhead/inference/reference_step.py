@@ -59,7 +59,7 @@ class ReferenceRunner:
         counts = np.array([len(row) for row in inputs.ids])
         used = np.arange(counts.max()) < counts[:, None]  # (B, S)
         ids = np.zeros(used.shape, np.int64)
-        ids[used] = np.concatenate(inputs.ids)
+        ids[used] = np.concatenate([np.asarray(row) for row in inputs.ids])
         rows = zip(inputs.ids, inputs.tables, strict=True)
         slots = np.concatenate([_slots(np.array(table), len(row)) for row, table in rows])
         lengths = None if used.all() else torch.from_numpy(counts).to(device)

@@ -124,9 +124,10 @@ def eos_tuple(eos_ids: EosIds) -> tuple[int, ...]:
     return (eos_ids,) if isinstance(eos_ids, int) else tuple(dict.fromkeys(eos_ids))
 
 
-def new_token_limits(prompts: Sequence[TokenIds], max_new_tokens: int, max_positions: int) -> list[int]:
-    """Return how many tokens may follow each prompt.
+def new_token_limits(prompts: Sequence[TokenIds], max_new_tokens: int | Sequence[int], max_positions: int) -> list[int]:
+    """Return how many tokens may follow each prompt; `max_new_tokens` may differ between them.
 
     The last token needs no position, since no decode step follows it.
     """
-    return [min(max_new_tokens, max_positions - len(prompt) + 1) for prompt in prompts]
+    most = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else max_new_tokens
+    return [min(limit, max_positions - len(prompt) + 1) for limit, prompt in zip(most, prompts, strict=True)]

@@ -16,10 +16,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from clearhead.config import GenerationConfig
 from clearhead.errors import UserError
 from clearhead.inference.generation_batch import GenerationBatch
-from clearhead.inference.model_runner import GenerativeNetwork, ModelRunner
+from clearhead.inference.make_runner import StepNetwork
 from clearhead.inference.request import TokenIds
+from clearhead.inference.step_batch import StepBatch
 
 
 class DraftState(Protocol):
@@ -39,8 +41,10 @@ class Draft(Protocol):
     def num_draft_tokens(self) -> int:
         """Draft tokens proposed at a time."""
 
-    def begin(self, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, max_new_tokens: int) -> DraftState:
-        """Prepare a batch of prompts that will get at most `max_new_tokens` each."""
+    def begin(
+        self, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, config: GenerationConfig
+    ) -> DraftState:
+        """Prepare a batch of prompts, which the caller then repeats for each sample."""
 
 
 class SpeculativeBatch(GenerationBatch):
@@ -52,7 +56,8 @@ class SpeculativeBatch(GenerationBatch):
 
     def advance(self) -> Tensor:
         """Decode one or more tokens in every row; return tokens (B, N + 1), of which a row may have accepted fewer."""
-        room = self.runner.cache.capacity - self.runner.cache.max_length - 1
+        longest = max(self.prompt_lengths) + self.config.max_new_tokens
+        room = min(longest, self.runner.config.max_positions) - max(self.lengths())
         left = max(self.limits[index] - count for index, count in zip(self.active, self.num_new, strict=True))
         room = min(room, left - 1)
         if self.pending is None or room < 1:
@@ -98,28 +103,29 @@ class SpeculativeBatch(GenerationBatch):
 class DraftModel:
     """Draft by a smaller network with the same vocabulary, with the same sampling options and noise."""
 
-    network: GenerativeNetwork
+    network: StepNetwork
     num_draft_tokens: int = 4
 
     def begin(
-        self, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, max_new_tokens: int
+        self, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, config: GenerationConfig
     ) -> DraftModelState:
         """Prefill the prompts."""
-        total = max(map(len, prompts)) + max_new_tokens
-        runner = ModelRunner(self.network, len(prompts), total)
+        total = max(map(len, prompts)) + config.max_new_tokens
         if total > self.network.config.max_positions:
             raise UserError(
                 f"the draft model has {self.network.config.max_positions} positions, but prompt and text may need "
                 f"{total}; lower max_new_tokens, or use another draft"
             )
-        runner.prefill(prompts, sources)
+        rows = len(prompts) * config.samples
+        runner = StepBatch.of(self.network, prompts, sources, rows * (config.max_new_tokens + self.num_draft_tokens))
+        runner.prefill()
         return DraftModelState(runner, [len(prompt) for prompt in prompts])
 
 
 class DraftModelState:
     """The draft model's KV cache of a batch."""
 
-    def __init__(self, runner: ModelRunner, cached: list[int]):
+    def __init__(self, runner: StepBatch, cached: list[int]):
         self.runner, self.cached = runner, cached  # tokens of each row in the draft model's KV cache
 
     def propose(self, batch: GenerationBatch, count: int) -> Tensor:
@@ -152,7 +158,7 @@ class PromptLookup:
     max_length: int = 3  # of the n-gram; shorter ones are tried where it does not occur
 
     def begin(
-        self, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, max_new_tokens: int
+        self, prompts: Sequence[TokenIds], sources: Sequence[TokenIds] | None, config: GenerationConfig
     ) -> PromptLookup:
         """Return itself: a lookup has no state."""
         return self

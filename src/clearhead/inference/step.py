@@ -10,6 +10,7 @@ A decode step has one token per row; a row with several tokens is a chunk of its
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -75,8 +76,8 @@ class StepInputs:
 class EncodeInputs:
     """Sources of a translator, whose cross-attention keys and values go to the slots of their pages."""
 
-    ids: list[list[int]]
-    tables: list[list[int]]  # pages of each source
+    ids: Sequence[Sequence[int]]
+    tables: Sequence[Sequence[int]] | NDArray[np.int32]  # pages of each source; more entries than it needs are ignored
 
 
 @dataclass
@@ -130,7 +131,10 @@ class StepRunner(Protocol):
         """Run a step and choose a token for each output; the next step may start before the result is read."""
 
     def logits(self, inputs: StepInputs) -> Tensor:
-        """Run a step without choosing: logits (M, V) in fp32 (beam search, draft verification, constraints)."""
+        """Run a step without choosing: logits (M, V) in fp32 (beam search, draft verification, constraints).
+
+        The caller may change them; the next step may overwrite them.
+        """
 
     def choose(self, logits: Tensor, sampling: SamplingInputs) -> StepOutput:
         """Choose tokens from logits (M, V) that were changed on the way."""

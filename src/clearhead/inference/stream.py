@@ -9,7 +9,7 @@ import torch
 from clearhead.config import GenerationConfig
 from clearhead.errors import UserError
 from clearhead.inference.generate import prepare_batch
-from clearhead.inference.model_runner import GenerativeNetwork
+from clearhead.inference.make_runner import StepNetwork
 from clearhead.inference.request import EosIds, TokenIds, eos_tuple, validate
 from clearhead.inference.speculative import Draft
 from clearhead.inference.stop_strings import StopStrings
@@ -17,7 +17,7 @@ from clearhead.text import Tokenizer
 
 
 def stream(
-    network: GenerativeNetwork,
+    network: StepNetwork,
     prompt: TokenIds,
     config: GenerationConfig,
     *,
@@ -55,7 +55,7 @@ def stream(
 
 
 def stream_text(
-    network: GenerativeNetwork,
+    network: StepNetwork,
     prompt: TokenIds,
     config: GenerationConfig,
     tokenizer: Tokenizer,

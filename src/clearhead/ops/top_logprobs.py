@@ -23,3 +23,9 @@ def top_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     sizes, pointers = (rows, logits.stride(0), count, k), (values.data_ptr(), tokens.data_ptr())
     check(lib.clearhead_top_logprobs(logits.data_ptr(), *sizes, *pointers, level(), torch.get_num_threads()))  # type: ignore[union-attr]
     return values, tokens.long()
+
+
+def top_values(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k highest of each row of x (M, V), highest first, and their tokens: (M, k) each."""
+    _, tokens = top_logprobs(x, k)
+    return x.gather(1, tokens), tokens

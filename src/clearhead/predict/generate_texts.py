@@ -23,7 +23,7 @@ from clearhead.inference.speculative import Draft
 from clearhead.model import Decoder, EncoderDecoder
 from clearhead.predict.align import align_words, alignment_heads
 from clearhead.predict.check_arguments import check_ids, check_number, check_string
-from clearhead.predict.engines import shared_engine
+from clearhead.predict.engines import shared_engine, step_network
 from clearhead.predict.requests import check_sizes, generation_config, requests
 from clearhead.predict.results import GenerationResult, Translation, ranked
 
@@ -55,7 +55,7 @@ def generate_texts(
         outputs = shared_engine(model).generate(rows, config, seeds=seeds, stop=stops.strings if stops else ())
     else:
         outputs = generate(
-            model.inference_network_for(Decoder, "generate"),
+            search_network(model, config),
             rows,
             config,
             eos_ids=model.special_tokens.eos_ids,
@@ -81,34 +81,38 @@ def translate_texts(
     check_number("seed", seed, 0)
     stops, draft_model = stop_strings(model, stop), find_draft(model, draft)
     request_list = requests(model, texts, options, prefixes)
-    groups = dict[GenerationConfig, list[int]]()  # sources of similar length share max_new_tokens
-    for number, request in enumerate(request_list):
-        if request.source:
-            groups.setdefault(request.config, []).append(number)
+    used = [number for number, request in enumerate(request_list) if request.source]
+    limits = [request.config.max_new_tokens for request in request_list]
+    longest = {"max_new_tokens": max((limits[number] for number in used), default=1)}
+    groups = dict[GenerationConfig, list[int]]()  # beam search takes sources with any limits together
+    for number in used:
+        config = request_list[number].config
+        groups.setdefault(config.model_copy(update=longest) if config.beam > 1 else config, []).append(number)
     results = [Translation("") for _ in texts]
     for config, numbers in groups.items():
-        starts = [request_list[number].prompt[1:] for number in numbers]
+        rows = [request_list[number].prompt for number in numbers]
+        starts = [row[1:] for row in rows]
         sources = [request_list[number].source or [] for number in numbers]
         seeds = [seed + number for number in numbers]
         if uses_engine(model, config, draft_model):
-            rows, stop_texts = [request_list[number].prompt for number in numbers], stops.strings if stops else ()
+            stop_texts = stops.strings if stops else ()
             outputs = shared_engine(model).generate(rows, config, seeds=seeds, sources=sources, stop=stop_texts)
-            if config.align:
-                network = model.inference_network_for(EncoderDecoder, "translate")
-                outputs = add_alignments(network, sources, rows, outputs, alignment_heads(model))
         else:
             outputs = translate(
-                model.inference_network_for(EncoderDecoder, "translate"),
+                search_network(model, config),
                 sources,
-                whole_beam(config),
+                whole_beam(config).model_copy(update={"align": False}),
                 bos_id=model.special_tokens.begin[0],
                 eos_ids=model.special_tokens.eos_ids,
                 prefixes=starts,
+                limits=[limits[number] for number in numbers],
                 seeds=seeds,
                 stop_strings=stops,
                 draft=draft_model,
-                alignment_heads=alignment_heads(model) if config.align else None,
             )
+        if config.align:
+            network = model.inference_network_for(EncoderDecoder, "translate")
+            outputs = add_alignments(network, sources, rows, outputs, alignment_heads(model))
         for number, start, row in zip(numbers, starts, outputs, strict=True):
             candidates = [to_result(model, output, start, stops, texts[number]) for output in row]
             results[number] = ranked(candidates, config.n_best)
@@ -153,6 +157,11 @@ def stream_pieces(
 def uses_engine(model: Model, config: GenerationConfig, draft: Draft | None) -> bool:
     """Whether the engine generates these texts: on a CPU all but beams, drafts and hooked networks."""
     return model.device.type == "cpu" and config.beam == 1 and draft is None and not has_hooks(model.network)
+
+
+def search_network(model: Model, config: GenerationConfig) -> Any:
+    """What beam search or, with a draft, greedy search and sampling run on."""
+    return step_network(model) if config.beam > 1 else model.inference_network
 
 
 def alternative_texts(
