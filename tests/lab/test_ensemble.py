@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from clearhead.config import ModelConfig
 from clearhead.lab.ensemble import Batch, Ensemble, Training, Variant, cross_entropy, forward, greedy
+from clearhead.lab.parts import BagOfWords, word2vec
 from clearhead.model import build
 from clearhead.ops.attention import attention_backend
 
@@ -117,3 +118,17 @@ def test_training_time_is_measured_several_times() -> None:
     assert len(set(seconds)) == len(SEEDS)
     members = 2 * len(SEEDS)
     assert 0 < sum(seconds) / len(SEEDS) * members <= whole
+
+
+def test_given_word_vectors_stay_fixed() -> None:
+    batch = {"ids": torch.randint(3, 9, (40, 6)), "lengths": torch.full((40,), 6)}
+    batch["labels"] = torch.full((40, 6), -100)
+    batch["labels"][:, 0] = batch["ids"][:, 1] % 2
+    vectors = word2vec(batch, 11, 8)
+    assert vectors[3:9].abs().sum(1).min() > 0
+    assert not vectors[[0, 1, 2, 9, 10]].any()  # not in the text
+    variant = Variant("bag", build=lambda: BagOfWords(11, 8, 2, vectors))
+    ensemble = Ensemble(None, variant, SEEDS, "cpu")
+    assert set(ensemble.weights) == {"output.weight", "output.bias"}
+    ensemble.train(batch, Training(steps=3, batch=8, lrs=(1e-2,)), variant, SEEDS)
+    assert torch.equal(ensemble.network(0).vectors.weight, vectors)

@@ -120,7 +120,7 @@ def test_names_are_chinese_in_parts() -> None:
 
 
 def test_cells_and_metrics_of_the_committed_results_have_chinese_names() -> None:
-    terms = r"Norm|LSTM|GPT|novels|SwiGLU|top-p|dropout|dim|lr|weights|token|[QK] =|Q, K|20\d\d|ε"
+    terms = r"Norm|LSTM|GPT|BERT|word2vec|novels|SwiGLU|top-p|dropout|dim|lr|weights|token|[QK] =|Q, K|20\d\d|ε"
     for records in committed_records():
         for record in records.values():
             for cell, metrics in record["results"].items():

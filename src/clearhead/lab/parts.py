@@ -11,11 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.lab.ensemble import Batch
 from clearhead.model.attention import Attention, Rope, split_heads
 from clearhead.model.layer import Layer
 from clearhead.model.norms import BatchNorm
 from clearhead.ops.attention import attention_with_weights
 from clearhead.ops.masks import Mask
+from clearhead.text.corpus import encode
+from clearhead.text.word2vec import Word2VecSettings
+from clearhead.text.word2vec import train as train_word2vec
 
 Change = Callable[[nn.Module], None]
 
@@ -213,13 +217,31 @@ class PaddedBatchNorm(BatchNorm):
 
 
 class BagOfWords(nn.Module):
-    """Mean of word vectors and a linear classifier; labels are predicted at the first position."""
+    """Mean of word vectors and a linear classifier; labels are predicted at the first position.
 
-    def __init__(self, vocab_size: int, dim: int, classes: int):
+    The vectors (V, D) are learned, or given and fixed.
+    """
+
+    def __init__(self, vocab_size: int, dim: int, classes: int, vectors: Tensor | None = None):
         super().__init__()
         self.vectors, self.output = nn.Embedding(vocab_size, dim), nn.Linear(dim, classes)
+        if vectors is not None:
+            del self.vectors.weight
+            self.vectors.register_buffer("weight", vectors)
 
     def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
         real = (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])[..., None]
         mean = (self.vectors(ids) * real).sum(1, keepdim=True) / lengths[:, None, None]
         return self.output(mean).expand(-1, ids.shape[1], -1)  # (B, T, classes), the same at every token
+
+
+def word2vec(batch: Batch, vocab_size: int, dim: int) -> Tensor:
+    """Train word2vec on the sentences of a batch and return the vectors of their tokens: (V, D)."""
+    sentences = [
+        " ".join(f"w{token}" for token in row[1:length])
+        for row, length in zip(batch["ids"].tolist(), batch["lengths"].tolist(), strict=True)
+    ]
+    found = train_word2vec(encode([sentences], 1), Word2VecSettings(dim=dim, epochs=20))
+    vectors = torch.zeros(vocab_size, dim)
+    vectors[[int(word[1:]) for word in found.words]] = found.vectors
+    return vectors

@@ -167,11 +167,35 @@ def labeled(name: str, vocab_size: int = 3000, length: int = 32) -> tuple[Data, 
     """Return sentences and labels of sst2, trec_qc or cola: [BEGIN, tokens], the label predicted at BEGIN."""
     texts, labels = _read_labeled(name)
     names = sorted(set(labels))
-    order = list(range(len(texts)))
-    random.Random(0).shuffle(order)
-    tokenizer = train_tokenizer((texts[i] for i in order[:20_000]), "wordpiece", vocab_size, lowercase=True)
+    order = _shuffled(len(texts))
+    tokenizer = labeled_tokenizer(name, vocab_size)
     rows = [[BEGIN, *tokenizer.encode(texts[i])][:length] for i in order]
     return split(sentence_batch(rows, [names.index(labels[i]) for i in order], length), len(tokenizer)), names
+
+
+@cache
+def labeled_tokenizer(name: str, vocab_size: int) -> Tokenizer:
+    """Return the tokenizer of `labeled`."""
+    texts, _ = _read_labeled(name)
+    return train_tokenizer((texts[i] for i in _shuffled(len(texts))[:20_000]), "wordpiece", vocab_size, lowercase=True)
+
+
+def _shuffled(count: int) -> list[int]:
+    order = list(range(count))
+    random.Random(0).shuffle(order)
+    return order
+
+
+def shuffled_or_not(batch: Batch, vocab_size: int) -> Data:
+    """Return the same sentences with the words of every second one shuffled; the label says which."""
+    generator = torch.Generator().manual_seed(0)
+    ids, lengths = batch["ids"].clone(), batch["lengths"]
+    for row in range(0, len(ids), 2):
+        order = 1 + torch.randperm(int(lengths[row]) - 1, generator=generator)
+        ids[row, 1 : lengths[row]] = ids[row, order]
+    labels = torch.full_like(ids, IGNORE)
+    labels[:, 0] = torch.arange(len(ids)) % 2
+    return split({"ids": ids, "lengths": lengths, "labels": labels}, vocab_size)
 
 
 def sentence_batch(rows: Sequence[Sequence[int]], classes: Sequence[int], length: int) -> Batch:

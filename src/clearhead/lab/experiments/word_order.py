@@ -1,50 +1,50 @@
-"""Bag of words, an encoder without positions, and an encoder: where order matters, and where it does not."""
+"""Bag of words, word2vec, BERT, an encoder without positions, and an encoder: where order matters, and where not."""
 
 import torch
+from torch import nn
 
-from clearhead.lab.ensemble import IGNORE, Batch, Training, Variant
+from clearhead import load
+from clearhead.lab.ensemble import Batch, Training, Variant
 from clearhead.lab.experiment import Experiment, Figure, Prediction, Results, Text
-from clearhead.lab.parts import BagOfWords
+from clearhead.lab.parts import BagOfWords, word2vec
 from clearhead.lab.runner import Run
-from clearhead.lab.tasks import Data, labeled, split
+from clearhead.lab.tasks import labeled, labeled_tokenizer, shuffled_or_not
 
-
-def shuffled_or_not(batch: Batch, vocab_size: int) -> Data:
-    """Return the same sentences with the words of every second one shuffled; the label says which."""
-    generator = torch.Generator().manual_seed(0)
-    ids, lengths = batch["ids"].clone(), batch["lengths"]
-    for row in range(0, len(ids), 2):
-        order = 1 + torch.randperm(int(lengths[row]) - 1, generator=generator)
-        ids[row, 1 : lengths[row]] = ids[row, order]
-    labels = torch.full_like(ids, IGNORE)
-    labels[:, 0] = torch.arange(len(ids)) % 2
-    return split({"ids": ids, "lengths": lengths, "labels": labels}, vocab_size)
+VOCAB, DIM = 1000, 64
 
 
 def measure(run: Run) -> Results:
     """Two tasks on the same sentences (TREC questions): the topic, and whether the words are in order."""
-    topics, names = labeled("trec_qc", 1000, 16)
+    topics, names = labeled("trec_qc", VOCAB, 16)
+    tasks = {"topic": topics, "order": shuffled_or_not(topics.train, topics.vocab_size)}
+    size, lrs = topics.vocab_size, (1e-2, 5e-2)
+    base = {"family": "encoder", "encoder_layers": 2, "dim": DIM, "heads": 4, "vocab_size": size, "dropout": 0.1}
+    base |= {"norm_position": "pre", "init": "xavier", "scale_embedding": True, "position": "sinusoidal"}
+    training = Training(run.pick(150, 500), 32, (1e-3, 3e-3))
+
+    def bert(batch: Batch) -> Batch:
+        """The vectors of novels-bert for the sentences, in place of their tokens."""
+        rows = zip(batch["ids"].tolist(), batch["lengths"].tolist(), strict=True)
+        texts = labeled_tokenizer("trec_qc", VOCAB).decode_batch([row[1:length] for row, length in rows])
+        vectors = load("novels-bert", device=run.device).embed(texts)
+        return {"ids": torch.from_numpy(vectors)[:, None], "labels": batch["labels"][:, :1]}
+
+    def probe(task: str) -> Results:
+        train, valid, test = (bert(batch) for batch in tasks[task][:3])
+        linear = Variant(f"{task}: BERT", build=lambda: nn.Linear(train["ids"].shape[-1], len(names)), lrs=lrs)
+        return run.train({}, linear, train, valid, {"": test}, training)
+
     results: Results = {}
-    tasks = (("topic", topics), ("order", shuffled_or_not(topics.train, topics.vocab_size)))
-    base = {
-        "family": "encoder",
-        "encoder_layers": 2,
-        "dim": 64,
-        "heads": 4,
-        "vocab_size": topics.vocab_size,
-        "norm_position": "pre",
-    }
-    base |= {"init": "xavier", "scale_embedding": True, "position": "sinusoidal", "dropout": 0.1}
-    for task, data in tasks:
+    for task, data in tasks.items():
+        vectors = word2vec(data.train, size, DIM)
         variants = (
-            Variant(
-                f"{task}: bag of words", build=lambda: BagOfWords(topics.vocab_size, 64, len(names)), lrs=(1e-2, 5e-2)
-            ),
+            Variant(f"{task}: bag of words", build=lambda: BagOfWords(size, DIM, len(names)), lrs=lrs),
+            Variant(f"{task}: word2vec", build=lambda v=vectors: BagOfWords(size, DIM, len(names), v), lrs=lrs),  # type: ignore[misc]
             Variant(f"{task}: no positions", {"position": "none"}),
             Variant(f"{task}: encoder"),
         )
-        training = Training(run.pick(150, 500), 32, (1e-3, 3e-3))
         results |= run.compare(base, variants, data.train, data.valid, {"": data.test}, training)
+        results |= run.part(f"{task}: BERT", lambda task=task: probe(task))  # type: ignore[misc]
     return results
 
 
@@ -64,5 +64,7 @@ EXPERIMENT = Experiment(
     ),
     measure=measure,
     figures=(Figure("accuracy", Text("Accuracy", "准确率")),),
+    note=Text("BERT: a linear classifier on the vectors of novels-bert, which is not trained further; word2vec: fixed vectors from the same sentences.",
+              "BERT：在 novels-bert 的句向量上接线性分类器，不再训练 BERT 本身；word2vec：在同一批句子上训练好后固定不变的词向量。"),
     needs=("trec_qc",),
 )  # fmt: skip
