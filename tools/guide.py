@@ -118,7 +118,8 @@ def _verdicts(
             numbers = f"{means(prediction, record['results'], language)}{colon}{effect(prediction, verdict)}"
             lines.append(f"> - {text}{bracket.format(numbers)}")
         facts = ((", ", "，")[language]).join(filter(None, [scale(record, language), samples(experiment, verdicts)]))
-        lines.append(f">\n> {facts}")
+        figures = ("figures", "图")[language]
+        lines.append(f">\n> {facts} · [{figures}](lab/report.html#{experiment.name})")
         if second:
             pairs = zip(experiment.predictions, second[1], strict=True)
             row = [f"{OUTCOMES[v.outcome][language]}{bracket.format(effect(p, v))}" for p, v in pairs]
