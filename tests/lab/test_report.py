@@ -129,11 +129,14 @@ def test_cells_and_metrics_of_the_committed_results_have_chinese_names() -> None
                     assert chinese or re.search(terms, name), (record["name"], name)
 
 
-CLAIMS = """recall-distance translation-mixers parallel-length scaling heads mask-order look-ahead padding positions
-    batch-norm-text norm-axis batch-norm-cnn rms-norm pre-norm residual feed-forward embedding-scale tying label-smoothing
-    teacher-forcing exposure-bias kv-cache grouped-query sparse-patterns context-length senses word-order bidirectional
-    next-sentence pretraining sampling tokenizers value-matrix heads-off attention-weight projections probing modern-block
-    pronoun table-3"""
+CLAIMS = """
+    recall-distance translation-mixers parallel-length scaling heads mask-order look-ahead padding
+    positions batch-norm-text norm-axis batch-norm-cnn rms-norm pre-norm residual feed-forward
+    embedding-scale tying label-smoothing teacher-forcing exposure-bias kv-cache grouped-query
+    sparse-patterns context-length senses word-order bidirectional next-sentence pretraining
+    sampling tokenizers value-matrix heads-off attention-weight projections probing modern-block
+    pronoun table-3
+"""
 
 
 def test_no_experiment_is_lost() -> None:
