@@ -3,9 +3,14 @@
 import contextlib
 import io
 import re
+import shlex
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from clearhead.cli import app
+from clearhead.config.recipe import load_recipe
 from clearhead.lab.registry import all_experiments, committed_records
 from tools.guide import DOCS, VIEWS, pages, statements
 
@@ -108,6 +113,8 @@ def test_both_languages_have_the_same_snippets_numbers_and_links() -> None:
     assert sorted(numbers(prose(english))) == sorted(numbers(prose(chinese)))
     links = [re.findall(r"\]\((\.\./[^)]+|images/[^)]+|lab/[^)]+)\)", page(name)) for name in NOTES]
     assert links[0] == links[1]
+    commands = [sorted(re.findall(r"`([^`\n]*clearhead [^`\n]+)`", page(name))) for name in NOTES]
+    assert commands[0] == commands[1]
 
 
 def test_links_to_code_lead_to_the_definition() -> None:
@@ -169,3 +176,24 @@ def test_the_same_seeds_gave_the_same_numbers_in_every_experiment() -> None:
     for records, *cells in baselines:
         losses = [records[name]["results"][cell]["loss"] for name, cell in cells]
         assert all(each == losses[0] for each in losses)
+
+
+def test_commands_of_the_guide_run(tmp_path: Path) -> None:
+    text = tmp_path / "FILE"
+    text.write_text("The old man opened the door.\n", encoding="utf-8")
+    ran = 0
+    for command in sorted(set(re.findall(r'`((?:echo "[^"]*" \| )?clearhead [^`]+)`', page(NOTES[0])))):
+        said, _, words = command.rpartition("clearhead ")
+        arguments = [str(text) if word == "FILE" else word for word in shlex.split(words)]
+        if arguments[0] in ("explore", "lab"):  # a page, and minutes
+            assert arguments[0] == "explore" or arguments[2] in all_experiments()
+            continue
+        if arguments[0] == "train":  # the settings, not the training
+            values = [setting.split(",")[0] for setting in arguments[2:]]
+            assert load_recipe(arguments[1], values)
+            continue
+        arguments += ["--max-new-tokens", "4"] if arguments[0] == "generate" else []
+        result = CliRunner().invoke(app, arguments, input=said[6:-4] or None)
+        assert result.exit_code == 0, (command, result.output, result.exception)
+        ran += 1
+    assert ran >= 6
