@@ -23,6 +23,7 @@ from clearhead.checkpoint.formats.gguf import read_header
 from clearhead.errors import UserError
 from tests.checkpoint.formats import test_gguf, test_gguf_architectures, test_llama2c
 from tests.checkpoint.formats.peers import saved
+from tests.checkpoint.formats.test_packed_int4 import quantize_folder
 from tests.checkpoint.formats.test_sentence_transformers import save_sentence_encoder
 from tests.checkpoint.small_models import tokenizer
 from tests.predict import test_languages
@@ -57,6 +58,8 @@ def write_models(folder: Path) -> None:
         (folder / f"gguf-{architecture}").mkdir()
         model = test_gguf_architectures.peer(architecture)
         test_gguf_architectures.write_gguf(model, folder / f"gguf-{architecture}" / "model.gguf", architecture)
+    for method in ("gptq", "awq"):
+        quantize_folder(folder / f"hf-{method}", saved("llama", folder / f"hf-{method}"), method, 16)
     (folder / "hf-nllb").mkdir()
     test_languages.multilingual(folder / "hf-nllb", "nllb", forced_bos_token_id=5)
     (folder / "llama2c").mkdir()

@@ -173,7 +173,7 @@ REFUSED = {
     "attention_bias": (True, "attention biases"),
     "hidden_act": ("relu", "this activation"),
     "rope_parameters": ({"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}, "scaling of type 'yarn'"),
-    "quantization_config": ({"quant_method": "gptq"}, r"the weights are quantized \(gptq\); import the model they"),
+    "quantization_config": ({"quant_method": "fp8"}, r"the weights are quantized \(fp8\) other than by GPTQ"),
     "auto_map": ({"AutoModel": "code.py"}, "custom code"),
     "model_type": ("mamba", "supported: bert"),
     "hidden_size": ("64", "is not an integer"),

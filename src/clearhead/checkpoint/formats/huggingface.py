@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clearhead.checkpoint import disk
 from clearhead.checkpoint.export_advice import setting, train_with
+from clearhead.checkpoint.formats import packed_int4
 from clearhead.checkpoint.formats.adapter import Adapter
 from clearhead.checkpoint.formats.bart import BART, M2M100, MBART
 from clearhead.checkpoint.formats.bert import BERT
@@ -97,15 +98,15 @@ def read(folder: Path) -> ImportedModel:
             f"{folder / CONFIG}: the weights are quantized by MLX; import the model they were made from, or dequantize "
             "them with `mlx_lm.convert --dequantize` first"
         )
-    if (method := fields.group("quantization_config")) is not None:
-        name = method.data.get("quant_method", "quantization_config")
-        raise UserError(
-            f"{folder / CONFIG}: the weights are quantized ({name!s:.20}); "
-            "import the model they were made from, or a GGUF file of it"
-        )
+    if (quantization := fields.group("quantization_config")) is not None:
+        packed_int4.check_method(quantization, folder / CONFIG)
+        if adapter in (GPT1, GPT2):
+            raise UserError(f"{folder / CONFIG}: quantized weights of {adapter.name} are not supported")
     fields.require("custom code", "auto_map")
     fields.ignore(*IGNORED_KEYS)
     tensors = _read_tensors(folder)
+    if quantization is not None:
+        tensors = packed_int4.unpack(tensors, quantization, folder)
     config = adapter.from_hf(fields, tensors.keys())
     if adapter in SINUSOIDAL:
         check_positions(config, tensors, folder)

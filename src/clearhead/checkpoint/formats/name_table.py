@@ -147,10 +147,11 @@ def _split(name: str, entry: Entry, tensor: Tensor, rows: Mapping[int, int], whe
 
 
 def _convert(layout: Layout, tensor: Tensor) -> Tensor:
-    """Convert a tensor to our layout; a layout may only move the rows of a quantized one."""
+    """Convert a tensor to our layout; a quantized one stays so if only its rows move."""
     if not isinstance(tensor, QuantizedTensor) or layout is SAME:
         return layout.from_foreign(tensor)
-    return tensor.rows(layout.from_foreign(torch.arange(len(tensor))[:, None]).flatten())
+    rows = layout.from_foreign(torch.arange(len(tensor))[:, None])
+    return tensor.rows(rows[:, 0]) if rows.shape == (len(tensor), 1) else layout.from_foreign(tensor.dequantized())
 
 
 def _cat(tensors: Sequence[Tensor]) -> Tensor:
