@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from clearhead.checkpoint import load_model
+from clearhead.checkpoint import load_model, save_model
 from clearhead.checkpoint.formats import export_model
 from clearhead.checkpoint.model_folder import build_with_weights
 from clearhead.config.recipe import Recipe
@@ -93,6 +93,19 @@ def test_the_adapter_gives_the_same_logits_in_peft(
     export_model(load_model(bases[family] / "last"), tmp_path / "base", "hf")
     with torch.no_grad():
         compare(peft, tmp_path, task)
+
+
+def test_the_adapter_of_fused_layers_gives_the_same_logits_in_peft(bases: dict[str, Path], tmp_path: Path) -> None:
+    """A Llama is also a Phi-3, which has q, k and v, and gate and up, in one matrix."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    llama = load_model(bases["llama"] / "last")
+    base = tmp_path / "phi3"
+    save_model(base, llama.network, llama.tokenizers, llama.extra | {"imported": "Phi3ForCausalLM"})
+    run(tmp_path / "run", tuned(base, "language-model"))
+    export_model(load_model(base), tmp_path / "base", "hf")
+    assert transformers.AutoConfig.from_pretrained(tmp_path / "base").model_type == "phi3"
+    with torch.no_grad():
+        compare(peft, tmp_path, "language-model")
 
 
 def compare(peft: Any, folder: Path, task: str) -> None:
