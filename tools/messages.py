@@ -64,7 +64,7 @@ SILENT_FILES = (
 # Functions and constants whose texts are data, recipes or patterns.
 SILENT_NAMES = {
     "LANGUAGE_NAMES", "LINES", "NO_ANSWER", "PACKAGES", "PRETOKENIZERS", "SENTENCES", "STORY_PROMPT", "LINKED",
-    "next_commands", "_program", "extra_repr",
+    "next_commands", "_program", "extra_repr", "_format_languages",
     "write_recipe", "_format_info", "_format_score", "_comment", "_longer", "_model_row", "_print_colored", "_title",
 }  # fmt: skip
 # Calls whose texts are not messages: patterns, names, column titles, texts for developers.

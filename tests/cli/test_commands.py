@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 import clearhead
 from clearhead import cli
+from clearhead.checkpoint import load_model, save_model
 from tests.cli.forked import calls
 from tests.cli.models import make, start
 
@@ -59,6 +61,25 @@ def test_info_says_what_a_model_without_a_tokenizer_cannot_do(folder: Path) -> N
     assert "tokenizer.json; without it this model works on token ids only" in text
     assert "cannot generate, chat, evaluate" in text
     assert json.loads(data)["commands"] == []
+
+
+def test_info_shows_special_tokens_languages_template_and_sampling(folder: Path) -> None:
+    base = load_model(make(folder / "special", "tiny-gpt"))
+    begin, end = (base.tokenizers[0].id(role) for role in ("begin", "end"))
+    extra = {"begin": [begin], "eos_ids": [end, begin], "chat_template": "{{ messages }}", "src_lang": "eng_Latn"}
+    extra |= {"languages": {"eng_Latn": 3, "deu_Latn": 4}, "sampling": {"temperature": 0.6, "top_p": 0.9}}
+    save_model(folder / "special", base.network, base.tokenizers, extra)
+    [(code, text, _), (_, data, _)] = calls([(["info", "special"], b""), (["info", "special", "--json"], b"")], folder)
+    assert code == 0
+    names = [base.tokenizers[0].id_to_token(number) for number in (begin, end)]
+    lines = dict(re.split(r"  +", line, maxsplit=1) for line in text.splitlines() if not line.startswith(" "))
+    assert lines["begins with"] == names[0]
+    assert lines["ends at"] == f"{names[1]}, {names[0]}"
+    assert lines["languages"] == "2: eng_Latn, deu_Latn"
+    assert "default eng_Latn → ?" in text
+    assert lines["chat"] == "chat template"
+    assert lines["sampling"] == "temperature 0.6, top_p 0.9"
+    assert json.loads(data)["eos"] == [names[1], names[0]]
 
 
 def test_only_options_that_are_near_are_suggested(folder: Path) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from clearhead.checkpoint import ModelFolderInfo
     from clearhead.config.model import ModelConfig
 
+MAX_LANGUAGES = 8  # shown
 STORED_DTYPES = {"F64": "fp64", "F32": "fp32", "BF16": "bf16", "F16": "fp16", "I8": "int8", "U8": "int4"}
 
 
@@ -71,9 +72,23 @@ def _model_info(name: str, about: "ModelFolderInfo") -> dict[str, Any]:
         "data": list(card.data),
         "scores": [vars(score) for score in card.scores],
         "recipe": card.recipe,
+        **_special(about),
         "sampling": about.extra.get("sampling") or {},
         "source": str(about.extra.get("source") or ""),
         "license": card.license,
+    }
+
+
+def _special(about: "ModelFolderInfo") -> dict[str, Any]:
+    """Tokens before every text and after the last, languages, and whether there is a chat template."""
+    extra, tokens = about.extra, about.tokenizers[-1].engine.id_to_token if about.tokenizers else lambda token_id: None
+    return {
+        "begin": [tokens(token_id) or str(token_id) for token_id in extra.get("begin") or []],
+        "eos": [tokens(token_id) or str(token_id) for token_id in extra.get("eos_ids") or []],
+        "languages": list(extra.get("languages") or {}),
+        "src_lang": extra.get("src_lang"),
+        "tgt_lang": extra.get("tgt_lang"),
+        "chat_template": bool(extra.get("chat_template")),
     }
 
 
@@ -83,6 +98,13 @@ def _missing(config: "ModelConfig") -> str:
 
     commands = ", ".join(supported_commands(config))
     return f"tokenizer.json; without it this model works on token ids only, in Python (logits), and cannot {commands}"
+
+
+def _format_languages(data: dict[str, Any]) -> str:
+    codes = data["languages"]
+    shown = ", ".join(codes[:MAX_LANGUAGES]) + (", …" if len(codes) > MAX_LANGUAGES else "")
+    default = " → ".join(str(data[key] or "?") for key in ("src_lang", "tgt_lang"))
+    return f"{len(codes)}: {shown}\ndefault {default}" if codes else ""
 
 
 def _format_info(data: dict[str, Any]) -> dict[str, str]:
@@ -111,10 +133,14 @@ def _format_info(data: dict[str, Any]) -> dict[str, str]:
         + (f", KV cache {format_bytes(data['cache_bytes'])} per sequence at full context" * bool(data["cache_bytes"])),
         "FLOPs": f"{format_count(data['flops_per_token'])} per token",
         "tokenizer": "\n".join(tokenizers),
+        "begins with": " ".join(data["begin"]),
+        "ends at": ", ".join(data["eos"]),
+        "languages": _format_languages(data),
+        "chat": "chat template" if data["chat_template"] else "",
+        "sampling": ", ".join(f"{key} {value:g}" for key, value in data["sampling"].items()),
         "data": "\n".join(data["data"]),
         "scores": "\n".join(map(_format_score, data["scores"])),
         "recipe": data["recipe"],
-        "sampling": ", ".join(f"{key} {value:g}" for key, value in data["sampling"].items()),
         "source": data["source"],
         "license": data["license"],
     }

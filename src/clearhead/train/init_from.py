@@ -15,6 +15,7 @@ from clearhead.data import IGNORED, Data
 from clearhead.data.random import hash_ints
 from clearhead.errors import UserError
 from clearhead.model import Network, build
+from clearhead.ops.linear.quantized_tensor import dequantize_network
 from clearhead.predict.find import find_model
 from clearhead.text import Tokenizer
 
@@ -23,8 +24,12 @@ LABEL_HEADS = ("heads.classes.", "heads.tags.", "heads.span.")
 
 
 def load_initial_model(recipe: Recipe) -> LoadedModel | None:
-    """Load the model folder of `model.init_from`; None to train from scratch."""
-    return load_model(find_model(str(recipe.model["init_from"]))) if "init_from" in recipe.model else None
+    """Load the model folder of `model.init_from`, dequantized; None to train from scratch."""
+    if "init_from" not in recipe.model:
+        return None
+    initial = load_model(find_model(str(recipe.model["init_from"])))
+    dequantize_network(initial.network)
+    return initial
 
 
 def fit_to_initial_model(recipe: Recipe, initial: LoadedModel | None) -> Recipe:
