@@ -41,8 +41,12 @@ class Metrics:
         self.seconds.labels(route).observe(seconds)
 
     def watch(self, models: Iterable[ServedModel]) -> None:
-        """Report the present state of models."""
-        self.registry.register(_State(list(models)))
+        """Report the present state of models, and their counters from zero on."""
+        watched = list(models)
+        self.registry.register(_State(watched))
+        for served in watched:
+            for metric in (self.first_token, self.prompt_tokens, self.new_tokens, self.restarts):
+                metric.labels(served.name)
 
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""
