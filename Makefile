@@ -6,7 +6,7 @@
 #   make format         ruff format and autofixes
 #   make docs           regenerate docs/reference.md and the guide, build the site in build/site (offline, links checked)
 #   make bench          attention benchmark; others: python -m bench.NAME
-#   make torture        fault injection in training, a busy engine and the server; takes hours
+#   make torture        fault injection in training, a busy engine and the server; takes over an hour
 #   make fuzz           coverage-guided fuzzing of the file readers (atheris) and of native.c (clang); SECONDS=1200 each
 #   make test-gpu       fast paths equal the reference, on a CUDA device
 #

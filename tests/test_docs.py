@@ -23,6 +23,7 @@ NAMES = (
             "formats",
             "understand",
             "inference",
+            "serve",
             "results",
             "explore",
             "one-token",
@@ -71,7 +72,8 @@ def code_of(name: str) -> list[str]:
     text = (ROOT / name).read_text(encoding="utf-8")
     code = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.M | re.S)
     lines = [re.sub(r"\s*#.*", "", line) for block in code for line in block.splitlines()]
-    lines = [line for line in lines if not re.search(r"^  \w+/ |^tests/|^bench/|^docs/|^examples/", line)]  # the layout
+    layout = r"^  \w+/ |^(tests|bench|docs|deploy|examples)/"
+    lines = [line for line in lines if not re.search(layout, line)]
     return lines + re.findall(r"\d+(?:[.,]\d+)*x?", " ".join(re.findall(r"^\|.*\|$", text, flags=re.M)))
 
 
