@@ -1,6 +1,9 @@
 """/inspect routes of attention: every number equals the reference, bad input is an error in words."""
 
+import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from torch.nn import functional as F
 
+import clearhead.serve
 from clearhead.interpret import capture_attention, own_copy
 from clearhead.predict import Model
 from clearhead.serve.inspect import mount_inspect
@@ -72,7 +76,17 @@ def test_every_step_equals_the_reference(name: str) -> None:
         exact = F.max_pool2d(steps["weights"][None], size, ceil_mode=True)[0]
         assert (overviews[kind][layer, head] / 255 - exact).abs().max() <= 0.5 / 255 + 1e-6
         assert steps_header["rotary"] == (name == "llama")
-        cells = ("q", "k", "v", "scores", "scaled", "weights", "output", "update", "sum")
+        patterns, weights = overviews[f"{kind}_patterns"][layer, head], steps["weights"]
+        square = kind != "cross"
+        previous = float(weights.diagonal(-1).mean()) if square else 0.0
+        expected_patterns = [previous, float(weights[:, 0].mean()), float(weights.amax(-1).mean())]
+        assert patterns.tolist() == pytest.approx(expected_patterns, abs=1e-6)
+        effects, _ = ask("effects", model=name, text=TEXT, group="heads", kind=kind, layer=layer)
+        assert sorted(each["head"] for each in effects["effects"]) == list(range(4))
+        own = next(each for each in effects["effects"] if each["head"] == head)
+        assert own["divergence"] == pytest.approx(head_header["effect"]["divergence"])
+        rotated = ("rope_q", "rope_k") if name == "llama" else ()
+        cells = ("q", "k", "v", *rotated, "scores", "scaled", "weights", "output", "update", "sum")
         for step in cells:
             cell, vectors = ask("cell", **where, step=step, row=2, column=1)
             total = float(vectors["a"] @ vectors["b"]) + (cell["bias"] or 0)
@@ -81,6 +95,19 @@ def test_every_step_equals_the_reference(name: str) -> None:
         for step, values in table.items():
             cell, _ = ask("cell", **where, step=step, row=2, column=1)
             assert cell["value"] == pytest.approx(float(values[2, 1]))
+
+
+def test_a_rotated_number_is_a_pair_turned_by_its_angle() -> None:
+    where = {"model": "llama", "text": TEXT, "kind": "decoder", "layer": 1, "head": 3}
+    _, steps = ask("steps", **where)
+    for step, table in (("rope_q", steps["q"]), ("rope_k", steps["k"])):
+        for column in range(table.shape[1]):  # both halves of the pairs
+            _, vectors = ask("cell", **where, step=step, row=5, column=column)
+            assert float(vectors["a"] @ vectors["b"]) == pytest.approx(float(table[5, column]), abs=1e-5)
+            assert float(vectors["b"].square().sum()) == pytest.approx(1)
+    body = {"model": "gpt", "text": TEXT, "kind": "decoder", "layer": 0, "head": 0, "step": "rope_q", "row": 0}
+    answer = client().post("/inspect/cell", json={**body, "column": 0})
+    assert (answer.status_code, "no rotary positions" in answer.text) == (400, True)
 
 
 def test_the_residual_stream_is_given_as_lengths() -> None:
@@ -143,6 +170,18 @@ def test_the_code_behind_a_step_is_ours() -> None:
     assert answer["file"] == "clearhead/ops/attention/reference.py"
     assert any("math.sqrt" in line for line in answer["lines"])
     assert client().get("/inspect/code/os").status_code == 400
+
+
+def test_the_page_marks_a_line_of_the_code_of_every_step() -> None:
+    script = (Path(clearhead.serve.__file__).parent / "page/side.js").read_text("utf-8")
+    steps = re.findall(r'^  (\w+): \["(.+)", "(\w+)", "(.+)"\],$', script, re.M)
+    assert len(steps) > 20
+    messages = json.loads((Path(clearhead.serve.__file__).parent / "page/messages/en.json").read_text("utf-8"))
+    for step, formula, code, mark in steps:
+        lines = client().get(f"/inspect/code/{code}").json()["lines"]
+        assert any(mark in line for line in lines), (step, mark)
+        assert {f"step.{step}", f"step.{step}.note"} <= messages.keys()
+        assert formula
 
 
 def test_a_model_without_tokenizer_or_with_nan_is_an_error_in_words() -> None:

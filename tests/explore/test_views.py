@@ -16,7 +16,9 @@ from clearhead.predict import Model, load
 from clearhead.predict.align import alignment_heads
 from clearhead.serve.inspect import mount_inspect
 from clearhead.serve.inspect.frame import unframe
+from clearhead.serve.inspect.texts import spelled
 from clearhead.serve.inspect.tokens import project
+from clearhead.text import ROLES, train
 from tests.explore.models import ask, client, small
 
 TEXT = "a man sees the dog"
@@ -226,8 +228,19 @@ def test_a_word_in_several_contexts() -> None:
     header, tensors = ask("context", model="gpt", text=texts[0], others=texts[1:], word="dog")
     assert [each["text"] for each in header["found"]] == [0, 1]
     assert tensors["cosines"][0, 1] < 1
+    assert tensors["points"].shape == tensors["static_points"].shape == (2, 2)
+    torch.testing.assert_close(tensors["static_points"], torch.zeros(2, 2))  # the same token in both
     answer = client().post("/inspect/context", json={"model": "gpt", "text": "a", "others": [], "word": "zebra"})
     assert "is in none of the texts" in answer.json()["error"]["message"]
+
+
+def test_a_token_that_starts_a_word_has_its_space() -> None:
+    tokenizer = train(["two dogs see two dogs"] * 9, "bpe", 60, roles=ROLES)
+    start, inside = (next(n for n in range(len(tokenizer)) if tokenizer.id_to_token(n) == name) for name in ("▁", "o"))
+    assert (spelled(tokenizer, start), spelled(tokenizer, inside)) == (" ", "o")
+    word = tokenizer.encode("two dogs").pop()
+    assert tokenizer.id_to_token(word).startswith("▁")
+    assert spelled(tokenizer, word) == " " + tokenizer.decode([word])
 
 
 def test_the_projection_keeps_distances_of_points_in_a_plane() -> None:

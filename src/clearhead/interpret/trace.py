@@ -135,8 +135,19 @@ class Trace:
     @torch.no_grad()
     def overview(self, kind: Kind) -> Tensor:
         """Attention weights of all heads, rounded to 1/255: (L, H, T, S) in uint8."""
-        layers = (self.at(kind, layer).heads_and_weights()[1] for layer in range(self.depth(kind)))
-        return torch.stack([(weights * OVERVIEW_LEVELS).round().byte() for weights in layers])
+        return self.overview_and_patterns(kind)[0]
+
+    @torch.no_grad()
+    def overview_and_patterns(self, kind: Kind) -> tuple[Tensor, Tensor]:
+        """The overview, and for each head (L, H, 3) the mean weight of the previous token, the first, and the best."""
+        pictures, patterns = [], []
+        for layer in range(self.depth(kind)):
+            weights = self.at(kind, layer).heads_and_weights()[1]  # (H, T, S)
+            square = weights.shape[1] == weights.shape[2] > 1 and kind != "cross"
+            previous = weights.diagonal(-1, dim1=1, dim2=2).mean(-1) if square else weights.new_zeros(len(weights))
+            patterns.append(torch.stack([previous, weights[:, :, 0].mean(-1), weights.amax(-1).mean(-1)], dim=-1))
+            pictures.append((weights * OVERVIEW_LEVELS).round().byte())
+        return torch.stack(pictures), torch.stack(patterns)
 
     @torch.no_grad()
     def steps(self, kind: Kind, layer: int, head: int) -> HeadSteps:

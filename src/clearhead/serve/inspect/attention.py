@@ -32,7 +32,10 @@ async def trace(body: Request, explorer: Exploring) -> Response:
         start = time.perf_counter()
         text = explored.trace(body)
         kinds = {kind: text.trace.depth(kind) for kind in text.trace.kinds}
-        overviews: dict[str, Any] = {kind: pooled(text.trace.overview(kind)) for kind in kinds}
+        overviews: dict[str, Any] = {}
+        for kind in text.trace.kinds:
+            overview, patterns = text.trace.overview_and_patterns(kind)
+            overviews |= {kind: pooled(overview), f"{kind}_patterns": patterns}
         header = {
             "model": explored.name,
             "source": text.source and text.source.to_dict(),
@@ -113,7 +116,7 @@ def _cell(trace: Trace, steps: HeadSteps, body: CellRequest) -> Answer:
     t, c, size = body.row, body.column, steps.q.shape[-1]
     table = {"q": steps.q_unrotated if steps.q_unrotated is not None else steps.q,
              "k": steps.k_unrotated if steps.k_unrotated is not None else steps.k,
-             "sum": steps.sublayer}.get(body.step)  # fmt: skip
+             "rope_q": steps.q, "rope_k": steps.k, "sum": steps.sublayer}.get(body.step)  # fmt: skip
     table = getattr(steps, body.step) if table is None else table
     if t >= table.shape[0] or c >= table.shape[1]:
         raise UserError(f"cell {t}, {c}: {body.step} has {table.shape[0]} rows and {table.shape[1]} columns")
@@ -125,6 +128,14 @@ def _cell(trace: Trace, steps: HeadSteps, body: CellRequest) -> Answer:
             column = (body.head if body.step == "q" else group) * size + c
             a, b = (steps.x if body.step == "q" else steps.source)[t], linear.weight[column]
             bias = None if linear.bias is None else linear.bias[column]
+        case "rope_q" | "rope_k":  # a pair of dimensions, turned by the angle of its position
+            before = steps.q_unrotated if body.step == "rope_q" else steps.k_unrotated
+            rope = trace.at(body.kind, body.layer).rope
+            if before is None or rope is None:
+                raise UserError(f"{body.step}: this model has no rotary positions; choose another step")
+            half = size // 2
+            cos, sin = (each[0, t, 0, c % half] for each in rope)
+            a, b = before[t, [c, (c + half) % size]], torch.stack([cos, -sin if c < half else sin])
         case "scores":
             a, b = steps.q[t], steps.k[c]
         case "scaled":

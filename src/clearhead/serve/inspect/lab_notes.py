@@ -21,16 +21,22 @@ router = APIRouter(route_class=InspectRoute)
 REPORT_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
 FOLDER = Path("runs/lab")  # where `clearhead lab run` writes by default
 OF_STEP = {  # the experiment that tests what is said about a step
+    "embedding": "senses",
+    "x": "norm-axis",
     "q": "projections",
     "k": "grouped-query",
     "v": "value-matrix",
     "rope": "positions",
     "scores": "scaling",
+    "scaled": "scaling",
     "mask": "mask-order",
     "weights": "attention-weight",
     "sum": "heads-off",
     "residual": "residual",
     "feed_forward": "feed-forward",
+    "sampling": "sampling",
+    "forced": "exposure-bias",
+    "effect": "heads-off",
 }
 
 

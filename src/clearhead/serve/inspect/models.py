@@ -8,16 +8,21 @@ from typing import Any
 from fastapi import APIRouter
 
 from clearhead.errors import UserError
+from clearhead.inference.alignment import alignment_weights
+from clearhead.inference.sampling import Sampler
+from clearhead.interpret.beam_tree import beam_tree
+from clearhead.interpret.switches import effect_of, loss_of
 from clearhead.model import Decoder, Encoder, EncoderDecoder
 from clearhead.model.attention import Attention, split_heads
 from clearhead.model.cost import count_parameters
 from clearhead.model.embedding import Embedding
 from clearhead.model.feedforward import FeedForward
 from clearhead.model.layer import Layer
-from clearhead.model.positions import apply_rope, sinusoidal_positions
+from clearhead.model.positions import apply_rope
 from clearhead.ops.attention.reference import attention
 from clearhead.serve.inspect.explorer import Exploring, InspectRoute
 from clearhead.serve.inspect.texts import MAX_TOKENS, ExploredModel
+from clearhead.serve.inspect.understand import logprob_drops
 
 router = APIRouter(route_class=InspectRoute)
 EXAMPLES = {  # of a family, where a model's config.json has none
@@ -36,7 +41,12 @@ CODE: dict[str, Any] = {
     "residual": Layer._add,
     "feed_forward": FeedForward.forward,
     "embedding": Embedding.forward,
-    "sinusoidal": sinusoidal_positions,
+    "sampling": Sampler.filter_logits,
+    "alignment": alignment_weights,
+    "beam": beam_tree,
+    "loss": loss_of,
+    "effect": effect_of,
+    "drops": logprob_drops,
 }
 
 

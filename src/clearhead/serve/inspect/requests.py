@@ -42,7 +42,7 @@ class HeadRequest(LayerRequest):
 class CellRequest(HeadRequest):
     """One number of one step of a head."""
 
-    step: Literal["q", "k", "v", "scores", "scaled", "weights", "output", "update", "sum"]
+    step: Literal["q", "k", "v", "rope_q", "rope_k", "scores", "scaled", "weights", "output", "update", "sum"]
     row: Index
     column: Index
 
@@ -75,9 +75,11 @@ class SwitchRequest(Request):
 
 
 class EffectsRequest(Request):
-    """The effect of every head, or of every other part, one at a time."""
+    """The effect of every head, or of every other part, one at a time; of heads also those of one layer only."""
 
     group: Literal["heads", "parts"] = "heads"
+    kind: Kind | None = None
+    layer: Index | None = None
 
 
 class BeamRequest(Request):

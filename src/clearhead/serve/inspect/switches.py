@@ -32,6 +32,7 @@ async def switch(body: SwitchRequest, explorer: Exploring) -> Response:
         text = explored.trace(body)
         off = [each.switch() for each in body.off]
         ablated = text.without(off)
+        labels = [] if text.labels is None else text.labels.tolist()
         written = _written(explored, text)
         with switched_off(explored.network, off):
             written_off = _written(explored, text)
@@ -43,6 +44,7 @@ async def switch(body: SwitchRequest, explorer: Exploring) -> Response:
             "before": _best(explored, text.logits),
             "after": _best(explored, ablated),
             "labels": None if text.labels is None else text.labels.tolist(),
+            "label_texts": [explored.show(each) if each >= 0 else "" for each in labels],
         }
         return header, {"before": _label_probs(text, text.logits), "after": _label_probs(text, ablated)}
 
@@ -89,11 +91,15 @@ def _label_probs(text: TextTrace, logits: Tensor) -> Tensor | None:
 
 @router.post("/effects")
 async def effects(body: EffectsRequest, explorer: Exploring) -> Response:
-    """The effect of each head, or of each sublayer, layer, position encoding and mask, largest first."""
+    """The effect of each head, or of each sublayer, layer, position encoding and mask, largest first.
+
+    The page asks for the heads of one layer at a time, so that other requests are answered in between.
+    """
 
     def work(explored: ExploredModel) -> Answer:
         text = explored.trace(body)
         parts = all_heads(explored.network) if body.group == "heads" else all_parts(explored.network)
+        parts = [each for each in parts if body.kind in (None, each.stack) and body.layer in (None, each.layer)]
         start, found = time.monotonic(), []
         for part in parts:
             if time.monotonic() - start > MAX_SECONDS:

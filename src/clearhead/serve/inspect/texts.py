@@ -27,6 +27,7 @@ from clearhead.serve.inspect.requests import Request
 from clearhead.text import Tokenizer
 
 MAX_TOKENS = 1024  # of a text on the page: one head is then a picture of a million cells
+WORD_START = "▁"  # of vocabularies that write a space so
 KEPT_TRACES = 4  # of each model; the page asks for many views of one text
 Span = tuple[int, int, int]  # text (0, or 1 of a pair), first character, end
 
@@ -250,9 +251,11 @@ def _written_side(tokenizer: Tokenizer, prompt: Sequence[int], written: Sequence
 def spelled(tokenizer: Tokenizer, token: int) -> str:
     """A token by itself: its text, else its bytes (a part of a character), else its name (a special token)."""
     text = tokenizer.decode([token])
+    name = tokenizer.id_to_token(token)
+    if name.startswith(WORD_START) and "\N{REPLACEMENT CHARACTER}" not in text:
+        return " " + text.removeprefix(" ")  # a decoder leaves out the space at the beginning of a text
     if text and "\N{REPLACEMENT CHARACTER}" not in text:
         return text
-    name = tokenizer.id_to_token(token)
     data = None if token in tokenizer.roles.values() else byte_spelling(name)
     return name if data is None else f"⟨{bytes(data).hex(' ').upper()}⟩"
 

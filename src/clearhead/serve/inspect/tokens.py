@@ -119,7 +119,8 @@ async def context(body: ContextRequest, explorer: Exploring) -> Response:
         vectors = torch.stack(contextual)
         rows = F.normalize(vectors, dim=-1)
         fixed = F.normalize(torch.stack(static), dim=-1)
-        tensors = {"points": project(vectors), "cosines": rows @ rows.T, "static_cosines": fixed @ fixed.T}
+        tensors = {"points": project(vectors), "cosines": rows @ rows.T}
+        tensors |= {"static_points": project(torch.stack(static)), "static_cosines": fixed @ fixed.T}
         return {"found": found}, tensors
 
     return await explorer.frame(body.model, work)

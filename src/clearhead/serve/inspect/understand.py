@@ -41,7 +41,7 @@ async def understand(body: Request, explorer: Exploring) -> Response:
         cls = torch.stack([text.trace.at("encoder", layer).heads_and_weights()[1][:, 0].detach()
                            for layer in range(text.trace.depth("encoder"))])  # fmt: skip
         header = {"task": task, "predictions": predictions, "hidden_token": _hidden_token(explored)}
-        return header, {"cls": cls, "drops": _drops(explored, text, rows, ids[:, 0] if rows else None)}
+        return header, {"cls": cls, "drops": logprob_drops(explored, text, rows, ids[:, 0] if rows else None)}
 
     return await explorer.frame(body.model, work)
 
@@ -66,7 +66,7 @@ def _hidden_token(explored: ExploredModel) -> str:
     return next((role for role in ("mask", "unknown", "padding") if role in roles), "")
 
 
-def _drops(explored: ExploredModel, text: TextTrace, rows: list[int], best: Tensor | None) -> Tensor | None:
+def logprob_drops(explored: ExploredModel, text: TextTrace, rows: list[int], best: Tensor | None) -> Tensor | None:
     """Occlusion: the logprob of each prediction with all tokens, minus that with token t replaced: (N, T)."""
     roles: dict[Any, int] = explored.tokenizer.roles
     replacement = roles.get(_hidden_token(explored))
