@@ -48,8 +48,13 @@ def chromium() -> str:
 class Server:
     """uvicorn on a thread; it can be stopped and started again on the same port."""
 
-    def __init__(self, models: Mapping[str, Model], prepare: Callable[[Any], None] = lambda app: None):
-        self.models, self.prepare = models, prepare
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        prepare: Callable[[Any], None] = lambda app: None,
+        create: Callable[[Any], Any] = create_app,
+    ):
+        self.models, self.prepare, self.create = models, prepare, create
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -58,7 +63,7 @@ class Server:
 
     def start(self) -> None:
         """Start, and wait until it listens."""
-        app = create_app(self.models)
+        app = self.create(self.models)
         self.prepare(app)
         config = uvicorn.Config(app, port=self.port, log_level="critical")
         self.uvicorn = uvicorn.Server(config)

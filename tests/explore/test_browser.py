@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,13 +14,18 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from fastapi import FastAPI
 
+import clearhead.serve
 from clearhead.config import preset
+from clearhead.config.serve import ServeLimits
 from clearhead.interpret import capture_attention
 from clearhead.interpret.switches import Switch, effect_of, switched_off
 from clearhead.interpret.trace import own_copy
 from clearhead.model import build
 from clearhead.predict import Model, load
+from clearhead.serve.inspect import mount_inspect
+from clearhead.serve.inspect.page import mount_page
 from clearhead.text import ROLES, train
 from tests.explore.browser import FULL, Server, Shown, browser, shown
 from tests.explore.models import small
@@ -37,7 +43,13 @@ MODULES = {
     "llama": ("decoder", "decoder.layers.1.attention"),
     "bert": ("encoder", "encoder.layers.1.attention"),
 }
-PROBLEM = "(word) => document.querySelector('main .problem')?.innerText.includes(word)"
+PAGE = Path(clearhead.serve.__file__).parent / "page"
+PROBLEM = "(text) => document.querySelector('main .problem')?.innerText.includes(text)"
+FILL = """(text) => {
+  const box = document.querySelector('textarea[name=text]');
+  box.value = text;
+  box.dispatchEvent(new Event('input', { bubbles: true }));
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -77,19 +89,45 @@ def state_of(name: str, view: str, **more: Any) -> dict[str, Any]:
     return state | ({"y": "the dog sees"} if name == "translator" else {})
 
 
+def percent(x: float, digits: int) -> str:
+    """As the page writes a share: what is not nothing is not 0%, what is not all is not 100%."""
+    text, least = f"{100 * x:.{digits}f}", 10**-digits
+    if x > 0 and float(text) == 0:
+        return f"<{least:.{digits}f}%"
+    return f">{100 - least:.{digits}f}%" if x < 1 and float(text) == 100 else f"{text}%"
+
+
 # The number that each view shows, and its recomputation
 
 
 def tokens(page: Shown, name: str) -> None:
     shown_ids = page.page.locator(".token .id").all_inner_texts()
     assert shown_ids == [str(token) for row in ids_of(name) for token in row[0].tolist()]
+    page.page.locator(".token").nth(1).click()
+    page.page.wait_for_selector(".side .facts-list")
+    assert page.page.locator(".side .facts-list dd").nth(1).inner_text() == shown_ids[1]
 
 
 def attention(page: Shown, name: str) -> None:
     kind = MODULES[name][0]
+    effects = "() => [...document.querySelectorAll('.thumb-effect')].every((each) => each.innerText)"
+    page.open(**state_of(name, "attention", k=kind))
+    page.page.wait_for_function(effects, timeout=30_000)
+    shown_effects = page.page.locator(".thumb-effect").all_inner_texts()
+    with capture_attention(small(name).network) as traces, torch.no_grad():
+        small(name).network(*ids_of(name))
+    modules = [MODULES[name][1].replace(".1.", f".{layer}.") for layer in range(2)]
+    peaks = torch.cat([traces[module].weights[0].amax(-1).mean(-1) for module in modules])  # of all heads
+    largest, smallest = page.page.locator("ul.facts-list li").all_inner_texts()[-2:]
+    assert (f"{100 * float(peaks.max()):.0f}%" in largest, f"{100 * float(peaks.min()):.0f}%" in smallest) == (
+        True,
+        True,
+    )
     page.open(**state_of(name, "attention", k=kind, l=1, h=1, r=2, c=1))
     assert page.number(".readout .cell strong") == f"{float(trace_of(name).weights[0, 1, 2, 1]):.4f}"
-    assert page.page.locator(".effect dd").first.inner_text()
+    off = page.number(".effect dd").split()[0]
+    assert off == f"{float(effect_without(name, kind, 1, 1)):.4f}"
+    assert float(shown_effects[5].strip("<")) == pytest.approx(float(off), abs=0.001)  # 4 heads a layer
 
 
 def steps(page: Shown, name: str) -> None:
@@ -107,7 +145,7 @@ def next_token(page: Shown, name: str) -> None:
     first = page.page.locator(".distribution .num").first
     token = int(first.get_attribute("data-id"))
     assert token == int(probs.argmax())
-    assert first.inner_text() == f"{100 * float(probs[token]):.2f} %"
+    assert first.inner_text() == percent(float(probs[token]), 2)
 
 
 def translate(page: Shown, name: str) -> None:
@@ -128,18 +166,22 @@ def translate(page: Shown, name: str) -> None:
     page.open(**state_of(name, "translate", s="forced"))
     logprobs = model.logits(source, target)[0].log_softmax(-1)
     label = int(target[0, 1])
-    assert page.page.locator(".forced tbody .num").first.inner_text() == f"{100 * math.exp(logprobs[0, label]):.1f} %"
+    assert page.page.locator(".forced tbody .num").first.inner_text() == percent(math.exp(logprobs[0, label]), 1)
+
+
+def effect_without(name: str, stack: Any, layer: int, head: int) -> float:
+    """KL divergence of the predictions with and without a head, by two passes of the network."""
+    network, ids = own_copy(small(name).network), ids_of(name)
+    with torch.no_grad():
+        before = network(*ids)[0]
+        with switched_off(network, [Switch("head", stack, layer, head)]):
+            return effect_of(before, network(*ids)[0], None).divergence
 
 
 def switches(page: Shown, name: str) -> None:
     stack = MODULES[name][0]
     page.open(**state_of(name, "switches", off=f"head.{stack}.1.1"))
-    network, ids = own_copy(small(name).network), ids_of(name)
-    with torch.no_grad():
-        before = network(*ids)[0]
-        with switched_off(network, [Switch("head", stack, 1, 1)]):
-            expected = effect_of(before, network(*ids)[0], None)
-    assert page.number(".outcome dd").split()[0] == f"{expected.divergence:.4f}"
+    assert page.number(".outcome dd").split()[0] == f"{effect_without(name, stack, 1, 1):.4f}"
 
 
 def understand(page: Shown, name: str) -> None:
@@ -147,13 +189,18 @@ def understand(page: Shown, name: str) -> None:
     with torch.no_grad():
         position = int((ids[0] == model.tokenizer.id("mask")).nonzero()[0, 0])
         best = float(model.network(ids)[0, position].softmax(-1).max())
-    assert page.page.locator(".neighbors .num").first.inner_text() == f"{100 * best:.1f} %"
+    assert page.page.locator(".neighbors .num").first.inner_text() == percent(best, 1)
 
 
 def compare(page: Shown, name: str) -> None:
+    page.page.wait_for_selector(".samples .text-out")
     if name == "bert":
         assert page.page.locator(".compare-row").count() == 2
+        assert page.page.locator(".samples .text-out").first.inner_text().endswith("%")
         return
+    written = page.page.locator(".samples .text-out").first.inner_text()
+    if name == "translator":
+        assert small(name).translate(TEXT, max_new_tokens=99).text.startswith(written)
     with torch.no_grad():
         logits = small(name).network(*ids_of(name))[0]
     target = ids_of(name)[-1][0]
@@ -199,6 +246,9 @@ def test_a_view_shows_the_numbers_of_the_reference(
     assert page.page.locator("main .problem").all_inner_texts() == []
     assert page.problems == []
     assert page.foreign == []
+    if view != "tour":
+        assert page.text(".side .formula")
+        page.page.wait_for_selector(".side .code .marked")
     assert page.page.evaluate("document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
     assert "\n".join(page.violations()) == ""
     page.keep(f"{view}-{name}-{language}-{width}-{theme}")
@@ -256,26 +306,76 @@ def test_a_url_reproduces_the_view_and_back_goes_back(running: Any, server: Serv
         each.page.context.close()
 
 
-def test_bad_input_is_a_message_in_the_page(running: Any, server: Server) -> None:
-    page = shown(running, server.url)
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_bad_input_is_a_message_in_the_page(running: Any, server: Server, language: str) -> None:
+    words = json.loads((PAGE / f"messages/{language}.json").read_text("utf-8"))
+    page = shown(running, server.url, language=language)
     page.open(m="llama", v="attention", t=TEXT)
     box = page.page.locator("textarea[name=text]")
+
+    def problem(key: str, **values: str) -> None:
+        expected = words[key].format(**values)
+        page.page.wait_for_function(PROBLEM, arg=expected, timeout=30_000)
+
     box.fill("")
-    page.page.wait_for_selector("main .problem[role=alert]")
-    assert "empty" in page.text("main .problem")
+    problem("error.empty")
     box.fill("dog " * 50_000)
-    page.page.wait_for_function(
-        "() => document.querySelector('main .problem')?.innerText.includes('tokens')", timeout=30_000
-    )
-    assert "this page shows 1 to 128" in page.text("main .problem")
-    box.fill("x" * 3_000_000)
-    page.page.wait_for_function(
-        "() => document.querySelector('main .problem')?.innerText.includes('bytes')", timeout=30_000
-    )
+    count = len(small("llama").prompt_ids("dog " * 50_000))
+    problem("error.too_long", tokens=f"{count:,}", limit="128")
+    page.page.evaluate(FILL, "x" * 10_000_000)
+    problem("error.too_large", limit=f"{ServeLimits().max_body_bytes:,}")
     box.fill(TEXT)
     page.page.wait_for_selector(".overview")
     page.open(m="llama", v="understand", t=TEXT)
-    assert "not for this model" in page.text(".banner")
+    banner = words["error.no_view"].format(view=words["view.understand"], family=words["family.decoder"])
+    assert page.text(".banner") == banner
+    page.page.context.close()
+
+
+def test_a_model_without_tokenizer_or_with_nan_is_a_message_in_the_page(running: Any) -> None:
+    broken = Model(own_copy(small("gpt").network), small("gpt").own_tokenizers, {}, "broken")
+    layer = broken.network.decoder.layers[0].feed_forward.up
+    layer.weight = torch.nn.Parameter(torch.full_like(layer.weight, math.nan))
+    server = Server({"bare": Model(small("gpt").network, (), {}, "bare"), "broken": broken}, create=page_only)
+    try:
+        page = shown(running, server.url)
+        for name, words in (("bare", "has no tokenizer"), ("broken", "contain NaN")):
+            page.page.goto("about:blank")
+            page.page.goto(f"{server.url}#m={name}&v=attention&t=a+man")
+            page.page.wait_for_selector("main .problem[role=alert]")
+            assert words in page.text("main .problem")
+            assert page.page.locator(".banner").count() == 0
+        page.page.context.close()
+    finally:
+        server.stop()
+
+
+def page_only(models: Any) -> FastAPI:
+    """The page on an app of one's own; `clearhead serve` and `explore` refuse a model without tokenizer."""
+    app = FastAPI()
+    mount_inspect(app, models)
+    mount_page(app)
+    return app
+
+
+@pytest.mark.parametrize(("name", "language"), [("translator", "zh"), ("llama", "en"), ("bert", "zh")])
+def test_every_stop_of_the_tour_is_measured(running: Any, server: Server, name: str, language: str) -> None:
+    page = shown(running, server.url, language=language)
+    page.open(m=name, v="tour", n=0, t=MASKED if name == "bert" else TEXT)
+    stops = page.page.locator(".stops li").count()
+    assert stops == 15
+    for number in range(stops):
+        page.page.locator(".guess").nth(number % 3).click()
+        page.page.wait_for_selector(".measured")
+        text = page.text(".measured")
+        assert re.search(r"\d", text) or "“" in text
+        assert not re.search(r"undefined|NaN|null|–|\{", text), text
+        assert page.page.locator(".guess.right").count() == 1
+        if number < stops - 1:
+            page.page.locator(".walk button").nth(1).click()
+            page.page.wait_for_selector(".guess:not(.right)")
+            page.page.wait_for_function("() => !document.querySelector('.measured')")
+    assert page.problems == []
     page.page.context.close()
 
 

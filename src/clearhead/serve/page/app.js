@@ -37,7 +37,8 @@ function Header() {
     <span class="facts">${model.value && t("model.facts", { family: t(`family.${model.value.family}`), count: count(model.value.parameters) })}</span>
     <span class="space"></span>
     ${!offline && html`<button type="button" class="small" onClick=${exportPage}>${t("export")}</button>`}
-    <button type="button" class="small" title=${t("theme.help")} onClick=${() => (state.theme.value = themes[theme])}>${t(`theme.${theme || "system"}`)}</button>
+    <button type="button" class="small theme" title=${t("theme.help")} aria-label=${`${t("theme.help")}: ${t(`theme.${theme || "system"}`)}`} onClick=${() => (state.theme.value = themes[theme])}>
+      <svg viewBox="0 0 16 16" width="14" height="14" aria-hidden="true"><circle cx="8" cy="8" r="6.5" class=${`sun ${theme}`} /><path d="M8 1.5a6.5 6.5 0 0 1 0 13z" class=${`shade ${theme}`} /></svg><span class="wide">${t(`theme.${theme || "system"}`)}</span></button>
     <div class="choice" role="group" aria-label=${t("language")}>${LANGUAGES.map((each) => html`<button type="button" lang=${each === "zh" ? "zh-CN" : "en"}
       aria-pressed=${state.language.value === each} onClick=${() => (state.language.value = each)}>${each === "en" ? "EN" : "中文"}</button>`)}</div>
   </header>`;
@@ -100,6 +101,7 @@ function Tabs({ views }) {
     state.view.value = next;
     requestAnimationFrame(() => document.getElementById(`tab-${next}`)?.focus());
   };
+  useEffect(() => document.getElementById(`tab-${state.view.value}`)?.scrollIntoView({ block: "nearest", inline: "nearest" }), [state.view.value]);
   return html`<nav class="tabs" aria-label=${t("views")}><div role="tablist" aria-label=${t("views")} onKeyDown=${move}>${views.map((name) => html`<button
     type="button" role="tab" id=${`tab-${name}`} aria-controls="center" aria-selected=${state.view.value === name} tabindex=${state.view.value === name ? 0 : -1}
     onClick=${() => go({ view: name })}>${titleOf(name)}</button>`)}</div></nav>`;
@@ -129,12 +131,14 @@ function App({ problem }) {
   }, []);
   if (problem) return html`<${Header} /><main><${Waiting} error=${problem} /></main>`;
   if (!model.value) return html`<${Header} /><main><${Waiting} error=${null} /></main>`;
-  const named = !(`view.${state.view.value}` in (messages.en ?? {})) || views.includes(state.view.value);
+  const content = !model.value.tokenizer && name !== "tour" ? html`<${Waiting} error=${{ message: "tokenizer.json" }} />`
+    : view ? html`<${view.View} key=${model.value.name} />` : html`<${Waiting} error=${null} />`;
+  const named = !model.value.tokenizer || !(`view.${state.view.value}` in (messages.en ?? {})) || views.includes(state.view.value);
   return html`<${Header} /><${Texts} /><${Tabs} views=${views} />
     ${away.value && html`<p class="problem banner" role="status">${t("error.away")}</p>`}
     ${!named && html`<p class="problem banner" role="status">${t("error.no_view", { view: t(`view.${state.view.value}`), family: t(`family.${model.value.family}`) })}</p>`}
     <div class="body"><${Spine} /><main><div id="center" role="tabpanel" aria-labelledby=${`tab-${name}`} tabindex="-1"><${Crumbs} />
-      ${view ? html`<${view.View} key=${model.value.name} />` : html`<${Waiting} error=${null} />`}</div></main><${Side} /></div>`;
+      ${content}</div></main><${Side} /></div>`;
 }
 
 async function start() {

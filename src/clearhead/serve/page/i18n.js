@@ -32,14 +32,17 @@ export function number(x, digits = 3) {
   return x.toFixed(digits).replace("-", "−");
 }
 
-/** A share as a percentage. */
+/** A share as a percentage; only all is 100%, and only nothing is 0%. */
 export function percent(x, digits = 1) {
-  return x === null || x === undefined ? "–" : `${number(100 * x, digits)} %`;
+  if (x === null || x === undefined) return "–";
+  const text = number(100 * x, digits), least = 10 ** -digits;
+  if (x > 0 && +text === 0) return `<${number(least, digits)}%`;
+  return x < 1 && +text === 100 ? `>${number(100 - least, digits)}%` : `${text}%`;
 }
 
 /** A count with a separator of thousands. */
 export function count(x) {
-  return Math.round(x).toString().replace(/\B(?=(\d{3})+$)/g, "\u202f");
+  return Math.round(x).toString().replace(/\B(?=(\d{3})+$)/g, ",");
 }
 
 /** Bytes in the nearest unit. */

@@ -22,12 +22,33 @@ export function View({ title, lead, children, tools = null }) {
   </section>`;
 }
 
+/** Errors that a text or a model can cause: what the server says, and the message of the page. @type {[RegExp, string][]} */
+const ERRORS = [
+  [/: (?<tokens>[\d,]+) tokens, but this page shows 1 to (?<limit>[\d,]+)/, "error.too_long"],
+  [/(?:more|larger) than (?<limit>[\d,]+) bytes/, "error.too_large"],
+  [/at most (?<limit>[\d,]+) char/, "error.too_many"],
+  [/NaN/, "error.nan"],
+  [/tokenizer\.json/, "error.no_tokenizer"],
+  [/too many requests/, "error.busy"],
+  [/is in none of the texts/, "error.no_word"],
+  [/no token in it/, "error.empty"],
+];
+
+/** An error of the server in the language of the page; one it has no words for stays in English. */
+export function Problem({ error }) {
+  for (const [pattern, key] of ERRORS) {
+    const found = pattern.exec(error.message);
+    if (found) return html`<div class="problem" role="alert"><strong>${t("error.title")}</strong><span>${t(key, found.groups)}</span></div>`;
+  }
+  return html`<div class="problem" role="alert"><strong>${t("error.title")}</strong><span lang="en">${error.message}</span></div>`;
+}
+
 /** What stands in place of a picture while it loads, or where it cannot be made. */
 export function Waiting({ error, stale = false }) {
   if (!error) return html`<p class="waiting" aria-busy=${stale}>${t("waiting")}</p>`;
   if (error.code === "away" || away.value) return html`<p class="problem" role="alert">${t("error.away")}</p>`;
   if (error.code === "not_recorded") return html`<p class="problem" role="alert">${t("error.not_recorded")}</p>`;
-  return html`<div class="problem" role="alert"><strong>${t("error.title")}</strong><span lang="en">${error.message}</span></div>`;
+  return html`<${Problem} error=${error} />`;
 }
 
 /** Computed words below a picture. */
@@ -51,6 +72,11 @@ export function Numbers({ title, head, rows, limit = 600, open = false }) {
 export function Bar({ value, label = "", cut = false }) {
   return html`<span class=${cut ? "meter cut" : "meter"} role="img" aria-label=${label || number(value)}>
     <span style=${{ width: `${Math.max(0, Math.min(1, value)) * 100}%` }}></span></span>`;
+}
+
+/** The numbers of a selection, for the right pane. @param {{title: string, rows: [any, any][]}} props */
+export function Facts({ title, rows }) {
+  return html`<h3>${title}</h3><dl class="facts-list">${rows.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>`;
 }
 
 /** Buttons that save the pictures of a view. */

@@ -4,9 +4,12 @@ import { html, signal, useEffect, useState } from "./html.js";
 import { state, place, textOf } from "./state.js";
 import { get, offline, useFrame } from "./api.js";
 import { t, number } from "./i18n.js";
-import { Numbers } from "./parts.js";
+import { Numbers, Problem } from "./parts.js";
 
-/** What a view says about its selection: {step, rows, columns}, the labels of cells. @type {any} */
+/**
+ * What a view says about its selection: {step, terms} for a cell of a head; {step, cell} where the view itself has the
+ * numbers; {…, more} for what follows; {side} instead of all. @type {any}
+ */
 export const selection = signal(null);
 
 /** Step → the formula, the route of its code, and the line in it. @type {Record<string, [string, string, string]>} */
@@ -15,7 +18,8 @@ const STEPS = {
   q: ["q = x W_Q + b_Q", "project_q", "self.query("],
   k: ["k = x W_K + b_K", "project_kv", "self.key"],
   v: ["v = x W_V + b_V", "project_kv", "self.value"],
-  rope: ["q′ = R(position) q", "rope", "torch.cat"],
+  rope_q: ["q′ = R(position) q", "rope", "torch.cat"],
+  rope_k: ["k′ = R(position) k", "rope", "torch.cat"],
   scores: ["s = q · k", "attention", "scores = q @"],
   scaled: ["s / √E", "attention", "scores = q @"],
   mask: ["s = −∞ where masked", "attention", "masked_fill(~mask"],
@@ -25,37 +29,60 @@ const STEPS = {
   sum: ["Σ u over heads + b_O", "merge_heads", "self.output"],
   residual: ["stream = stream + attention", "residual", "return x +"],
   feed_forward: ["f(x W_up) W_down", "feed_forward", "self.down"],
+  embedding: ["x = E[token] + p[position]", "embedding", "self.tokens(ids)"],
+  sampling: ["p = softmax(z / T)", "sampling", "logits / self.temperature"],
+  align: ["A = mean a over heads", "alignment", "return weights"],
+  beam: ["score = Σ log p / length^α", "beam", "node.penalized = value"],
+  forced: ["loss = −mean log p", "loss", "cross_entropy"],
+  effect: ["KL = Σ p log(p / p′)", "effect", "divergence ="],
+  drops: ["Δ = log p − log p′", "drops", "before * 0"],
+  distance: ["½ Σ |a − a′|", "attention", "scores.softmax"],
 };
-const CELLS = ["q", "k", "v", "scores", "scaled", "weights", "output", "update", "sum"];
+const CELLS = ["q", "k", "v", "rope_q", "rope_k", "scores", "scaled", "weights", "output", "update", "sum"];
 
-/** Subscripts and letters of a formula, as typeset text. */
+const WORDS = ["Norm", "softmax", "stream", "where masked", "over heads", "position", "token", "score", "length", "loss", "mean", "log", "KL", "attention"];
+
+/** Subscripts and letters of a formula, as typeset text; words stand upright. */
 function Formula({ text }) {
-  const parts = text.split(/(W_up|W_down|[A-Za-z]_[A-Z])/);
-  return html`<p class="formula">${parts.map((part) => {
+  return html`<p class="formula">${text.split(/(W_up|W_down|[A-Za-z]_[A-Z]|\^\S)/).map((part) => {
     const [base, below] = part.split("_");
-    return below ? html`<var>${base}</var><sub>${below}</sub>` : part.replace(/Norm|softmax|stream|where masked|over heads|position/g, (x) => `\u200b${x}\u200b`)
-      .split("\u200b").map((each) => (/^(Norm|softmax|stream|where masked|over heads|position)$/.test(each) ? html`<span>${t(`formula.${each}`)}</span>` : html`<i>${each}</i>`));
+    if (below) return html`<var>${base}</var><sub>${below}</sub>`;
+    if (part.startsWith("^")) return html`<sup>${part.slice(1)}</sup>`;
+    return part.split(new RegExp(`(${WORDS.join("|")})`)).map((each) => (WORDS.includes(each) ? html`<span>${t(`formula.${each}`)}</span>` : html`<i>${each}</i>`));
   })}</p>`;
 }
 
 /** The lines of our source behind a step, the one that computes it marked. */
 function Code({ name, mark }) {
   const [code, setCode] = useState(/** @type {any} */ (null));
-  useEffect(() => void get(`code/${name}`).then(setCode, () => setCode(null)), [name]);
+  useEffect(() => {
+    let current = true;
+    get(`code/${name}`).then((answer) => current && setCode(answer), () => setCode(null));
+    return () => void (current = false);
+  }, [name]);
   if (!code) return null;
-  const at = code.lines.findIndex((line) => line.includes(mark));
-  return html`<h3>${t("side.code")}</h3><p class="file">${code.file}:${code.line + Math.max(at, 0)}</p>
-    <pre class="code" tabindex="0" role="region" aria-label=${t("side.code")}>${code.lines.map((line, i) => html`<span class=${i === at ? "marked" : ""}>${line}</span>`)}</pre>`;
+  const at = Math.max(code.lines.findIndex((line) => line.includes(mark)), 0);
+  const near = code.lines.length <= 14 ? code.lines.map((_, n) => n) : code.lines.map((_, n) => n).filter((n) => n === 0 || Math.abs(n - at) <= 4);
+  const indent = code.lines[0].search(/\S/);
+  const line = (n) => html`<span class=${n === at ? "marked" : ""}>${code.lines[n].slice(indent).trimEnd().replace(n === at ? "" : /\s+# .*$/, "") || " "}</span>`;
+  return html`<h3>${t("side.code")}</h3><p class="file">${code.file}:${code.line + at}</p>
+    <pre class="code" tabindex="0" role="region" aria-label=${t("side.code")}>${near.map((n, i) => [i > 0 && n > near[i - 1] + 1 && html`<span class="gap">⋯</span>`, line(n)])}${near[near.length - 1] < code.lines.length - 1 && html`<span class="gap">⋯</span>`}</pre>`;
 }
 
-const LAB = ["q", "k", "v", "rope", "scores", "mask", "weights", "sum", "residual", "feed_forward"];
+/** Step → the step whose claim the lab tests. @type {Record<string, string>} */
+const LAB = {
+  ...Object.fromEntries(["embedding", "x", "q", "k", "v", "scores", "scaled", "mask", "weights", "sum", "residual", "feed_forward", "sampling", "forced", "effect"].map((each) => [each, each])),
+  rope_q: "rope", rope_k: "rope", align: "weights", drops: "weights",
+};
 
 /** The claim about a step that the lab tests, and its verdict where the experiment was run. */
 function Lab({ step }) {
   const [found, setFound] = useState(/** @type {any} */ (null));
   useEffect(() => {
+    let current = true;
     setFound(null);
-    if (LAB.includes(step)) get(`lab/${step}`).then(setFound, () => null);
+    if (step in LAB) get(`lab/${LAB[step]}`).then((answer) => current && setFound(answer), () => null);
+    return () => void (current = false);
   }, [step]);
   if (!found) return null;
   const language = state.language.value;
@@ -73,7 +100,7 @@ function Cell({ step }) {
   const can = CELLS.includes(step) && row !== null && column !== null && layer !== null && head !== null;
   const { frame, error } = useFrame("cell", can ? { ...textOf(), kind, layer, head, step, row, column } : null);
   if (!can) return html`<p class="note">${t("side.pick")}</p>`;
-  if (error) return html`<p class="problem" lang="en">${error.message}</p>`;
+  if (error) return html`<${Problem} error=${error} />`;
   if (!frame) return null;
   const a = frame.tensors.a.data, b = frame.tensors.b.data, terms = Array.from(a, (x, i) => [i, x, b[i], x * b[i]]);
   const { value, bias } = frame.header;
@@ -93,10 +120,10 @@ function Cell({ step }) {
 export function Side() {
   const step = selection.value?.step ?? "weights";
   const [formula, code, mark] = STEPS[step] ?? STEPS.weights;
-  const own = selection.value?.side;
+  const { side, cell, more } = selection.value ?? {};
   return html`<aside class="side" aria-label=${t("side")}>
-    ${own ?? html`<h3>${t(`step.${step}`)}</h3><${Formula} text=${formula} /><p class="note">${t(`step.${step}.note`)}</p>
-    <h3>${t("side.cell")}</h3><${Cell} step=${step} />
-    <${Code} name=${code} mark=${mark} /><${Lab} step=${step} />`}
+    ${side ?? html`<h3>${t(`step.${step}`)}</h3><${Formula} text=${formula} /><p class="note">${t(`step.${step}.note`)}</p>
+    ${cell === undefined ? html`<h3>${t("side.cell")}</h3><${Cell} step=${step} />` : cell}
+    ${more}<${Code} name=${code} mark=${mark} /><${Lab} step=${step} />`}
   </aside>`;
 }

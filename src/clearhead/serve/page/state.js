@@ -41,11 +41,14 @@ const KEYS = {
 };
 const initial = Object.fromEntries(Object.entries(state).map(([name, each]) => [name, each.value]));
 
+const MAX_URL_CHARS = 20000; // a longer text is not kept in the URL; browsers slow down long before their limits
+
 /** Write the state into the part of the URL after #. */
 export function toHash() {
   const parts = new URLSearchParams();
   for (const [key, [name, form]] of Object.entries(KEYS)) {
     const value = state[name].value;
+    if (typeof value === "string" && value.length > MAX_URL_CHARS) continue;
     if (value !== null && JSON.stringify(value) !== JSON.stringify(initial[name])) parts.set(key, form.write(value));
   }
   return "#" + parts.toString();
@@ -58,7 +61,7 @@ export function fromHash(hash) {
     for (const [key, [name, form]] of Object.entries(KEYS)) {
       const given = parts.get(key);
       // @ts-ignore: each signal gets a value of its own type
-      if (given !== null) state[name].value = form.read(given.slice(0, 20000));
+      if (given !== null) state[name].value = form.read(given.slice(0, MAX_URL_CHARS));
       else if (name !== "language" && name !== "theme") state[name].value = initial[name];
     }
     state.stop.value ??= 0;

@@ -4,7 +4,8 @@ import { html, useEffect, useMemo, useState } from "../html.js";
 import { state, place, go, textOf, model, kindsOf, depth } from "../state.js";
 import { post, useFrame } from "../api.js";
 import { t, number, percent, visible } from "../i18n.js";
-import { Heatmap, Legend, Thumbnail } from "../draw.js";
+import { Heatmap, Legend } from "../draw.js";
+import { HeadButton, useEffects } from "../heads.js";
 import { Caption, Choice, Numbers, SaveButtons, View as Frame, Waiting, labelsOf } from "../parts.js";
 import { selection } from "../side.js";
 import { open } from "../spine.js";
@@ -27,7 +28,7 @@ export function View() {
     onChange=${(each) => go({ kind: each, layer: null, head: null })} />`}<${SaveButtons} />`;
   if (!state.text.value.trim()) return html`<${Frame} title=${t("view.attention")}><p class="problem" role="alert">${t("error.empty")}</p></${Frame}>`;
   if (!frame) return html`<${Frame} title=${t("view.attention")}><${Waiting} error=${error} /></${Frame}>`;
-  const title = head !== null ? t("place.head", { kind: t(`kind.${kind}`), layer: /** @type {number} */ (layer) + 1, head: head + 1 }) : t("attention.title", { kind: t(`kind.${kind}`) });
+  const title = head !== null ? t("place.head", { kind: t(`kind.${kind}`), layer: /** @type {number} */ (layer) + 1, head: head + 1 }) : layer !== null ? t("attention.layer", { kind: t(`kind.${kind}`), layer: layer + 1 }) : t("attention.title", { kind: t(`kind.${kind}`) });
   return html`<${Frame} title=${title} lead=${t(`attention.${kind}`)} tools=${tools}>
     <div class=${stale ? "content stale" : "content"}>
     ${head === null ? html`<${Overview} frame=${frame} kind=${kind} layer=${layer} />` : html`<${OneHead} header=${frame.header} kind=${kind} layer=${layer} head=${head} />`}
@@ -44,6 +45,7 @@ function Overview({ frame, kind, layer }) {
     return data.subarray(start, start + size);
   })), [data, layer]);
   const [queries, keys] = sidesOf(frame.header, kind);
+  const effects = useEffects(textOf(), kind, layers, layer);
   const block = Math.ceil(Math.max(queries.ids.length, keys.ids.length) / 96);
   const move = (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -heads, ArrowDown: heads }[/** @type {"ArrowUp"} */ (event.key)];
@@ -57,38 +59,23 @@ function Overview({ frame, kind, layer }) {
   };
   return html`<div class=${layer === null ? "overview" : "overview one"} role="group" aria-label=${t("attention.overview")} onKeyDown=${move}>
     ${shown.map((l, i) => html`<div class="overview-row" key=${l}><button type="button" class="row-name" onClick=${() => open(kind, layer === null ? l : null, null)}>${t("part.layer", { layer: l + 1 })}</button>
-      <div class="thumbnails">${parts[i].map((each, h) => html`<button type="button" class="thumb" key=${h} onClick=${() => open(kind, l, h)}
-        aria-label=${t("attention.open", { layer: l + 1, head: h + 1 })}><${Thumbnail} data=${each} rows=${rows} columns=${columns} causal=${kind === "decoder" && rows === columns} /><span>${h + 1}</span></button>`)}</div></div>`)}
+      <div class="thumbnails" style=${{ "--heads": heads }}>${parts[i].map((each, h) => html`<${HeadButton} key=${h} data=${each} rows=${rows} columns=${columns} causal=${kind === "decoder" && rows === columns}
+        layer=${l} head=${h} effects=${effects} onOpen=${() => open(kind, l, h)} />`)}</div></div>`)}
     </div>
-    <p class="scale"><${Legend} masked=${kind === "decoder" ? t("legend.masked") : ""} /> <span class="note">${t("attention.scale")}${block > 1 ? " " + t("attention.block", { size: block }) : ""}</span></p>
+    <p class="scale"><${Legend} masked=${kind === "decoder" ? t("legend.masked") : ""} /> <span class="note">${t("attention.scale")}${block > 1 ? " " + t("attention.block", { size: block }) : ""} ${t("effect.below")}</span></p>
     <${Sharpest} frame=${frame} kind=${kind} />
     ${layer !== null && html`<p><button type="button" class="small" onClick=${() => go({ view: "switches" })}>${t("attention.switch")}</button></p>`}`;
 }
 
 /** A computed caption: which heads look back one token, at the first token, or at many. */
 function Sharpest({ frame, kind }) {
-  const { data, shape } = frame.tensors[kind];
-  const [layers, heads, rows, columns] = shape;
-  const found = useMemo(() => {
-    const result = [];
-    for (let i = 0; i < layers * heads; i++) {
-      let previous = 0, first = 0, peak = 0;
-      for (let r = 0; r < rows; r++) {
-        const at = i * rows * columns + r * columns;
-        if (r > 0 && rows === columns) previous += data[at + r - 1];
-        first += data[at];
-        let most = 0;
-        for (let c = 0; c < columns; c++) most = Math.max(most, data[at + c]);
-        peak += most;
-      }
-      result.push({ layer: Math.floor(i / heads), head: i % heads, previous: previous / Math.max(rows - 1, 1) / 255, first: first / rows / 255, peak: peak / rows / 255 });
-    }
-    return result;
-  }, [data]);
+  const { data, shape: [layers, heads] } = frame.tensors[`${kind}_patterns`];
+  const rows = sidesOf(frame.header, kind)[0].ids.length;
+  const found = Array.from({ length: layers * heads }, (_, i) => ({ layer: Math.floor(i / heads), head: i % heads, previous: data[3 * i], first: data[3 * i + 1], peak: data[3 * i + 2] }));
   const best = (name, sign = 1) => found.reduce((a, b) => (sign * b[name] > sign * a[name] ? b : a));
   const line = (key, each, value) => html`<li>${t(key, { layer: each.layer + 1, head: each.head + 1, share: percent(value, 0) })} <button type="button" class="link" onClick=${() => open(kind, each.layer, each.head)}>${t("open")}</button></li>`;
   return html`<ul class="caption facts-list">
-    ${rows === columns && rows > 1 && html`${line("attention.previous", best("previous"), best("previous").previous)}`}
+    ${kind !== "cross" && rows > 1 && html`${line("attention.previous", best("previous"), best("previous").previous)}`}
     ${line("attention.first", best("first"), best("first").first)}${line("attention.sharp", best("peak"), best("peak").peak)}${line("attention.broad", best("peak", -1), best("peak", -1).peak)}</ul>`;
 }
 

@@ -3,8 +3,9 @@
 import { html, useEffect, useMemo } from "../html.js";
 import { state, textOf, model, models, place, go, kindsOf } from "../state.js";
 import { useFrame } from "../api.js";
-import { t, number, count } from "../i18n.js";
-import { Heatmap, Legend, Thumbnail, extent } from "../draw.js";
+import { t, number, percent, count, visible } from "../i18n.js";
+import { Heatmap, Legend, extent } from "../draw.js";
+import { HeadButton, useEffects } from "../heads.js";
 import { Caption, Choice, Numbers, SaveButtons, View as Frame, Waiting, labelsOf } from "../parts.js";
 import { selection } from "../side.js";
 import { useWidth } from "../size.js";
@@ -19,7 +20,7 @@ export function View() {
   const own = model.value, list = others(), second = list.find((each) => each.name === state.other.value) ?? list.find((each) => each.name !== own.name) ?? own;
   const { kind, layer, head } = place.value;
   useEffect(() => {
-    selection.value = { side: html`<h3>${t("compare.side")}</h3><p class="note">${t("compare.side.note")}</p>` };
+    selection.value = { step: "distance", cell: null, more: html`<h3>${t("compare.side")}</h3><p class="note">${t("compare.side.note")}</p>` };
     return () => { selection.value = null; };
   }, [state.language.value]);
   const empty = !state.text.value.trim();
@@ -53,17 +54,31 @@ function Both({ a, b, names, kind, layer, head, bodies }) {
   const layers = frames.map((each) => each.tensors[kind]?.shape[0] ?? 0);
   const loss = frames.map((each) => each.header.loss);
   const sameTokens = JSON.stringify(a.header.target?.ids ?? a.header.source.ids) === JSON.stringify(b.header.target?.ids ?? b.header.source.ids) && JSON.stringify(a.header.source?.ids) === JSON.stringify(b.header.source?.ids);
-  return html`<dl class="facts-row compare-loss">${names.map((name, i) => html`<div><dt>${t("compare.loss", { model: name })}</dt><dd>${number(loss[i])}</dd></div>`)}</dl>
+  return html`${loss.some((each) => each !== null) && html`<dl class="facts-row compare-loss">${names.map((name, i) => html`<div><dt>${t("compare.loss", { model: name })}</dt><dd>${number(loss[i])}</dd></div>`)}</dl>`}
+    <${Samples} names=${names} bodies=${bodies} />
     ${!sameTokens && html`<p class="note">${t("compare.tokens")}</p>`}
     ${head !== null && layer !== null && layer < Math.min(...layers) ? html`<${Heads} names=${names} kind=${kind} layer=${layer} head=${head} bodies=${bodies} frames=${frames} sameTokens=${sameTokens} />`
-      : html`<${Rows} frames=${frames} names=${names} kind=${kind} layers=${layers} sameTokens=${sameTokens} />`}`;
+      : html`<${Rows} frames=${frames} names=${names} kind=${kind} layers=${layers} sameTokens=${sameTokens} bodies=${bodies} />`}`;
+}
+
+/** What each model writes: its translation, continuation, or the words it fills in. */
+function Samples({ names, bodies }) {
+  const encoder = model.value.family === "encoder";
+  const found = bodies.map((body) => useFrame(encoder ? "understand" : "switch", body));
+  const words = (header) => encoder
+    ? header.predictions.slice(0, 8).map((each) => `${visible(each.texts[0])} ${percent(each.probs[0], 0)}`).join(" · ") : header.written;
+  if (found.some((each) => each.error || (each.frame && !words(each.frame.header)))) return null;
+  return html`<div class="beside samples">${names.map((name, i) => html`<div class=${found[i].stale ? "stale" : ""}><h3>${t(encoder ? "compare.predicts" : "compare.writes", { model: name })}</h3>
+    <p class="text-out">${found[i].frame && words(found[i].frame.header)}</p></div>`)}</div>`;
 }
 
 /** All heads of both models, a layer on each row. */
-function Rows({ frames, names, kind, layers, sameTokens }) {
+function Rows({ frames, names, kind, layers, sameTokens, bodies }) {
+  const effects = bodies.map((each, i) => useEffects(each, kind, layers[i]));
   const distances = useMemo(() => {
     if (!sameTokens || frames[0].tensors[kind].shape.join() !== frames[1].tensors[kind].shape.join()) return [];
     const [l, h, r, c] = frames[0].tensors[kind].shape, result = [];
+    if (r !== sidesOf(frames[0].header, kind)[0].ids.length) return []; // blocks of a long text are maxima, not weights
     for (let i = 0; i < l * h; i++) {
       let sum = 0;
       for (let k = i * r * c; k < (i + 1) * r * c; k++) sum += Math.abs(frames[0].tensors[kind].data[k] - frames[1].tensors[kind].data[k]);
@@ -72,12 +87,13 @@ function Rows({ frames, names, kind, layers, sameTokens }) {
     return result.sort((x, y) => y.distance - x.distance);
   }, [frames[0], frames[1], kind]);
   return html`${Array.from({ length: Math.max(...layers) }, (_, l) => html`<div class="compare-row"><button type="button" class="row-name" onClick=${() => go({ kind, layer: l, head: 0 })}>${t("part.layer", { layer: l + 1 })}</button>
-    ${frames.map((frame, i) => html`<div><span class="note">${names[i]}</span><div class="thumbnails">${l < layers[i] && Array.from({ length: frame.tensors[kind].shape[1] }, (_, h) => {
+    ${frames.map((frame, i) => html`<div><span class="note">${names[i]}</span><div class="thumbnails small-thumbs" style=${{ "--heads": frame.tensors[kind].shape[1] }}>${l < layers[i] && Array.from({ length: frame.tensors[kind].shape[1] }, (_, h) => {
       const [, heads, rows, columns] = frame.tensors[kind].shape, start = (l * heads + h) * rows * columns;
-      return html`<button type="button" class="thumb small-thumb" onClick=${() => go({ kind, layer: l, head: h })} aria-label=${`${names[i]}: ${t("attention.open", { layer: l + 1, head: h + 1 })}`}><${Thumbnail} data=${frame.tensors[kind].data.subarray(start, start + rows * columns)} rows=${rows} columns=${columns} causal=${kind === "decoder" && rows === columns} /><span>${h + 1}</span></button>`;
+      return html`<${HeadButton} name=${names[i]} data=${frame.tensors[kind].data.subarray(start, start + rows * columns)} rows=${rows} columns=${columns} causal=${kind === "decoder" && rows === columns}
+        layer=${l} head=${h} effects=${effects[i]} onOpen=${() => go({ kind, layer: l, head: h })} />`;
     })}</div></div>`)}</div>`)}
-    <p class="scale"><${Legend} masked=${kind === "decoder" ? t("legend.masked") : ""} /></p>
-    ${distances.length > 0 && html`<${Caption}>${t("compare.caption", { layer: distances[0].layer + 1, head: distances[0].head + 1, share: number(100 * distances[0].distance, 0) })}</${Caption}>
+    <p class="scale"><${Legend} masked=${kind === "decoder" ? t("legend.masked") : ""} /> <span class="note">${t("effect.below")}</span></p>
+    ${distances.length > 0 && html`<${Caption}>${t("compare.caption", { layer: distances[0].layer + 1, head: distances[0].head + 1, share: percent(distances[0].distance, 0) })}</${Caption}>
     <${Numbers} title=${t("compare.table")} head=${[t("switches.part"), t("compare.distance")]} rows=${distances.map((d) => [t("place.head", { kind: t(`kind.${kind}`), layer: d.layer + 1, head: d.head + 1 }), d.distance])} />`}`;
 }
 

@@ -4,7 +4,7 @@ import { html, useEffect, useMemo, useState } from "../html.js";
 import { state, textOf, model, go } from "../state.js";
 import { useFrame } from "../api.js";
 import { t, number, percent, visible, bytes, count } from "../i18n.js";
-import { Bar, Caption, Numbers, Slider, View as Frame, Waiting, labelsOf } from "../parts.js";
+import { Bar, Caption, Facts, Numbers, Slider, View as Frame, Waiting, labelsOf } from "../parts.js";
 import { selection } from "../side.js";
 import { filterLogits, softmax } from "../sampling.js";
 
@@ -29,9 +29,9 @@ export function View() {
   const { frame, error, stale } = useFrame("next", empty || position === null ? null : { ...textOf(), position });
   const [how, setHow] = useState(START);
   useEffect(() => {
-    selection.value = { side: html`<h3>${t("next.side")}</h3><p class="note">${t("next.side.note")}</p><${CacheFacts} cache=${frame?.header.cache} />` };
+    selection.value = { step: "sampling", cell: frame && html`<${Chances} frame=${frame} how=${how} />`, more: html`<${CacheFacts} cache=${frame?.header.cache} />` };
     return () => { selection.value = null; };
-  }, [frame, state.language.value]);
+  }, [frame, how, state.language.value]);
   if (empty) return html`<${Frame} title=${t("view.next")}><p class="problem" role="alert">${t("error.empty")}</p></${Frame}>`;
   if (!frame || !side) return html`<${Frame} title=${t("view.next")}><${Waiting} error=${error ?? trace.error} /></${Frame}>`;
   const labels = labelsOf(side);
@@ -86,6 +86,12 @@ function Lens({ lens }) {
     <div class="scroll" tabindex="0" role="region" aria-label=${t("lens.title")}><table class="lens"><thead><tr><th scope="col">${t("lens.layer")}</th>${[1, 2, 3, 4, 5].map((i) => html`<th scope="col">${i}</th>`)}</tr></thead>
     <tbody>${lens.map((each, layer) => html`<tr><th scope="row">${layer + 1}</th>${each.texts.map((text, i) => html`<td class=${each.ids[i] === final ? "final" : ""}><span class="piece">${visible(text)}</span> <small>${percent(Math.exp(each.logprobs[i]), 0)}</small></td>`)}</tr>`)}</tbody></table></div>
     ${first >= 0 && html`<${Caption}>${t("lens.caption", { layer: first + 1, token: visible(lens[lens.length - 1].texts[0]) })}</${Caption}>`}`;
+}
+
+/** From the logit of the best candidate to its probability. */
+function Chances({ frame, how }) {
+  const z = frame.tensors.logits.data, id = frame.header.ids[0], before = softmax(z), scaled = softmax(Float64Array.from(z, (x) => x / how.temperature)), after = softmax(filterLogits(z, how));
+  return html`<${Facts} title=${t("next.best", { token: visible(frame.header.texts[0]) })} rows=${[["z", number(z[id], 4)], ["z / T", number(z[id] / how.temperature, 4)], [t("next.at_one"), number(before[id], 4)], [t("next.at_temperature"), number(scaled[id], 4)], [t("next.after_cut"), number(after[id], 4)]]} />`;
 }
 
 function CacheFacts({ cache }) {

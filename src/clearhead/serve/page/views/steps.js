@@ -3,7 +3,7 @@
 import { html, useEffect, useMemo } from "../html.js";
 import { state, place, go, textOf, model, depth, kindsOf } from "../state.js";
 import { useFrame } from "../api.js";
-import { t, number, visible } from "../i18n.js";
+import { t, number, percent, visible } from "../i18n.js";
 import { Heatmap, Legend, extent } from "../draw.js";
 import { Caption, Choice, Numbers, SaveButtons, View as Frame, Waiting, labelsOf } from "../parts.js";
 import { selection } from "../side.js";
@@ -16,7 +16,7 @@ function stepsOf(header, tensors) {
   /** @type {Step[]} */
   const steps = [{ step: "x", name: "x", rows: "q", columns: "d" }];
   const qk = header.rotary
-    ? [["q", "q_unrotated"], ["k", "k_unrotated"], ["rope", "q"], ["rope", "k"]] : [["q", "q"], ["k", "k"]];
+    ? [["q", "q_unrotated"], ["k", "k_unrotated"], ["rope_q", "q"], ["rope_k", "k"]] : [["q", "q"], ["k", "k"]];
   for (const [step, name] of qk) steps.push({ step, name, rows: name.startsWith("q") ? "q" : "k", columns: "e" });
   steps.push({ step: "v", name: "v", rows: "k", columns: "e" });
   for (const step of ["scores", "scaled"]) steps.push({ step, name: step, rows: "q", columns: "k" });
@@ -27,7 +27,7 @@ function stepsOf(header, tensors) {
 }
 
 /** Which steps have numbers that can be opened. */
-const CELLS = { q: "q", k: "k", v: "v", scores: "scores", scaled: "scaled", weights: "weights", output: "output", update: "update", sum: "sum" };
+const CELLS = ["q", "k", "v", "rope_q", "rope_k", "scores", "scaled", "weights", "output", "update", "sum"];
 
 export function View() {
   const { kind, layer: givenLayer, head: givenHead } = place.value;
@@ -72,16 +72,15 @@ function Steps({ frame, queries, keys, width }) {
     const { data, shape: [rows, columns] } = tensors[each.name];
     const [low, high] = extent(data, each.masked ? tensors.mask.data : null);
     const square = each.columns === "k";
-    const inner = width >= 700 ? Math.floor((width - 64) / 2) : width - 24;
-    const cells = each.step in CELLS && !(each.step === "rope");
+    const inner = (width >= 660 ? Math.floor((width - 10) / 2) : width - 10) - 32;
+    const cells = CELLS.includes(each.step);
     const here = chosen === each.step && state.row.value !== null && cells;
     const selected = here ? [Math.min(state.row.value, rows - 1), Math.min(state.column.value ?? 0, columns - 1)] : null;
-    const own = each.step === "rope" ? t(each.rows === "q" ? "step.q" : "step.k") + ": " : "";
-    return html`<li key=${each.step + each.name} class=${chosen === each.step ? "on" : ""}><div class="step-head"><button type="button" onClick=${() => go({ step: each.step })} aria-pressed=${chosen === each.step}><span class="step-number">${i + 1}</span>${own}${t(`step.${each.step}`)}</button>
+    return html`<li key=${each.step + each.name} class=${chosen === each.step ? "on" : ""}><div class="step-head"><button type="button" onClick=${() => go({ step: each.step })} aria-pressed=${chosen === each.step}><span class="step-number">${i + 1}</span>${t(`step.${each.step}`)}</button>
         <span class="shape">${rows} × ${columns}</span></div>
       ${each.step === "k" && group > 1 && html`<p class="note">${t("steps.grouped", { group, kv: header.kv_heads })}</p>`}
       <${Heatmap} name=${each.step} data=${data} rows=${rows} columns=${columns} scale=${each.scale ?? "magnitude"} mask=${each.masked ? tensors.mask.data : null}
-        rowLabels=${labels[each.rows]} columnLabels=${square ? labels.k : undefined} width=${inner} height=${square ? 460 : Math.min(30 * rows, 340)} maxCell=${square ? 30 : 22}
+        rowLabels=${labels[each.rows]} columnLabels=${square ? labels.k : undefined} width=${inner} height=${square ? 460 : Math.max(60, Math.min(20 * rows, 340))} maxCell=${square ? 30 : 20}
         selected=${selected} onSelect=${(r, c) => go({ step: each.step, row: r, column: c })}
         label=${t("steps.matrix", { step: t(`step.${each.step}`), rows, columns })} />
       <p class="scale"><${Legend} scale=${each.scale ?? "magnitude"} low=${each.scale ? 0 : low} high=${each.scale ? 1 : high} masked=${each.masked ? t("legend.masked") : ""} />
@@ -113,12 +112,13 @@ function Around({ kind, layer, queries, width }) {
   const hidden = tensors.hidden, [rows, columns] = hidden.shape;
   if (tensors.x.shape[1] !== tokens && kind !== "cross") return null;
   const labels = labelsOf(queries).slice(0, rows);
-  let active = 0;
-  for (const x of hidden.data) active += +(Math.abs(x) > 1e-6);
+  const relu = model.value.config.activation === "relu", squares = Float64Array.from(hidden.data, (x) => x * x).sort().reverse();
+  const active = squares.reduce((sum, x) => sum + +(x > 0), 0) / squares.length, all = squares.reduce((a, b) => a + b, 0) || 1;
+  const strongest = squares.subarray(0, Math.ceil(squares.length / 10)).reduce((a, b) => a + b, 0) / all;
   return html`<h3>${t("steps.around")}</h3><p class="note">${t("steps.around.note")}</p>
     <${Numbers} open=${true} title=${t("steps.around.table", { layer: layer + 1 })} head=${[t("token"), ...names.map((name) => t(`stream.${name}`))]}
       rows=${labels.map((label, i) => [label, ...names.map((name) => tensors[name].data[layer * tensors[name].shape[1] + i])])} />
     <h3>${t("steps.hidden")}</h3><${Heatmap} name="hidden" data=${hidden.data} rows=${rows} columns=${columns} scale="magnitude" rowLabels=${labels} width=${Math.min(width, 640)} height=${Math.min(30 * rows, 340)} maxCell=${22}
       label=${t("steps.matrix", { step: t("steps.hidden"), rows, columns })} />
-    <${Caption}>${t("steps.active", { share: number((100 * active) / hidden.data.length, 0), columns })}</${Caption}>`;
+    <${Caption}>${relu ? t("steps.active", { share: percent(active, 0), columns }) : t("steps.strongest", { share: percent(strongest, 0) })}</${Caption}>`;
 }

@@ -4,7 +4,7 @@ import { html, useEffect, useMemo, useState } from "../html.js";
 import { state, textOf, model, kindsOf, depth } from "../state.js";
 import { useFrame } from "../api.js";
 import { t, number, percent, visible } from "../i18n.js";
-import { Caption, Choice, Numbers, View as Frame, Waiting, labelsOf } from "../parts.js";
+import { Caption, Choice, Facts, Numbers, View as Frame, Waiting, labelsOf } from "../parts.js";
 import { selection } from "../side.js";
 
 /** @typedef {{part: string, stack: string, layer: number, head: number}} Part */
@@ -30,9 +30,11 @@ export function View() {
   const result = useFrame("switch", empty ? null : { ...textOf(), off });
   const effects = useFrame("effects", empty ? null : { ...textOf(), group });
   useEffect(() => {
-    selection.value = { side: html`<h3>${t("switches.side")}</h3><p class="note">${t("switches.side.note")}</p><p class="note">${t("switches.side.kl")}</p>` };
+    const header = result.frame?.header;
+    const facts = header && html`<${Facts} title=${t("switches.without", { count: state.off.value.length })} rows=${[["KL", number(header.effect.divergence, 4)], ...(header.loss === null ? [] : [[t("formula.loss"), `${number(header.loss, 4)} → ${number(header.effect.loss, 4)}`]]), [t("effect.changed"), percent(header.effect.changed, 0)]]} />`;
+    selection.value = { step: "effect", cell: facts, more: html`<h3>${t("switches.side")}</h3><p class="note">${t("switches.side.note")}</p>` };
     return () => { selection.value = null; };
-  }, [state.language.value]);
+  }, [state.language.value, result.frame]);
   const toggle = (p) => {
     const each = code(p);
     state.off.value = state.off.value.includes(each) ? state.off.value.filter((x) => x !== each) : [...state.off.value, each];
@@ -80,11 +82,12 @@ function Outcome({ frame, trace, off, stale }) {
     <dl class="facts-row"><div><dt>${t("effect.divergence")}</dt><dd>${number(effect.divergence, 4)} <small>nat</small></dd></div>
       ${header.loss !== null && html`<div><dt>${t("effect.loss")}</dt><dd>${number(header.loss, 3)} → ${number(effect.loss, 3)}</dd></div>`}
       <div><dt>${t("effect.changed")}</dt><dd>${percent(effect.changed, 0)}</dd></div></dl>
-    ${header.written !== null && html`<div class="beside"><div><h3>${t("switches.whole")}</h3><p class="text-out">${header.written || "∅"}</p></div><div><h3>${t("switches.without", { count: off.length })}</h3><p class="text-out">${header.written_off || "∅"}</p></div></div>`}
-    <${Numbers} open=${off.length > 0} title=${t("switches.table")} head=${[t("switches.after_token"), t("switches.before"), "", t("switches.after"), "", ...(tensors.before ? [t("switches.true_before"), t("switches.true_after")] : [])]}
+    ${header.written !== null && html`<div class="beside"><div><h3>${t("switches.whole")}</h3><p class="text-out">${header.written || "∅"}</p></div>
+      ${off.length > 0 && html`<div><h3>${t("switches.without", { count: off.length })}</h3><p class="text-out">${header.written_off || "∅"}</p></div>`}</div>`}
+    <${Numbers} open=${off.length > 0} title=${t("switches.table")} head=${[t("switches.after_token"), t("switches.before"), "", t("switches.after"), "", ...(tensors.before ? [t("switches.true"), t("switches.true_before"), t("switches.true_after")] : [])]}
       rows=${rows.map((label, i) => {
         const [a, b] = [header.before[i], header.after[i]];
-        return [label, visible(a.texts[0]), percent(a.probs[0], 0), html`<span class=${a.ids[0] === b.ids[0] ? "" : "changed"}>${visible(b.texts[0])}</span>`, percent(b.probs[0], 0), ...(tensors.before ? [percent(tensors.before.data[i], 1), percent(tensors.after.data[i], 1)] : [])];
+        return [label, visible(a.texts[0]), percent(a.probs[0], 0), html`<span class=${a.ids[0] === b.ids[0] ? "" : "changed"}>${visible(b.texts[0])}</span>`, percent(b.probs[0], 0), ...(tensors.before ? [header.labels[i] < 0 ? "–" : visible(header.label_texts[i]), ...[tensors.before, tensors.after].map((p) => (header.labels[i] < 0 ? "–" : percent(p.data[i], 1)))] : [])];
       })} limit=${200} />
     ${off.length === 0 && html`<${Caption}>${t("switches.none")}</${Caption}>`}</div>`;
 }

@@ -3,16 +3,16 @@
 import { html, useEffect, useState } from "../html.js";
 import { state, textOf, model, kindsOf } from "../state.js";
 import { useFrame } from "../api.js";
-import { t, number, visible, count } from "../i18n.js";
+import { t, number, visible } from "../i18n.js";
 import { Heatmap, Legend, extent } from "../draw.js";
-import { Caption, Choice, Numbers, SaveButtons, View as Frame, Waiting } from "../parts.js";
+import { Caption, Choice, Facts, Numbers, SaveButtons, View as Frame, Waiting } from "../parts.js";
 import { selection } from "../side.js";
 import { useWidth } from "../size.js";
 
 const hex = (bytes) => (bytes ? bytes.map((b) => b.toString(16).padStart(2, "0").toUpperCase()).join(" ") : "–");
 const CONTEXTS = {
-  en: ["bank", ["She opened an account at the bank.", "They sat on the bank of the river.", "The bank raised its interest rates."]],
-  zh: ["打", ["他在打电话。", "孩子们打篮球。", "她打开了门。"]],
+  en: ["bank", ["She opened an account at the bank.", "The bank raised its interest rates.", "They sat on the bank of the river.", "Trees grow along the bank of the river."]],
+  zh: ["打", ["他在打电话。", "她给妈妈打电话。", "孩子们在打球。", "我们去打篮球。"]],
 };
 
 export function View() {
@@ -21,9 +21,11 @@ export function View() {
   const spelled = useFrame("tokens", empty ? null : textOf());
   const [chosen, setChosen] = useState(/** @type {[string, number] | null} */ (null));
   useEffect(() => {
-    selection.value = { side: html`<h3>${t("tokens.side")}</h3><p class="note">${t("tokens.side.note")}</p>` };
+    const side = chosen && frame?.header[chosen[0]], i = chosen ? chosen[1] : 0;
+    const facts = side && i < side.ids.length ? html`<${Facts} title=${t("tokens.chosen")} rows=${[[t("token"), visible(side.pieces[i])], [t("id"), side.ids[i]], [t("position"), i + 1], [t("bytes"), hex(spelled.frame?.header[chosen[0]]?.bytes[i])]]} />` : null;
+    selection.value = { step: "embedding", cell: facts, more: html`<h3>${t("tokens.side")}</h3><p class="note">${t("tokens.side.note")}</p>` };
     return () => { selection.value = null; };
-  }, [state.language.value]);
+  }, [state.language.value, chosen, frame, spelled.frame]);
   if (empty) return html`<${Frame} title=${t("view.tokens")}><p class="problem" role="alert">${t("error.empty")}</p></${Frame}>`;
   if (!frame) return html`<${Frame} title=${t("view.tokens")}><${Waiting} error=${error} /></${Frame}>`;
   const sides = ["source", "target"].filter((name) => frame.header[name]);
@@ -89,16 +91,31 @@ function Contexts() {
 }
 
 function Points({ frame, lines, word }) {
-  const { found } = frame.header, points = frame.tensors.points.data, cosines = frame.tensors.cosines, fixed = frame.tensors.static_cosines;
-  const n = found.length, scale = Math.max(...Array.from(points, Math.abs), 1e-9);
-  const at = (i, axis) => 130 + (axis ? -1 : 1) * (points[2 * i + axis] / scale) * 100;
-  const pairs = [];
-  for (let i = 0; i < n; i++) for (let j = i + 1; j < n; j++) pairs.push([`${found[i].text + 1} – ${found[j].text + 1}`, number(cosines.data[i * n + j], 3), number(fixed.data[i * n + j], 3)]);
-  return html`<div class="context-view"><svg class="drawing points" viewBox="0 0 260 260" role="img" aria-label=${t("context.label", { word })}>
-    <rect x="1" y="1" width="258" height="258" class="frame" /><line x1="130" x2="130" y1="10" y2="250" class="axis" /><line y1="130" y2="130" x1="10" x2="250" class="axis" />
-    ${found.map((each, i) => html`<g><circle cx=${at(i, 0)} cy=${at(i, 1)} r="6" class="point" /><text x=${at(i, 0) + 9} y=${at(i, 1) + 4}>${each.text + 1}</text></g>`)}
-    </svg><div><ol class="lines">${lines.map((line, i) => html`<li class=${found.some((f) => f.text === i) ? "" : "missing"}>${line}</li>`)}</ol>
-    <${Numbers} open=${true} title=${t("context.table")} head=${[t("context.pair"), t("context.contextual"), t("context.static")]} rows=${pairs} />
+  const { found } = frame.header, { points, static_points, cosines, static_cosines } = frame.tensors;
+  const n = found.length, pairs = [];
+  for (let i = 0; i < n; i++) for (let j = i + 1; j < n; j++) pairs.push([`${found[i].text + 1} – ${found[j].text + 1}`, number(static_cosines.data[i * n + j], 3), number(cosines.data[i * n + j], 3)]);
+  return html`<div class="context-view"><div class="plots">
+      <${Plot} name=${t("context.static")} points=${static_points.data} found=${found} word=${word} /><${Plot} name=${t("context.contextual")} points=${points.data} found=${found} word=${word} /></div>
+    <div><ol class="lines">${lines.map((line, i) => html`<li class=${found.some((f) => f.text === i) ? "" : "missing"}>${line}</li>`)}</ol>
+    <${Numbers} open=${true} title=${t("context.table")} head=${[t("context.pair"), t("context.static"), t("context.contextual")]} rows=${pairs} />
     <${Caption}>${t("context.caption", { word, found: n, of: lines.length })}</${Caption}></div></div>`;
 }
-export { count };
+
+/** Vectors in two dimensions; numbers of points that coincide stand together. */
+function Plot({ name, points, found, word }) {
+  const size = 180, half = size / 2, scale = Math.max(...Array.from(points, Math.abs), 1e-6) > 1e-5 ? Math.max(...Array.from(points, Math.abs)) : 1;
+  const at = (i, axis) => half + (axis ? -1 : 1) * (points[2 * i + axis] / scale) * (half - 24);
+  /** @type {{x: number, y: number, names: number[]}[]} */
+  const places = [];
+  found.forEach((each, i) => {
+    const [x, y] = [at(i, 0), at(i, 1)], near = places.find((p) => Math.hypot(p.x - x, p.y - y) < 2);
+    if (near) near.names.push(each.text + 1);
+    else places.push({ x, y, names: [each.text + 1] });
+  });
+  for (const p of places) p.y = Math.min(p.y, size - 12);
+  const label = (p) => places.some((o) => o !== p && Math.abs(o.y - p.y) < 12 && Math.abs(o.x - p.x) < 24 && o.x > p.x) || p.x > size - 50;
+  return html`<figure class="plot"><svg class="drawing points" viewBox=${`0 0 ${size} ${size}`} role="img" aria-label=${t("context.label", { word, name })}>
+    <rect x="0.5" y="0.5" width=${size - 1} height=${size - 1} class="frame" /><line x1=${half} x2=${half} y1="8" y2=${size - 8} class="axis" /><line y1=${half} y2=${half} x1="8" x2=${size - 8} class="axis" />
+    ${places.map((p) => html`<g><circle cx=${p.x} cy=${p.y} r="5" class="point" /><text x=${label(p) ? p.x - 9 : p.x + 9} y=${p.y + 4} text-anchor=${label(p) ? "end" : "start"}>${p.names.join(", ")}</text></g>`)}
+    </svg><figcaption class="note">${name}</figcaption></figure>`;
+}

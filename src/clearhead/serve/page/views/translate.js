@@ -5,7 +5,7 @@ import { state, textOf, model, go } from "../state.js";
 import { useFrame } from "../api.js";
 import { t, number, percent, visible } from "../i18n.js";
 import { Heatmap, Legend } from "../draw.js";
-import { Caption, Choice, Numbers, SaveButtons, Slider, View as Frame, Waiting, labelsOf } from "../parts.js";
+import { Caption, Choice, Facts, Numbers, SaveButtons, Slider, View as Frame, Waiting, labelsOf } from "../parts.js";
 import { selection } from "../side.js";
 import { useWidth } from "../size.js";
 
@@ -14,7 +14,7 @@ const PARTS = ["align", "beam", "forced"];
 export function View() {
   const part = PARTS.includes(state.step.value) ? state.step.value : "align";
   useEffect(() => {
-    selection.value = { side: html`<h3>${t(`translate.${part}`)}</h3><p class="note">${t(`translate.${part}.side`)}</p>` };
+    selection.value = { step: part, cell: null };
     return () => { selection.value = null; };
   }, [part, state.language.value]);
   const empty = !state.text.value.trim();
@@ -30,6 +30,14 @@ function Alignment() {
   const [ref, width] = useWidth();
   const header = trace.frame?.header;
   const labels = useMemo(() => header && { source: labelsOf(header.source), target: labelsOf(header.target).slice(1) }, [header]);
+  const effects = useFrame("effects", { ...textOf(), group: "heads", kind: "cross" });
+  const at = [state.row.value, state.column.value];
+  useEffect(() => {
+    if (!frame || at[0] === null) return void (selection.value = { step: "align", cell: null });
+    const { data, shape } = words ? frame.tensors.words : frame.tensors.weights;
+    const [r, c] = [Math.min(at[0], shape[0] - 1), Math.min(at[1] ?? 0, shape[1] - 1)], row = data.subarray(r * shape[1], (r + 1) * shape[1]);
+    selection.value = { step: "align", cell: html`<${Facts} title=${t("side.cell")} rows=${[[`A [${r + 1}, ${c + 1}]`, number(row[c], 4)], [t("align.most"), number(Math.max(...row), 4)], [t("align.row_sum"), number(Array.from(row).reduce((a, b) => a + b, 0), 4)]]} />` };
+  }, [frame, words, ...at, state.language.value]);
   if (!frame || !header) return html`<div ref=${ref}><${Waiting} error=${error ?? trace.error} /></div>`;
   const table = words ? frame.tensors.words : frame.tensors.weights, [rows, columns] = table.shape;
   const rowLabels = words ? frame.header.target_words : labels?.target, columnLabels = words ? frame.header.source_words : labels?.source;
@@ -38,11 +46,18 @@ function Alignment() {
   return html`<div ref=${ref} class=${stale ? "stale" : ""}><p><${Choice} label=${t("align.units")} value=${words} options=${[[true, t("align.words")], [false, t("align.tokens")]]} onChange=${setWords} /></p>
     <div class="head-view"><${Heatmap} name="alignment" data=${table.data} rows=${rows} columns=${columns} rowLabels=${rowLabels} columnLabels=${columnLabels} width=${Math.min(width, 560)} height=${520} maxCell=${40}
       selected=${state.row.value === null ? null : [Math.min(state.row.value, rows - 1), Math.min(state.column.value ?? 0, columns - 1)]} onSelect=${(r, c) => go({ row: r, column: c })} label=${t("align.matrix", { rows, columns })} />
-    <div class="head-facts"><h3>${t("align.links")}</h3><ol class="lines">${links.map(([s, y]) => html`<li><span class="piece">${frame.header.target_words[y]}</span> ← <span class="piece">${frame.header.source_words[s]}</span></li>`)}</ol>
+    <div class="head-facts"><${HeadEffects} frame=${effects.frame} heads=${frame.header.heads} /><h3>${t("align.links")}</h3><ol class="lines">${links.map(([s, y]) => html`<li><span class="piece">${frame.header.target_words[y]}</span> ← <span class="piece">${frame.header.source_words[s]}</span></li>`)}</ol>
     ${state.row.value !== null && html`<p class="cell">${rowLabels[Math.min(state.row.value, rows - 1)]} ← ${columnLabels[Math.min(state.column.value ?? 0, columns - 1)]}: <strong class="num">${number(table.data[Math.min(state.row.value, rows - 1) * columns + Math.min(state.column.value ?? 0, columns - 1)], 4)}</strong></p>`}</div></div>
     <p class="scale"><${Legend} /></p>
     <${Caption}>${t("align.caption", { heads: frame.header.heads.map(([l, h]) => `${l + 1}.${h + 1}`).join(", ") })}</${Caption}>
     <${Numbers} title=${t("align.table")} head=${["", ...columnLabels]} rows=${rowLabels.map((label, r) => [label, ...columnLabels.map((_, c) => table.data[r * columns + c])])} /></div>`;
+}
+
+/** What the predictions lose without each head of the picture: a clear alignment need not be what the model uses. */
+function HeadEffects({ frame, heads }) {
+  if (!frame) return null;
+  const of = (l, h) => frame.header.effects.find((e) => e.layer === l && e.head === h)?.divergence;
+  return html`<div class="effect"><h3>${t("align.effects")}</h3><dl>${heads.map(([l, h]) => html`<dt>${t("place.short", { layer: l + 1, head: h + 1 })}</dt><dd>${number(of(l, h), 4)} <small>nat</small></dd>`)}</dl></div>`;
 }
 
 function Beam() {
@@ -51,6 +66,11 @@ function Beam() {
   const [prefix, setPrefix] = useState(/** @type {number[]} */ ([]));
   useEffect(() => setPrefix([]), [state.text.value, model.value.name]);
   const { frame, error, stale } = useFrame("beam", { model: model.value.name, text: state.text.value, beam, length_penalty: penalty, prefix });
+  const best = frame?.header.hypotheses[0];
+  useEffect(() => {
+    const node = best && frame?.header.nodes[best.node];
+    selection.value = { step: "beam", cell: node ? html`<${Facts} title=${t("beam.best")} rows=${[["Σ log p", number(node.score, 4)], [t("formula.length"), node.step], ["α", number(penalty, 1)], [t("formula.score"), number(best.score, 4)]]} />` : null };
+  }, [frame, state.language.value]);
   return html`<div class="beam-options"><${Slider} label=${t("beam.size")} min="1" max="8" step="1" value=${beam} onInput=${setBeam} />
     <${Slider} label=${t("beam.penalty")} min="0" max="2" step="0.1" value=${penalty} onInput=${setPenalty} show=${(x) => number(x, 1)} />
     ${prefix.length > 0 && html`<p>${t("beam.forced")} <span class="piece">${(frame?.header.forced ?? []).map(visible).join("")}</span> <button type="button" class="small" onClick=${() => setPrefix([])}>${t("beam.free")}</button></p>`}</div>
@@ -73,9 +93,11 @@ function Summary({ header }) {
   return html`<${Caption}>${t("beam.caption", { nodes: header.nodes.length, pruned })} ${t(same ? "beam.same" : "beam.other")}</${Caption}>`;
 }
 
+const NODE = 64, ROW = 44, START = 36; // pixels: a node, from row to row, and where the first column begins
+
 /** The tree from left to right, a column for each step; kept branches first. */
 function Tree({ header, prefix, onForce }) {
-  const { nodes } = header;
+  const { nodes } = header, [ref, room] = useWidth(720);
   const placed = useMemo(() => {
     const steps = Math.max(...nodes.map((n) => n.step), 1);
     const columns = Array.from({ length: steps }, () => /** @type {any[]} */ ([]));
@@ -90,29 +112,36 @@ function Tree({ header, prefix, onForce }) {
       column.splice(0, column.length, ...shown);
       most = Math.max(most, shown.length);
     }
-    return { columns, rowOf, width: 70 + steps * 104, height: most * 34 + 16 };
-  }, [nodes]);
-  const x = (step) => (step === 0 ? 26 : 70 + (step - 1) * 104);
-  const y = (i) => 22 + (placed.rowOf.get(i) ?? 0) * 34;
+    const pitch = Math.min(Math.max(Math.floor((room - START - 4) / steps), NODE + 10), NODE + 40);
+    return { columns, rowOf, pitch, width: START + steps * pitch, height: most * ROW + 8 };
+  }, [nodes, room]);
+  const x = (step) => (step === 0 ? 12 : START + (step - 1) * placed.pitch);
+  const y = (i) => 24 + (placed.rowOf.get(i) ?? 0) * ROW;
   const force = (node) => {
     const path = [];
     for (let n = node; n; n = n.parent >= 0 ? nodes[n.parent] : null) path.unshift(n.token);
     onForce([...prefix, ...path.filter((token) => !header.eos.includes(token))]);
   };
-  return html`<div class="scroll tree" tabindex="0" role="region" aria-label=${t("beam.tree")}><div class="tree-inner" style=${{ width: `${placed.width}px`, height: `${placed.height}px` }}>
+  return html`<div ref=${ref} class="scroll tree" tabindex="0" role="region" aria-label=${t("beam.tree")}><div class="tree-inner" style=${{ width: `${placed.width}px`, height: `${placed.height}px` }}>
     <svg class="drawing" width=${placed.width} height=${placed.height} viewBox=${`0 0 ${placed.width} ${placed.height}`} aria-hidden="true">
       ${placed.columns.flat().map((n) => {
-        const [x1, y1, x2, y2] = [x(n.step - 1) + (n.step === 1 ? 8 : 86), n.parent < 0 ? y(-1) : y(n.parent), x(n.step), y(n.i)];
+        const [x1, y1, x2, y2] = [x(n.step - 1) + (n.step === 1 ? 6 : NODE), n.parent < 0 ? y(-1) : y(n.parent), x(n.step), y(n.i)];
         return html`<path key=${n.i} class=${`edge ${n.state} ${n.best ? "best" : ""}`} fill="none" d=${`M${x1} ${y1}C${x1 + 9} ${y1} ${x2 - 9} ${y2} ${x2} ${y2}`} />`;
-      })}<circle cx="26" cy=${y(-1)} r="6" class="root" /></svg>
-    ${placed.columns.flat().map((n) => html`<button type="button" key=${n.i} class=${`node ${n.state} ${n.best ? "best" : ""}`} style=${{ left: `${x(n.step)}px`, top: `${y(n.i) - 14}px` }} onClick=${() => force(n)}
+      })}<circle cx="12" cy=${y(-1)} r="6" class="root" /></svg>
+    ${placed.columns.flat().map((n) => html`<button type="button" key=${n.i} class=${`node ${n.state} ${n.best ? "best" : ""}`} style=${{ left: `${x(n.step)}px`, top: `${y(n.i) - 19}px` }} onClick=${() => force(n)}
       title=${t("beam.node", { token: n.text, logprob: number(n.logprob), score: number(n.score) })} aria-label=${t("beam.node.force", { token: n.text, state: t(`beam.${n.state}`), score: number(n.score) })}>
       <span class="piece">${visible(n.text)}</span><span class="num">${number(n.score, 2)}</span></button>`)}</div></div>
-    <p class="note key-line"><span class="node-key best"></span>${t("beam.best")} <span class="node-key kept"></span>${t("beam.kept")} <span class="node-key finished"></span>${t("beam.finished")} <span class="node-key pruned"></span>${t("beam.pruned")}</p>`;
+    <p class="note key-line">${["best", "kept", "finished", "pruned"].map((each) => html`<span class="key-item"><span class=${`node-key ${each}`}></span>${t(`beam.${each === "pruned" ? "pruned.three" : each}`)}</span>`)}</p>`;
 }
 
 function Forced() {
   const { frame, error, stale } = useFrame("forced", textOf());
+  useEffect(() => {
+    if (!frame) return;
+    const { header, tensors } = frame, n = header.labels.length, i = Math.min(header.parting ?? n - 1, n - 1);
+    selection.value = { step: "forced", cell: html`<${Facts} title=${t("forced.at", { position: i + 1, token: visible(header.label_texts[i]) })} rows=${[["log p", number(tensors.forced.data[i], 4)], [t("forced.own_history"), number(tensors.free.data[i], 4)],
+      [t("forced.mean"), number(header.forced_loss, 4)], [t("forced.mean_own"), number(header.free_loss, 4)]]} />` };
+  }, [frame, state.language.value]);
   if (!frame) return html`<${Waiting} error=${error} />`;
   const { header, tensors } = frame, n = header.labels.length;
   const p = (x) => Math.exp(x);
