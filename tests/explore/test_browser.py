@@ -408,8 +408,17 @@ def test_the_export_opens_from_disk_and_shows_the_same_numbers(running: Any, ser
     copy.page.goto(file.as_uri())
     copy.settle()
     assert copy.number(".readout .cell strong") == number == f"{float(trace_of('llama').weights[0, 1, 2, 1]):.4f}"
-    copy.page.locator("#tab-steps").click()
-    copy.page.wait_for_selector(".chain")
+    assert copy.page.locator(".side .code .marked").count() == 1
+    for view, selector in (
+        ("steps", ".chain"),
+        ("tokens", ".token"),
+        ("next", ".distribution"),
+        ("switches", ".board"),
+    ):
+        copy.page.locator(f"#tab-{view}").click()
+        copy.page.wait_for_selector(selector)
+        copy.settle()
+        assert copy.page.locator("main .problem").count() == (view == "tokens")  # a word in contexts is asked live
     copy.page.locator("button[lang=zh-CN]").click()
     copy.page.wait_for_function("document.documentElement.lang == 'zh-CN'")
     assert copy.problems == []

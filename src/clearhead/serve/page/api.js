@@ -5,7 +5,7 @@ import { signal, useEffect, useState } from "./html.js";
 /** @typedef {{data: Float32Array | Uint8Array | Int32Array, shape: number[]}} Tensor */
 /** @typedef {{header: any, tensors: Record<string, Tensor>}} Frame */
 
-const KEPT = 48;
+const KEPT = 256, KEPT_BYTES = 2e8; // answers, so that going back does not ask again, and the export has them
 /** @type {Map<string, Promise<Frame>>} */
 const cache = new Map();
 /** Raw answers by key, for the export. @type {Map<string, ArrayBuffer | string>} */
@@ -91,8 +91,11 @@ export function post(route, body) {
     });
     cache.set(key, found);
     found.catch(() => cache.delete(key));
+    let bytes = [...raw.values()].reduce((sum, each) => sum + (typeof each === "string" ? each.length : each.byteLength), 0);
     for (const old of cache.keys()) {
-      if (cache.size <= KEPT) break;
+      if (cache.size <= 1 || (cache.size <= KEPT && bytes <= KEPT_BYTES)) break;
+      const gone = raw.get(old);
+      bytes -= typeof gone === "string" ? gone.length : gone?.byteLength ?? 0;
       cache.delete(old);
       raw.delete(old);
     }

@@ -1,7 +1,8 @@
 // @ts-check
 // One HTML file with the page, the current text's answers and no server: modules become data: URLs of an import map.
-import { post, raw } from "./api.js";
-import { model, place, state, textOf, toHash, kindsOf } from "./state.js";
+import { get, post, raw } from "./api.js";
+import { model, place, state, textOf, toHash, kindsOf, depth } from "./state.js";
+import { LAB, STEPS } from "./side.js";
 import { load, messages } from "./i18n.js";
 import { download } from "./save.js";
 
@@ -39,14 +40,25 @@ async function modules(entries) {
   return found;
 }
 
-/** Ask for what the views of the current text need, so that it is recorded. */
+/** Ask for what the views of the current text show first, so that it is recorded: bodies as the views write them. */
 async function record() {
-  const body = textOf(), config = model.value.config, here = place.value;
-  const kind = here.kind || kindsOf(config)[0], layer = here.layer ?? 0;
-  const asked = [post("trace", body), post("tokens", body), post("effects", { ...body, group: "heads" }), post("effects", { ...body, group: "parts" })];
+  const body = textOf(), { config, views, family } = model.value, here = place.value;
+  const kinds = kindsOf(config), kind = here.kind || kinds[kinds.length - 1], layer = here.layer ?? 0;
+  const { header } = await post("trace", body);
+  const asked = ["heads", "parts"].map((group) => post("effects", { ...body, group }));
+  asked.push(post("tokens", body), post("switch", { ...body, off: [] }), post("layer", { ...body, kind, layer }));
+  for (const each of kinds) for (let l = 0; l < Math.min(depth(config, each), 24); l++) asked.push(post("effects", { ...body, group: "heads", kind: each, layer: l }));
   for (let head = 0; head < Math.min(config.heads, 16); head++) {
     asked.push(post("head", { ...body, kind, layer, head }), post("steps", { ...body, kind, layer, head }));
   }
+  asked.push(post("positions", { ...body, kind: kinds[0] }));
+  if (views.includes("next")) asked.push(post("next", { ...body, position: header.target.ids.length - 1 }));
+  if (views.includes("understand")) asked.push(post("understand", body));
+  if (family === "encoder-decoder") {
+    asked.push(post("align", body), post("forced", body), post("effects", { ...body, group: "heads", kind: "cross" }));
+    asked.push(post("beam", { model: body.model, text: body.text, beam: 4, length_penalty: 1, prefix: [] }));
+  }
+  for (const route of [...new Set(Object.values(STEPS).map(([, code]) => `code/${code}`)), ...new Set(Object.values(LAB).map((step) => `lab/${step}`))]) asked.push(get(route));
   await Promise.allSettled(asked);
 }
 

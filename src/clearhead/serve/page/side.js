@@ -13,7 +13,7 @@ import { Numbers, Problem } from "./parts.js";
 export const selection = signal(null);
 
 /** Step → the formula, the route of its code, and the line in it. @type {Record<string, [string, string, string]>} */
-const STEPS = {
+export const STEPS = {
   x: ["x = Norm(stream)", "residual", "norm"],
   q: ["q = x W_Q + b_Q", "project_q", "self.query("],
   k: ["k = x W_K + b_K", "project_kv", "self.key"],
@@ -70,7 +70,7 @@ function Code({ name, mark }) {
 }
 
 /** Step → the step whose claim the lab tests. @type {Record<string, string>} */
-const LAB = {
+export const LAB = {
   ...Object.fromEntries(["embedding", "x", "q", "k", "v", "scores", "scaled", "mask", "weights", "sum", "residual", "feed_forward", "sampling", "forced", "effect"].map((each) => [each, each])),
   rope_q: "rope", rope_k: "rope", align: "weights", drops: "weights",
 };
@@ -98,10 +98,10 @@ function Cell({ step }) {
   const { kind, layer, head } = place.value;
   const { row, column } = { row: state.row.value, column: state.column.value };
   const can = CELLS.includes(step) && row !== null && column !== null && layer !== null && head !== null;
-  const { frame, error } = useFrame("cell", can ? { ...textOf(), kind, layer, head, step, row, column } : null);
+  const { frame, error, stale } = useFrame("cell", can ? { ...textOf(), kind, layer, head, step, row, column } : null);
   if (!can) return html`<p class="note">${t("side.pick")}</p>`;
   if (error) return html`<${Problem} error=${error} />`;
-  if (!frame) return null;
+  if (!frame || stale) return html`<p class="cell-value stale">…</p>`; // numbers of another cell are not shown under this name
   const a = frame.tensors.a.data, b = frame.tensors.b.data, terms = Array.from(a, (x, i) => [i, x, b[i], x * b[i]]);
   const { value, bias } = frame.header;
   const labels = selection.value?.terms?.[step];
