@@ -350,6 +350,30 @@ def test_a_model_without_tokenizer_or_with_nan_is_a_message_in_the_page(running:
         server.stop()
 
 
+def test_a_slider_walks_over_the_checkpoints_of_a_run(running: Any) -> None:
+    names = {"run": "llama", "run step-10": "gpt", "run step-200": "llama"}
+    server = Server({name: small(each) for name, each in names.items()})
+    try:
+        page = shown(running, server.url)
+        page.open(m="run", v="compare", t=TEXT, o="run step-10")
+        slider = page.page.locator(".compare-with input[type=range]")
+        for key, step, name in (("ArrowRight", "200", "llama"), ("ArrowLeft", "10", "gpt")):
+            slider.press(key)
+            page.page.wait_for_function(
+                "(step) => document.querySelector('.compare-with output').innerText == step", arg=step
+            )
+            page.page.wait_for_selector(f".samples h3:has-text('run step-{step}')")
+            page.settle()
+            with torch.no_grad():
+                logits = small(name).network(*ids_of(name))[0]
+            loss = float(torch.nn.functional.cross_entropy(logits[:-1].double(), ids_of(name)[0][0, 1:]))
+            assert page.page.locator(".compare-loss dd").nth(1).inner_text() == f"{loss:.3f}"
+        assert page.problems == []
+        page.page.context.close()
+    finally:
+        server.stop()
+
+
 def page_only(models: Any) -> FastAPI:
     """The page on an app of one's own; `clearhead serve` and `explore` refuse a model without tokenizer."""
     app = FastAPI()

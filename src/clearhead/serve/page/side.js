@@ -62,7 +62,9 @@ function Code({ name, mark }) {
   }, [name]);
   if (!code) return null;
   const at = Math.max(code.lines.findIndex((line) => line.includes(mark)), 0);
-  const near = code.lines.length <= 14 ? code.lines.map((_, n) => n) : code.lines.map((_, n) => n).filter((n) => n === 0 || Math.abs(n - at) <= 4);
+  const quotes = code.lines.flatMap((line, n) => Array.from(line.matchAll(/"""/g), () => n)); // the docstring is left out
+  const rest = code.lines.map((_, n) => n).filter((n) => !(quotes.length > 1 && n >= quotes[0] && n <= quotes[1]));
+  const near = rest.length <= 14 ? rest : rest.filter((n) => n === 0 || Math.abs(n - at) <= 5);
   const indent = code.lines[0].search(/\S/);
   const line = (n) => html`<span class=${n === at ? "marked" : ""}>${code.lines[n].slice(indent).trimEnd().replace(n === at ? "" : /\s+# .*$/, "") || " "}</span>`;
   return html`<h3>${t("side.code")}</h3><p class="file">${code.file}:${code.line + at}</p>
