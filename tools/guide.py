@@ -30,10 +30,10 @@ BLOCK = re.compile(r"<!-- lab:([\w-]+) -->\n.*?<!-- /lab -->", re.S)
 CORRECTIONS = re.compile(r"<!-- corrections:([\w-]+) -->\n.*?<!-- /corrections -->", re.S)
 SYMBOL = re.compile(r"\[`([\w.]+)`\]\((\.\./src/[^)#]+\.py)(?:#L\d+)?\)")
 VIEWS = {  # views of `clearhead explore` that show a topic
-    "Tokens": ("词元", "data-flow words tokenizers positions embeddings"),
+    "Tokens": ("Token", "data-flow words tokenizers positions embeddings"),
     "Attention": ("注意力", "attention masks heads cross-attention sparse why-attention context"),
     "Step by step": ("逐步计算", "attention scaling heads value-matrix residual norms pre-norm embeddings"),
-    "Next token": ("下一个词元", "embeddings depth sampling kv-cache label-smoothing"),
+    "Next token": ("下一个 token", "embeddings depth sampling kv-cache label-smoothing"),
     "Translate": ("翻译", "encoder-decoder cross-attention teacher-forcing"),
     "Switches": ("开关", "masks heads residual feed-forward norms positions"),
     "Understand": ("理解", "bert"),
