@@ -1,5 +1,6 @@
 """What holds for every route: keys, Host and Origin, limits of bodies, errors in OpenAI's form."""
 
+import json
 import re
 import socket
 import time
@@ -44,14 +45,56 @@ def test_errors_have_openais_form_and_no_internals(running: Running) -> None:
         assert not re.search(r"/work|\.py|Traceback|uvicorn|\d\.\d+", answer.text)
 
 
+def raw(running: Running, request: bytes) -> bytes:
+    """The whole answer to some bytes."""
+    with socket.create_connection(("127.0.0.1", int(running.url.rpartition(":")[2])), 10) as opened:
+        opened.sendall(request)
+        received = b""
+        while piece := opened.recv(65536):
+            received += piece
+    return received
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [b"\0\1\2\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n"],
+)
+def test_what_is_not_http_is_refused_in_the_same_form(running: Running, request_: bytes) -> None:
+    head, _, body = raw(running, request_).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+def test_head_is_get_without_a_body(running: Running) -> None:
+    with running.client() as client:
+        for path in ("/health", "/v1/models", "/none"):
+            whole, head = client.get(path), client.head(path)
+            assert (head.status_code, head.content) == (whole.status_code, b"")
+            assert head.headers["content-length"] == whole.headers["content-length"]
+        assert client.head("/v1/completions").status_code == 405
+
+
+def test_more_connections_than_allowed_are_refused() -> None:
+    with serving({}, max_connections=1) as running, running.client() as client, running.client() as other:
+        assert client.get("/v1/models").status_code == 200
+        refused = other.get("/v1/models")
+        assert (refused.status_code, refused.json()["error"]["type"]) == (503, "unavailable_error")
+        assert other.get("/health").status_code == 200
+    with serving({}, max_connections=1) as running, running.client() as client:
+        assert [client.get("/v1/models").status_code for _ in range(3)] == [200] * 3
+
+
 def test_a_wrong_host_or_origin_is_refused(running: Running) -> None:
     with running.client() as client:
         assert client.get("/health", headers={"Host": "evil.example"}).status_code == 421
         assert client.get("/health", headers={"Host": "LOCALHOST:1"}).status_code == 200
         assert client.get("/health", headers={"Origin": "https://evil.example"}).status_code == 403
-        assert client.get("/health", headers={"Origin": "null"}).status_code == 403
+        for origin in ("null", "", "http://[", "file://", "localhost"):
+            assert client.get("/health", headers={"Origin": origin}).status_code == 403
         own = client.get("/health", headers={"Origin": running.url})
     assert own.status_code == 200
+    two = raw(running, b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil\r\nConnection: close\r\n\r\n")
+    assert two.startswith(b"HTTP/1.1 400 ")
     assert "access-control-allow-origin" not in own.headers
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from typing import Any
 
 import openai
@@ -98,6 +99,9 @@ def test_explanations_hold_the_alternatives(running: Running) -> None:
     [
         ({}, "prompt"),
         ({"prompt": []}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": "a", "logit_bias": {"1": 2}}, "logit_bias"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": [99999]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
@@ -127,6 +131,7 @@ def test_wrong_requests_are_named(running: Running, body: dict, param: str) -> N
     assert answer.status_code == (404 if body.get("model") == "none" else 400)
     error = answer.json()["error"]
     assert error["param"] is not None
+    assert not re.search(r"constrained|validation|raw data", error["message"] + error["param"])
     assert error["param"].split(".")[0] == param
 
 

@@ -42,6 +42,13 @@ def create_app(models_: Mapping[str, Model], config: ServeConfig | None = None, 
         responses={"default": {"model": Error, "description": "An error"}},
     )
     app.state.registry, app.state.config, app.state.keys = registry, config, keys
+    app.state.is_full = lambda: False  # set by the server
+
+    def unavailable() -> str | None:
+        if registry.draining:
+            return "the server is shutting down"
+        return "too many connections; try again" if app.state.is_full() else None
+
     errors.install(app)
     for group in (health, models, completions, chat, embeddings, tasks, translate):
         app.include_router(group.router)
@@ -50,7 +57,7 @@ def create_app(models_: Mapping[str, Model], config: ServeConfig | None = None, 
     mount_page(app)
     # The last one added is the first to see a request.
     app.add_middleware(Bounds, config=config)
-    app.add_middleware(Guard, config=config, keys=keys, is_draining=lambda: registry.draining)
+    app.add_middleware(Guard, config=config, keys=keys, unavailable=unavailable)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,

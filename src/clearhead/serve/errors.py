@@ -29,6 +29,8 @@ TYPES = {
     503: "unavailable_error",
     504: "timeout_error",
 }
+TYPE_NAME = re.compile(r"\[|^constrained-|^(str|int|float|bool|none|dict|list)$|^[A-Z]")  # in pydantic's locations
+NO_OBJECT = "the body is not valid JSON; send an object with Content-Type: application/json"
 INTERNAL = "the server failed on this request; its log says why"
 
 
@@ -96,7 +98,7 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     found = cast(HTTPException, error)
-    messages = {404: "no such route; see /docs", 405: "this route has other methods; see /docs"}
+    messages = {400: NO_OBJECT, 404: "no such route; see /docs", 405: "this route has other methods; see /docs"}
     message = messages.get(found.status_code, str(found.detail))
     return JSONResponse(error_body(found.status_code, message), found.status_code, headers=found.headers)
 
@@ -107,14 +109,23 @@ async def _internal(request: Request, error: Exception) -> JSONResponse:
 
 def describe(problems: Sequence[Any]) -> tuple[str, str | None]:
     """The first problem of a body that does not match its schema, and the key concerned."""
-    problem = problems[0]
-    place = [str(part) for part in problem["loc"] if part not in ("body", "query", "path")]
-    key = ".".join(part for part in place if "[" not in part)[:100] or None
-    if problem["type"] == "extra_forbidden":
+    same = [each for each in problems if _place(each)[:1] == _place(problems[0])[:1]]
+    # Of a text or a list of texts, the form that was meant is the one whose type is not wrong.
+    problem = next((each for each in same if not each["type"].endswith("_type")), problems[0])
+    key = ".".join(_place(problem))[:100] or None
+    if problem["type"] == "extra_forbidden" or problem.get("ctx", {}).get("max_length") == 0:
         return f"{key}: not supported; leave it out", key
-    if problem["type"] in ("json_invalid", "missing") and key is None:
-        return "the body is not valid JSON; send an object with Content-Type: application/json", None
+    if key is None and (problem["type"].endswith("_type") or problem["type"] in ("json_invalid", "missing")):
+        return NO_OBJECT, None
     if problem["type"] == "missing":
         return f"{key}: missing; add it", key
-    text = problem["msg"].removeprefix("Value error, ")
-    return f"{key}: {text[:1].lower()}{text[1:]}" if key else text, key
+    text = problem["msg"].removeprefix("Value error, ").replace(" after validation", "")
+    text = text.replace("valid string, unable to parse raw data as a unicode string", "valid Unicode text")
+    text = text[:1].lower() + text[1:]
+    return f"{key}: {text}" if key else text, key
+
+
+def _place(problem: Any) -> list[str]:
+    """The keys that lead to a problem, without the names of pydantic's types."""
+    place = [str(part) for part in problem["loc"] if part not in ("body", "query", "path")]
+    return [part for part in place if not TYPE_NAME.search(part)]

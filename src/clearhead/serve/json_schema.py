@@ -45,7 +45,10 @@ class Grammars:
         text = json.dumps(schema)
         if len(text) > max_bytes:
             raise ApiError(400, f"{PARAM}: a schema of {len(text):,} bytes; the limit is {max_bytes:,}", param=PARAM)
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
+        try:
+            grammar = llguidance.LLMatcher.grammar_from_json_schema(text, defaults={"whitespace_pattern": WHITESPACE})
+        except ValueError:  # half of a surrogate pair
+            raise ApiError(400, f"{PARAM}: the schema cannot be used (a text is not Unicode)", param=PARAM) from None
         matcher = llguidance.LLMatcher(self.tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
             problem = matcher.get_error().splitlines()[0][:200]

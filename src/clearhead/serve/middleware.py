@@ -43,7 +43,9 @@ class AccessLog:
             await self.app(scope, receive, send)
             return
         started, status = time.perf_counter(), 499  # as nginx: the client left before there was an answer
-        sent, answered = bytearray(), bytearray()
+        method, sent, answered = scope["method"], bytearray(), bytearray()
+        if method == "HEAD":  # as GET; uvicorn, which keeps the first scope, leaves the body out
+            scope = {**scope, "method": "GET"}
 
         async def watch_receive() -> Message:
             message = await receive()
@@ -70,7 +72,7 @@ class AccessLog:
                 self.observe(scope, status, seconds)
             path = scope["path"].encode("unicode_escape").decode("ascii")[:200]
             caller = scope["state"].get("key", "-")
-            log.info("%s %s %d %.0f ms %s", scope["method"], path, status, seconds * 1e3, caller)
+            log.info("%s %s %d %.0f ms %s", method, path, status, seconds * 1e3, caller)
             if self.log_texts:
                 log.info("request %s answer %s", _loggable(sent), _loggable(answered))
 
@@ -87,10 +89,10 @@ def _loggable(texts: bytearray) -> str:
 
 
 class Guard:
-    """Refuse requests by Host (DNS rebinding), Origin (pages of other sites) and API key, or while draining."""
+    """Refuse requests by Host (DNS rebinding), Origin (pages of other sites) and API key, or by the server's state."""
 
-    def __init__(self, app: ASGIApp, config: ServeConfig, keys: Keys, is_draining: Callable[[], bool]):
-        self.app, self.config, self.keys, self.is_draining = app, config, keys, is_draining
+    def __init__(self, app: ASGIApp, config: ServeConfig, keys: Keys, unavailable: Callable[[], str | None]):
+        self.app, self.config, self.keys, self.unavailable = app, config, keys, unavailable
         self.names = LOCAL_NAMES | {name.lower() for name in (*config.host_names, config.host.strip("[]"))}
         self.any_host = not config.is_loopback and not config.host_names
 
@@ -103,21 +105,25 @@ class Guard:
             try:
                 self._check_origin(Headers(scope=scope))
                 receive = await self._check_key(scope, receive)
-                if self.is_draining() and scope["path"] not in OPEN_ROUTES:
-                    raise ApiError(503, "the server is shutting down", headers={"Retry-After": "5"})
+                reason = None if scope["path"] in OPEN_ROUTES else self.unavailable()
+                if reason is not None:
+                    raise ApiError(503, reason, headers={"Retry-After": "5", "Connection": "close"})
             except ApiError as error:
                 await error.response()(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
     def _check_origin(self, headers: Headers) -> None:
-        host = _host_name(headers.get("host", ""))
+        hosts = headers.getlist("host")
+        if len(hosts) > 1:
+            raise ApiError(400, "two Host headers; send one", code="wrong_host")
+        host = _host_name(hosts[0] if hosts else "")
         if not self.any_host and host not in self.names:
             raise ApiError(421, "the Host header names another server; allow it with --host-name", code="wrong_host")
         origin = headers.get("origin")
         if origin is None or origin in self.config.cors_origins:
             return
-        if origin == "null" or urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
+        if _authority(origin) != headers.get("host", "").lower():
             raise ApiError(403, "pages of other origins may not call; allow one with --cors", code="wrong_origin")
 
     async def _check_key(self, scope: Scope, receive: Receive) -> Receive:
@@ -269,6 +275,14 @@ def _body_key(content_type: str, body: bytes, query: bytes) -> str | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, str) else None
+
+
+def _authority(origin: str) -> str | None:
+    """Host and port of an Origin header; None for "null" and what is no URL."""
+    try:
+        return urlsplit(origin).netloc.lower() or None
+    except ValueError:
+        return None
 
 
 def _host_name(host: str) -> str:

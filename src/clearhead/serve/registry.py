@@ -68,6 +68,11 @@ class ServedModel:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._supervisor: asyncio.Task[None] | None = None
 
+    @property
+    def offered(self) -> list[str]:
+        """What requests can ask for."""
+        return [command for command in self.commands if command != "evaluate"]
+
     @cached_property
     def token_texts(self) -> TokenTexts:
         """The texts of single tokens."""
@@ -325,7 +330,7 @@ class Registry:
             message = "model: no such model is served; /v1/models lists those that are"
             raise ApiError(404, message, param="model", code="model_not_found")
         if found not in able:
-            raise ApiError(400, f"model: it cannot {what}; it can {', '.join(found.commands)}", param="model")
+            raise ApiError(400, f"model: it cannot {what}; it can {', '.join(found.offered)}", param="model")
         return found
 
     def prepare(self) -> None:

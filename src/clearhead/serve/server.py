@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import signal
 import socket
@@ -15,6 +16,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from clearhead.config.serve import ServeConfig
 from clearhead.errors import UserError
+from clearhead.serve.errors import error_body
 
 MAX_HEAD_BYTES = 1 << 16  # of a request
 MIN_TAKEN = 1 << 14  # bytes of an answer within `send_seconds`
@@ -94,6 +96,13 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         if self._head_bytes > MAX_HEAD_BYTES:
             self.transport.close()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP, in the form of all errors."""
+        body = json.dumps(error_body(400, "this is not a valid HTTP request")).encode()
+        head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: "
+        self.transport.write(head + b"%d\r\n\r\n" % len(body) + body)
+        self.transport.close()
+
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
@@ -119,7 +128,6 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=protocol,
-                limit_concurrency=config.max_connections,
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -130,6 +138,8 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=1,
             )
         )
+
+        app.state.is_full = lambda: len(self.server_state.connections) > config.max_connections
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first signal, stop at the second."""

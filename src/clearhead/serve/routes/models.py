@@ -49,6 +49,6 @@ def _card(served: ServedModel) -> ModelCard:
         id=served.name,
         created=served.created,
         family=served.model.config.family,
-        commands=[command for command in served.commands if command != "evaluate"],
+        commands=served.offered,
         max_positions=served.model.config.max_positions,
     )
