@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, cast
 
 from clearhead.config.generation import EngineConfig
 from clearhead.inference import Engine, SharedEngine, StepNetwork, default_cache_tokens, has_hooks, pack_for_steps
-from clearhead.model import Decoder, EncoderDecoder
+from clearhead.model import Decoder, EncoderDecoder, Network
+from clearhead.ops.linear.quantized_tensor import dequantize_network, has_quantized
 
 if TYPE_CHECKING:
     from clearhead.predict.model import Model
@@ -21,6 +23,19 @@ def step_network(model: Model) -> StepNetwork:
     if "packed" not in model.engines:
         model.engines["packed"] = pack_for_steps(model.network, model.dtype)
     return model.engines["packed"] or cast(Any, model.inference_network)
+
+
+def reference_network(model: Model) -> Network:
+    """The network itself or, if its weights are quantized, a copy in fp32: each op would dequantize them again."""
+    if not has_quantized(model.network):
+        return model.network
+    if "reference" not in model.engines:
+        shared: dict[int, Any] = {
+            id(tensor): tensor for tensor in (*model.network.parameters(), *model.network.buffers())
+        }
+        model.engines["reference"] = copy.deepcopy(model.network, shared)
+        dequantize_network(model.engines["reference"])
+    return cast(Network, model.engines["reference"])
 
 
 def new_engine(model: Model, limits: dict[str, Any]) -> Engine:

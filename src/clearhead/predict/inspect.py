@@ -11,6 +11,7 @@ from clearhead.errors import UserError
 from clearhead.interpret import Inspection, Tokens, inspect_network
 from clearhead.model import Decoder, EncoderDecoder
 from clearhead.predict.encode_batch import Row, check_text, rows
+from clearhead.predict.engines import reference_network
 from clearhead.predict.export import require_unquantized
 from clearhead.predict.fill import MASK, masked_rows
 from clearhead.predict.requests import requests
@@ -26,7 +27,7 @@ def inspect_text(model: Model, text: str, target: str | None = None, top: int = 
         raise UserError(f"top: {top} is too small; use 1 or more")
     check_text(0, text)
     require_unquantized(model, "inspect")
-    network, tokenizer = model.network, model.tokenizers[-1]
+    network, tokenizer = reference_network(model), model.tokenizers[-1]
 
     def show(token: int) -> str:
         return shown(tokenizer, token)

@@ -83,6 +83,9 @@ def test_generation_takes_the_integers_as_they_are(folder: Path) -> None:
     logits = model.logits(ids)
     torch.testing.assert_close(logits, whole.logits(ids), atol=1e-5, rtol=0)
     assert logits.std() > 0.02
+    ours, theirs = (each.inspect(prompt) for each in (model, whole))
+    torch.testing.assert_close(ours.decoder[-1].weights, theirs.decoder[-1].weights, atol=1e-6, rtol=0)
+    assert has_quantized(model.network)
     rows = [([], ids[0].tolist())]
     paged = PagedRows(NativeRunner(NativeNetwork(model.network, None, torch.float32), 10, 1), rows, random.Random(1))  # type: ignore[arg-type]
     native = paged.runner.logits(paged.inputs({0: ids[0].tolist()}, {0: 0}))
