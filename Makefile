@@ -7,7 +7,7 @@
 #   make docs           regenerate docs/reference.md and the guide, build the site in build/site (offline, links checked)
 #   make bench          attention benchmark; others: python -m bench.NAME
 #   make torture        fault injection in training, a busy engine and the server; takes over an hour
-#   make fuzz           coverage-guided fuzzing of the file readers (atheris) and of native.c (clang); SECONDS=1200 each
+#   make fuzz           coverage-guided fuzzing of the file readers (atheris); SECONDS=1200
 #   make test-gpu       fast paths equal the reference, on a CUDA device
 #
 # On a machine without a GPU, a CPU build of torch saves gigabytes:
@@ -82,11 +82,7 @@ torture: $(VENV)/.dev
 
 # New inputs go to build/fuzz; those that are kept are in tests/fuzz/*.zip.
 fuzz: $(VENV)/.dev
-	@mkdir -p build/fuzz/native build/fuzz/readers build/fuzz/lib
-	clang -g -O1 -w -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all '-Dtarget_clones(...)=unused' \
-		tests/fuzz/native_fuzz.c -o build/fuzz/native_fuzz -lm
-	$(BIN)/python -m zipfile -e tests/fuzz/native.zip build/fuzz/native
-	build/fuzz/native_fuzz build/fuzz/native -max_total_time=$(SECONDS) -max_len=8192 -artifact_prefix=build/fuzz/
+	@mkdir -p build/fuzz/readers build/fuzz/lib
 	$(PIP) --target build/fuzz/lib --upgrade atheris
 	$(TEST_ENV) $(BIN)/python -m tests.fuzz.readers --seeds build/fuzz/readers
 	$(TEST_ENV) PYTHONPATH=build/fuzz/lib $(BIN)/python -m tests.fuzz.readers build/fuzz/readers \
@@ -96,13 +92,13 @@ test-gpu: $(VENV)/.dev
 	TORCHDYNAMO_DISABLE=0 $(BIN)/python -m pytest -n 0 -m gpu -rs tests/gpu $(ARGS)
 
 clean:
-	rm -rf build src/*.egg-info src/clearhead/ops/native/_native.* src/clearhead/ops/native/_step.* $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build src/*.egg-info src/clearhead/ops/native/_step.* $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Clearhead needs Python 3.11 or newer; try: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(VENV)/.runtime: pyproject.toml constraints.txt src/clearhead/ops/native/native.c $(wildcard src/clearhead/ops/native/step/*) | $(VENV)/bin/python
+$(VENV)/.runtime: pyproject.toml constraints.txt $(wildcard src/clearhead/ops/native/step/*) | $(VENV)/bin/python
 	@echo "Installing runtime dependencies into $(VENV) (torch is the large one) …"
 	$(PIP) --editable .
 	@touch $@

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,8 +23,10 @@ from bench.sides import Side
 from bench.timing import machine
 from clearhead.checkpoint import load_model
 from clearhead.checkpoint.formats import gguf_write, huggingface, pull
-from clearhead.inference import ModelRunner
+from clearhead.config import EngineConfig, GenerationConfig
+from clearhead.inference import Engine
 from clearhead.predict import load
+from clearhead.predict.engines import step_network
 
 FILE = "q4_1.gguf"
 SIDES = {
@@ -125,18 +126,18 @@ def work(name: str, folder: Path, threads: int, prompt_tokens: int, new_tokens: 
 
 def ours(kind: str) -> Run:
     """Greedy decoding with Clearhead."""
-    model = load("smollm2", "cpu", kind)
-    network: Any = model.inference_network
+    network = step_network(load("smollm2", "cpu", kind))
 
-    @torch.inference_mode()
     def run(ids: list[int], new_tokens: int) -> tuple[float, float]:
+        engine = Engine(network, eos_ids=(), config=EngineConfig(max_batch_size=1))
+        config = GenerationConfig(max_new_tokens=new_tokens + 1)
         start = time.perf_counter()
-        step = ModelRunner(network, 1, len(ids) + new_tokens)
-        token = step.prefill([ids]).argmax(dim=-1)
+        request = engine.submit(ids, config, text=False)
+        while not request.ids:
+            engine.step()
         prefilled = time.perf_counter()
-        for _ in range(new_tokens):
-            token = step.decode_step(token[:, None])[:, 0].argmax(dim=-1)
-            token.tolist()
+        while not request.done:
+            engine.step()
         return prefilled - start, time.perf_counter() - prefilled
 
     return run

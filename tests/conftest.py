@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from clearhead.ops.native import library as native
+from clearhead.ops.native.structs import step_library
 
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell inherit ignoring it
@@ -29,11 +29,11 @@ def _seed() -> None:
 
 @pytest.fixture(params=["native", "torch"])
 def between(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run the test twice: with the native C kernels and with PyTorch ops."""
+    """Run the test twice: with quantized layers of the native kernels, and of PyTorch ops."""
     if request.param == "torch":
-        monkeypatch.setattr(native, "library", lambda: None)
-    elif native.library() is None:
-        pytest.skip("native.c was not compiled here")
+        monkeypatch.setattr("clearhead.inference.optimize.step_library", lambda: None)
+    elif step_library() is None:
+        pytest.skip("the native step was not compiled here")
     return request.param
 
 

@@ -7,6 +7,6 @@ from pathlib import Path
 spec = find_spec("clearhead")
 assert spec is not None, "clearhead is not installed"
 assert spec.origin is not None
-libraries = list((Path(spec.origin).parent / "ops" / "native").glob("_native.*.so"))
+libraries = list((Path(spec.origin).parent / "ops" / "native").glob("_step.*.so"))
 print(libraries or "the native library is missing from the wheel")
 sys.exit(not libraries)

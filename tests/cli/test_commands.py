@@ -16,6 +16,7 @@ import pytest
 import clearhead
 from clearhead import cli
 from clearhead.checkpoint import load_model, save_model
+from clearhead.ops.native.structs import step_library
 from tests.cli.forked import calls
 from tests.cli.models import make, start
 
@@ -61,6 +62,9 @@ def test_info_says_what_a_model_without_a_tokenizer_cannot_do(folder: Path) -> N
     assert "tokenizer.json; without it this model works on token ids only" in text
     assert "cannot generate, chat, evaluate" in text
     assert json.loads(data)["commands"] == []
+    expected = "reference (the native step was not compiled, or is turned off)" if step_library() is None else "native"
+    assert json.loads(data)["cpu_step"] == expected
+    assert re.search(rf"CPU step +{re.escape(expected)}\n", text)
 
 
 def test_info_shows_special_tokens_languages_template_and_sampling(folder: Path) -> None:

@@ -19,8 +19,8 @@ from clearhead.inference.native_step import NativeRunner
 from clearhead.inference.reference_step import ReferenceRunner
 from clearhead.inference.step import LAST_TOKEN, PAGE_SIZE, PagedKVCache
 from clearhead.model import build
-from clearhead.ops.linear.int4 import INT4
 from clearhead.ops.linear.packed_weight import pack_weight
+from clearhead.ops.linear.quantized import INT4
 from clearhead.ops.native.structs import step_library
 from tests.inference.random_models import FEW, generative_configs, random_model, random_network, rows_for
 from tests.inference.reference import Row, search

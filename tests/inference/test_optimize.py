@@ -11,13 +11,10 @@ from torch import Tensor, nn
 from clearhead.config import GenerationConfig, ModelConfig, preset
 from clearhead.inference import ModelRunner, alignment_weights, optimize_for_inference
 from clearhead.inference.optimize import FusedAttention, FusedFeedForward, PackedLinear
-from clearhead.inference.translator_decode_layer import MaskCache, NativeTranslatorDecodeLayer, TranslatorDecodeLayer
 from clearhead.model import build
-from clearhead.model.cache import KVCache, TreeCache
-from clearhead.model.layer import Layer
-from clearhead.ops.linear.int8 import Int8Linear
+from clearhead.model.cache import KVCache
+from clearhead.ops.linear.packed_weight import NativeLinear
 from clearhead.ops.linear.quantized import PackedInt8Weight, QuantizedLinear
-from clearhead.ops.native import library as native
 from tests.inference.peers import gpt2, llama, marian, random_rows
 from tests.inference.random_models import FEW, generative_configs, random_model, rows_for, same_outputs
 from tests.inference.reference import search
@@ -61,70 +58,6 @@ def translator(*overrides: str) -> tuple[Any, Any]:
     return network, optimize_for_inference(network)
 
 
-@pytest.mark.parametrize("lengths", [None, [5, 2, 4]])
-@pytest.mark.parametrize("override", ["norm_position=pre", "norm_position=post", "activation=gelu", "position=rotary"])
-def test_translator_decode_layers_equal_the_full_sequence(
-    override: str, lengths: list[int] | None, between: str
-) -> None:
-    network, optimized = translator(override)
-    kind = NativeTranslatorDecodeLayer if between == "native" else TranslatorDecodeLayer
-    assert {type(layer) for layer in optimized.decoder.layers} == {Layer if "rotary" in override else kind}
-    source, target = torch.randint(4000, (3, 5)), torch.randint(4000, (3, 6))
-    source_lengths = None if lengths is None else torch.tensor(lengths)
-    with torch.inference_mode():
-        expected, cache = network(source, target, source_lengths), KVCache(optimized.config, 3, 6)
-        encoder_output = optimized.encode(source, source_lengths)
-        logits = [optimized.logits(optimized.decode(target[:, :2], encoder_output, cache=cache))]
-        for n in range(2, 6):
-            logits.append(optimized.logits(optimized.decode(target[:, n : n + 1], None, cache=cache)))
-    torch.testing.assert_close(torch.cat(logits, dim=1), expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("lengths", [None, [5, 2, 4]])
-@pytest.mark.parametrize("override", ["norm_position=pre", "norm_position=post", "position=rotary"])
-def test_translator_decode_layers_with_beams_equal_single_sequences(
-    override: str, lengths: list[int] | None, between: str
-) -> None:
-    """Also after beams are reordered."""
-    network, optimized = translator(override)
-    source, begin, steps = torch.randint(4000, (3, 5)), torch.randint(4000, (3, 1)), torch.randint(4000, (4, 3, 2))
-    source_lengths = None if lengths is None else torch.tensor(lengths)
-    with torch.inference_mode():
-        cache = KVCache(optimized.config, 3, 5)
-        optimized.decode(begin, optimized.encode(source, source_lengths), cache=cache)
-        tree, sequences = TreeCache(cache, branches=2, steps=4), begin[:, None].expand(-1, 2, -1)  # (B, K, T)
-        for ids in steps:
-            parents = torch.randint(2, (3, 2))
-            tree.reorder_beams(parents)
-            prefixes = sequences.gather(1, parents[:, :, None].expand_as(sequences))
-            sequences = torch.cat([prefixes, ids[:, :, None]], dim=2)
-            logits = optimized.logits(optimized.decode(ids, None, cache=tree))
-            for beam in range(2):
-                expected = network(source, sequences[:, beam], source_lengths)[:, -1]
-                torch.testing.assert_close(logits[:, beam], expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("override", ["norm_position=pre", "norm_position=post", "activation=gelu", "bias=false"])
-def test_int8_decode_steps_in_native_code_equal_torch(override: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if native.library() is None:
-        pytest.skip("native.c was not compiled here")
-    sources = [torch.randint(4000, (3 + n % 5,)).tolist() for n in range(9)]
-    prompts, steps = [[1]] * 9, torch.randint(4000, (6, 9, 1))
-
-    def decode() -> Tensor:
-        torch.manual_seed(0)
-        optimized = optimize_for_inference(translator(override)[0], torch.int8)
-        with torch.inference_mode():
-            runner = ModelRunner(optimized, 9, 10)
-            return torch.stack([runner.prefill(prompts, sources), *(runner.decode_step(ids)[:, 0] for ids in steps)])
-
-    in_native = decode()
-    monkeypatch.setattr(native, "library", lambda: None)
-    in_torch = decode()
-    assert not torch.equal(in_native, in_torch)
-    assert (in_native - in_torch).square().mean() <= 2e-4 * in_torch.var(), "values between two int8 steps may differ"
-
-
 def test_int8_of_a_bf16_network_equals_int8_of_the_same_weights_in_fp32(between: str) -> None:
     network, _ = translator("norm_position=post")
     source, target = torch.randint(4000, (3, 5)), torch.randint(4000, (3, 1))
@@ -149,36 +82,6 @@ def test_source_lengths_may_be_int32_or_expanded(lengths: Tensor, between: str) 
         optimized.decode(target[:, :2], optimized.encode(source, lengths), cache=cache)
         logits = optimized.logits(optimized.decode(target[:, 2:], None, cache=cache))
         torch.testing.assert_close(logits[:, 0], network(source, target, lengths)[:, -1], rtol=1e-4, atol=1e-4)
-
-
-class InterruptedMaskCache(MaskCache):
-    """A mask cache that another worker overwrites after every read and every write."""
-
-    of_other_worker = (torch.tensor([9, 9]), torch.full((2, 1, 1, 9), 7.0))
-
-    @property
-    def cached(self) -> Any:
-        """What this worker wrote, on the first read only."""
-        value, self.__dict__["own"] = self.__dict__["own"], self.of_other_worker
-        return value
-
-    @cached.setter
-    def cached(self, value: Any) -> None:
-        self.__dict__["own"] = self.of_other_worker if "own" in self.__dict__ else value
-
-
-def test_workers_that_share_a_network_never_see_each_others_masks() -> None:
-    padding_masks, lengths = InterruptedMaskCache(), torch.tensor([2, 5])
-    for _ in range(2):
-        bias = padding_masks.padding_bias(lengths, 9)
-        assert bias is not None
-        assert (bias == 0).sum(dim=3).flatten().tolist() == [2, 5]
-    tree_masks, tree_mask = InterruptedMaskCache(), torch.tensor([[[True, False], [True, True]]])
-    for _ in range(2):
-        bias = tree_masks.tree_bias(tree_mask, 3)
-        assert bias is not None
-        assert torch.equal(bias[:, 0, :, :2] == 0, tree_mask)
-        assert bias[:, 0, :, 2].isneginf().all()
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -248,7 +151,7 @@ def test_int8_is_close_to_fp32_in_every_family(name: str) -> None:
     network, ids = build(preset(name)).eval(), torch.randint(4000, (2, 9))
     quantized = optimize_for_inference(network, torch.int8)
     kinds = {type(module) for module in quantized.modules()}
-    assert kinds & {QuantizedLinear, Int8Linear}
+    assert kinds & {QuantizedLinear, NativeLinear}
     assert not kinds & {nn.Linear, PackedLinear}
     logits, expected = logits_of(quantized, ids), logits_of(network, ids)
     assert (logits - expected).norm() < 0.05 * expected.norm()
@@ -275,7 +178,8 @@ def _prefill_logits(network: Any, rows: Any) -> Tensor:
         return ModelRunner(network, len(rows), 20).prefill(prompts, sources if any(sources) else None)
 
 
-def test_int8_weights_take_a_quarter_of_fp32_and_half_with_the_packed_copy() -> None:
+def test_int8_weights_take_a_quarter_of_fp32_and_half_with_the_packed_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clearhead.inference.optimize.step_library", lambda: None)
     network = build(preset("transformer-base").model_copy(update={"encoder_layers": 1, "decoder_layers": 1})).eval()
     quantized = optimize_for_inference(network, torch.int8)
     fp32_bytes = sum(module.weight.nbytes for module in network.modules() if type(module) is nn.Linear)
@@ -296,8 +200,9 @@ def test_the_int8_kernels_for_one_row_and_for_many_give_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny-translator", "tiny-encoder"])
-def test_only_linears_after_relu_are_marked_nonnegative(name: str) -> None:
+def test_only_linears_after_relu_are_marked_nonnegative(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the mark never changes the result."""
+    monkeypatch.setattr("clearhead.inference.optimize.step_library", lambda: None)
     network = optimize_for_inference(build(preset(name)).eval(), torch.int8)
     marked = [part for part, module in network.named_modules() if getattr(module, "nonnegative", False)]
     relu = name == "tiny-translator"

@@ -16,7 +16,6 @@ from clearhead.inference.sampling import (
     gumbel_noise,
     sample_seeds,
     splitmix64,
-    top_continuations,
 )
 
 
@@ -121,23 +120,6 @@ def test_samples_of_a_row_have_different_seeds() -> None:
     assert seeds[5] == 4
     assert len(set(seeds)) == 10
     assert sample_seeds([4], 5) == seeds[5:]
-
-
-@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 3000), st.integers(0, 1 << 30), st.booleans())
-def test_top_continuations_equal_topk(count: int, beams: int, vocab_size: int, seed: int, double: bool) -> None:
-    draw, dtype = torch.Generator().manual_seed(seed), torch.float64 if double else torch.float32
-    # Without ties, also in the sums.
-    logprobs = torch.randperm(3 * beams * vocab_size, generator=draw).view(3, beams, vocab_size).to(dtype)
-    beam_scores = torch.stack([torch.randperm(beams, generator=draw) for _ in range(3)]).to(dtype) / 16
-    beam_scores[2, 1:] = -math.inf  # as in the first step
-    logprobs[0, :, vocab_size // 3 :] = -math.inf  # banned tokens, which may have to be returned
-    logprobs[1, -1, -1] = 3 * beams * vocab_size  # in the last, incomplete block
-    sums, parents, tokens = top_continuations(logprobs, beam_scores, count)
-    all_sums = (logprobs + beam_scores[:, :, None]).flatten(1)
-    assert torch.equal(sums, all_sums.topk(min(count, beams * vocab_size), dim=1).values)
-    assert torch.equal(all_sums.gather(1, parents * vocab_size + tokens), sums)
-    positions = (parents * vocab_size + tokens).tolist()
-    assert all(len(set(row)) == len(row) for row in positions), "no continuation is returned twice"
 
 
 @given(st.integers(1, 3000), st.integers(0, 1 << 30))

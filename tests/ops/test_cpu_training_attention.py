@@ -17,7 +17,6 @@ from clearhead.model import Documents, Mask, Pattern, attend
 from clearhead.ops.attention import choose_backend, cpu_training
 from clearhead.ops.attention.cpu_training import RANDOM_LEVELS, cpu_training_refuses, matmul_attention
 from clearhead.ops.attention.dispatch import BACKENDS, Backend
-from clearhead.ops.masks import TreeMask
 from tests.equality import check, inputs
 
 
@@ -112,7 +111,6 @@ def test_it_refuses_what_it_does_not_support_or_does_slowly(monkeypatch: pytest.
             Mask(True, start=torch.tensor([0] * 16)),
             Mask(True, Pattern("window", 3)),
             Mask(documents=(Documents.from_lengths([64]),) * 2),
-            Mask(tree=TreeMask(torch.ones(16, 64, 64, dtype=torch.bool), torch.zeros(16, 1), torch.zeros(16, 64))),
         ):
             assert cpu_training_refuses(q, k, mask, dropout)
         assert cpu_training_refuses(q, k[:, :, :60], Mask(causal=True), dropout)

@@ -12,6 +12,7 @@ from clearhead.config import GenerationConfig, preset
 from clearhead.errors import UserError
 from clearhead.inference import translate
 from clearhead.model import build
+from clearhead.ops.linear.packed_weight import NativeLinear
 from clearhead.ops.linear.quantized import QuantizedLinear
 from clearhead.predict import Model, load
 from clearhead.text import ROLES, train
@@ -93,7 +94,7 @@ def test_the_reference_network_stays_unchanged_by_the_inference_copy(tmp_path: P
         type(module) for module in plain.network.modules()
     }
     assert {parameter.dtype for parameter in quantized.network.parameters()} == {torch.float32}
-    assert any(isinstance(module, QuantizedLinear) for module in quantized.inference_network.modules())
+    assert any(isinstance(module, QuantizedLinear | NativeLinear) for module in quantized.inference_network.modules())
     assert not any(isinstance(module, QuantizedLinear | nn.Linear) for module in plain.inference_network.modules())
     ids = torch.tensor([[5, 6, 7]])
     assert torch.equal(quantized.logits(ids, ids), plain.logits(ids, ids))

@@ -45,11 +45,13 @@ def _model_info(name: str, about: "ModelFolderInfo") -> dict[str, Any]:
     import torch
 
     from clearhead.config.model import supported_commands
+    from clearhead.inference.native_network import native_refuses
     from clearhead.model import build
     from clearhead.model.cost import model_cost, parameters_by_part
 
     config, card = about.config, about.card
-    cost = model_cost(config, dtype=torch.float32)
+    cost, network = model_cost(config, dtype=torch.float32), build(config, "meta")
+    refused = native_refuses(network) if config.decoder_layers else ""
     return {
         "name": name,
         "folder": str(about.folder),
@@ -59,12 +61,13 @@ def _model_info(name: str, about: "ModelFolderInfo") -> dict[str, Any]:
         "family": config.family,
         "architecture": {key: value for key, value in config.model_dump(mode="json").items() if value is not None},
         "parameters": cost.parameters,
-        "parts": parameters_by_part(build(config, "meta")),
+        "parts": parameters_by_part(network),
         "file_bytes": about.weight_bytes,
         "dtype": STORED_DTYPES.get(about.stored_as, about.stored_as),
         "memory_bytes": cost.weight_bytes,
         "cache_bytes": cost.cache_bytes,
         "flops_per_token": cost.flops_per_token,
+        "cpu_step": "" if refused == "" else "native" if refused is None else f"reference ({refused})",
         "tokenizers": [
             {"kind": type(each.engine.model).__name__, "vocab_size": len(each), "roles": list(each.roles)}
             for each in about.tokenizers
@@ -132,6 +135,7 @@ def _format_info(data: dict[str, Any]) -> dict[str, str]:
         "memory": f"{format_bytes(data['memory_bytes'])} in fp32"
         + (f", KV cache {format_bytes(data['cache_bytes'])} per sequence at full context" * bool(data["cache_bytes"])),
         "FLOPs": f"{format_count(data['flops_per_token'])} per token",
+        "CPU step": data["cpu_step"],
         "tokenizer": "\n".join(tokenizers),
         "begins with": " ".join(data["begin"]),
         "ends at": ", ".join(data["eos"]),

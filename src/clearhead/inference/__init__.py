@@ -22,7 +22,7 @@ from clearhead.inference.shared_engine import SharedEngine
 from clearhead.inference.speculative import DraftModel, PromptLookup
 from clearhead.inference.stop_strings import StopStrings
 from clearhead.inference.stream import stream, stream_text
-from clearhead.ops.linear.int4 import INT4
+from clearhead.ops.linear.quantized import INT4
 
 __all__ = [
     "INT4",

@@ -20,8 +20,8 @@ from clearhead.model.layer import Layer
 from clearhead.model.norms import BatchNorm, LayerNorm, RMSNorm
 from clearhead.model.positions import rope_frequencies, sinusoidal_positions
 from clearhead.model.stack import Stack
-from clearhead.ops.linear.int4 import INT4
 from clearhead.ops.linear.packed_weight import Arena, PackedWeight
+from clearhead.ops.linear.quantized import INT4
 from clearhead.ops.linear.quantized_tensor import has_quantized, pack_stored
 from clearhead.ops.native.structs import (
     LayerStruct,
@@ -46,7 +46,7 @@ def native_refuses(network: nn.Module, dtype: torch.dtype | None = None) -> str 
     if not isinstance(network, Decoder | EncoderDecoder):
         return "it is for decoders and translators"
     weight = next(network.parameters())
-    if not weight.is_cpu:
+    if weight.device.type not in ("cpu", "meta"):  # meta: to describe a model without its weights
         return "it is for CPUs"
     if (dtype or weight.dtype) not in KINDS:
         return f"it has no kernels for {dtype or weight.dtype}"

@@ -1,7 +1,8 @@
-"""Optimize a network for inference: fuse projections, pack or quantize weights, choose the decode layers.
+"""Optimize a network for whole sequences: fuse projections, pack or quantize weights.
 
 The optimized copy shares every tensor that it does not lay out anew with the original, which is unchanged. It can be
-used like the original but for training and saving.
+used like the original but for training and saving. Encoder tasks and perplexities run on it; generation packs a network
+for native steps instead (`pack_for_steps`), and runs on this where they cannot run it.
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.inference.fused_layers import FusedAttention, FusedFeedForward
-from clearhead.inference.llama_decode_layer import use_decode_layers
 from clearhead.model import Decoder, Network
 from clearhead.model.attention import Attention
 from clearhead.model.embedding import Embedding
 from clearhead.model.feedforward import FeedForward
-from clearhead.ops.linear.int4 import GROUP_SIZE, INT4, Int4Linear
-from clearhead.ops.linear.int8 import Int8Embedding, Int8Linear, has_int8_kernel
 from clearhead.ops.linear.packed import PackedLinear, can_pack
-from clearhead.ops.linear.quantized import QuantizedLinear
+from clearhead.ops.linear.packed_weight import GROUP, NativeLinear
+from clearhead.ops.linear.quantized import INT4, Int8Embedding, QuantizedLinear
 from clearhead.ops.malloc import tune_malloc
+from clearhead.ops.native.structs import step_library
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 AnyNetwork = TypeVar("AnyNetwork", bound=Network)
@@ -53,9 +53,10 @@ def optimize_for_inference(network: AnyNetwork, dtype: torch.dtype | None = None
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
     optimized = copy.deepcopy(network, shared)
     int4 = dtype == INT4
-    if quantize and on_cpu and (int4 or isinstance(optimized, Decoder)) and has_int8_kernel():
-        _replace_layers(optimized, partial(_prepacked_linear, int4=int4))
+    if quantize and on_cpu and isinstance(optimized, Decoder):
         _quantize_embeddings(optimized)
+    if quantize and on_cpu and step_library() is not None:
+        _replace_layers(optimized, lambda linear: NativeLinear(linear, _kind(linear, int4)))
     elif quantize:
         _replace_layers(optimized, lambda linear: QuantizedLinear(linear, _bits(linear, int4)))
     elif can_pack(float_dtype):
@@ -63,7 +64,6 @@ def optimize_for_inference(network: AnyNetwork, dtype: torch.dtype | None = None
     else:
         _replace_layers(optimized, lambda linear: linear)
     _cast(optimized, float_dtype)
-    use_decode_layers(optimized)
     return optimized
 
 
@@ -92,7 +92,7 @@ def _cast(network: nn.Module, dtype: torch.dtype) -> None:
     """Cast all weights that are not quantized, as copies, since the original network has them too."""
     casted: dict[int, Tensor] = {}
     for module in network.modules():
-        if isinstance(module, QuantizedLinear | Int8Linear | Int4Linear):
+        if isinstance(module, QuantizedLinear | NativeLinear):
             continue
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             if tensor.dtype == dtype or not tensor.is_floating_point():
@@ -109,13 +109,13 @@ def _identity(x: Tensor) -> Tensor:
 
 def _bits(linear: nn.Linear, int4: bool) -> int:
     """Return 4 for int4 if the shape of the weight allows groups, else 8."""
-    return 4 if int4 and linear.in_features % GROUP_SIZE == 0 and linear.out_features % 16 == 0 else 8
+    return 4 if int4 and linear.in_features % GROUP == 0 and linear.out_features % 16 == 0 else 8
 
 
-def _prepacked_linear(linear: nn.Linear, int4: bool) -> nn.Module:
-    """Quantize a linear layer to int4 or int8; the LM head is always int8, since its error goes into the logits."""
+def _kind(linear: nn.Linear, int4: bool) -> str:
+    """Return int4 or int8; the LM head is always int8, since its error goes into the logits."""
     is_lm_head = linear.out_features > 8 * linear.in_features
-    return Int4Linear(linear) if _bits(linear, int4 and not is_lm_head) == 4 else Int8Linear(linear)
+    return "int4" if int4 and not is_lm_head else "int8"
 
 
 def _quantize_embeddings(network: nn.Module) -> None:
@@ -128,8 +128,8 @@ def _quantize_embeddings(network: nn.Module) -> None:
 
 
 def is_quantized(network: nn.Module) -> bool:
-    """Return whether the weights are prepacked int8 or int4, which cannot be undone."""
-    return any(isinstance(module, Int8Linear | Int4Linear) for module in network.modules())
+    """Return whether the weights are int8 or int4, which cannot be undone."""
+    return any(isinstance(module, QuantizedLinear | NativeLinear) for module in network.modules())
 
 
 def has_hooks(network: nn.Module) -> bool:

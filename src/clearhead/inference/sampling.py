@@ -1,4 +1,4 @@
-"""Greedy choice, and sampling by temperature, top-k, top-p and min-p.   B batch · K beams · V vocabulary
+"""Greedy choice, and sampling by temperature, top-k, top-p and min-p.   B batch · V vocabulary
 
 Sampling uses the Gumbel-max trick: argmax(logits / temperature + Gumbel noise) is a sample of the softmax. The noise of
 a token is a hash of (seed of the row, number of new tokens so far, token), so a row's text does not depend on the other
@@ -19,12 +19,11 @@ from torch import Tensor
 
 from clearhead.config import GenerationConfig
 from clearhead.inference.step import SamplingInputs, StepOutput
-from clearhead.ops.native import library as native
 
 # splitmix64 (Steele, Lea and Flood 2014): the odd increment and the two multipliers; int64 wraps around.
 INCREMENT, MIX1, MIX2 = (x - (1 << 64) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
-BLOCK = 64  # tokens of a block of the two-level searches below
+BLOCK = 64  # tokens of a block of the two-level search below
 
 
 @dataclass(frozen=True)
@@ -197,35 +196,6 @@ def sampling_threshold(scaled: Tensor, inputs: SamplingTensors) -> Tensor:
     kept = (probs.cumsum(dim=-1) - probs < inputs.top_p[:, None]) | (inputs.top_p[:, None] == 1)
     kept &= ordered > -math.inf
     return threshold.maximum(ordered.masked_fill(~kept, math.inf).amin(dim=-1, keepdim=True))
-
-
-def top_continuations(logprobs: Tensor, beam_scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the `count` highest sums of beam_scores (B, K) and logprobs (B, K, V), with their beams and tokens.
-
-    The results have shape (B, count), highest first. On a CPU this is much faster than `topk`: the highest sums lie in
-    the blocks with the highest maxima, so only those blocks are sorted.
-    """
-    vocab_size = logprobs.shape[2]
-    if not logprobs.is_cpu or vocab_size < 4 * count * BLOCK:
-        values, tokens = logprobs.topk(min(count, vocab_size), dim=2)  # (B, K, up to count)
-        sums, index = (beam_scores[:, :, None] + values).flatten(1).topk(min(count, values[0].numel()), dim=1)
-        return sums, index // tokens.shape[2], tokens.flatten(1).gather(1, index)
-    if count and logprobs.dtype == beam_scores.dtype == torch.float32 and native.library() is not None:
-        return native.beam_topk(logprobs.contiguous(), beam_scores.contiguous(), count)
-    num_blocks, rest = divmod(vocab_size, BLOCK)  # the rest, less than a block, is always searched
-    blocks = logprobs[:, :, : vocab_size - rest].unflatten(2, (num_blocks, BLOCK))
-    best_blocks = (blocks.amax(dim=3) + beam_scores[:, :, None]).flatten(1).topk(count, dim=1).indices  # (B, count)
-    rows, beams = torch.arange(len(logprobs))[:, None], best_blocks // num_blocks
-    in_blocks = blocks[rows, beams, best_blocks % num_blocks] + beam_scores.gather(1, beams)[:, :, None]
-    in_rest = logprobs[:, :, vocab_size - rest :] + beam_scores[:, :, None]  # (B, K, rest)
-    sums, index = torch.cat([in_blocks.flatten(1), in_rest.flatten(1)], dim=1).topk(count, dim=1)
-    block = best_blocks.gather(1, (index // BLOCK).clamp(max=count - 1))
-    rest_index = index - in_blocks[0].numel()  # negative for sums in blocks
-    rest_size = max(rest, 1)
-    tokens = torch.where(
-        rest_index < 0, block % num_blocks * BLOCK + index % BLOCK, vocab_size - rest + rest_index % rest_size
-    )
-    return sums, torch.where(rest_index < 0, block // num_blocks, rest_index // rest_size), tokens
 
 
 def argmax(logits: Tensor) -> Tensor:

@@ -63,17 +63,6 @@ class TokenBuffer:
         self._ids, self._logprobs = self._ids[rows], self._logprobs[rows]
         self.lengths, self.num_new, self.num_left = self.lengths[rows], self.num_new[rows], self.num_left[rows]
 
-    def concat(self, other: TokenBuffer) -> None:
-        """Append the rows of another buffer."""
-        self.max_length = max_length = max(self.max_length, other.max_length)
-        for name, padding in (("_ids", self.pad_id), ("_logprobs", 0)):
-            parts = (getattr(self, name)[:, :max_length], getattr(other, name)[:, :max_length])
-            rows = torch.cat([F.pad(part, (0, max_length - part.shape[1]), value=padding) for part in parts])
-            setattr(self, name, rows)
-        self.lengths = torch.cat([self.lengths, other.lengths])
-        self.num_new = torch.cat([self.num_new, other.num_new])
-        self.num_left = torch.cat([self.num_left, other.num_left])
-
     def last_tokens(self, count: int) -> Tensor:
         """Return the last `count` tokens of each row (B, count), padded on the left where a row is shorter."""
         positions = self.lengths[:, None] - count + torch.arange(count, device=self._ids.device)

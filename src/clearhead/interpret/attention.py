@@ -18,6 +18,7 @@ from clearhead.errors import UserError
 from clearhead.inference.fused_layers import FusedAttention
 from clearhead.model.attention import Attention
 from clearhead.ops.attention.dispatch import attention_with_weights
+from clearhead.ops.linear.packed_weight import NativeLinear
 from clearhead.ops.linear.quantized import QuantizedLinear
 
 
@@ -137,6 +138,7 @@ def trace_attention(
 
 def per_head_updates(layer: Attention, heads: Tensor) -> Tensor:
     """What each head adds to the residual stream: (B, H, T, E) to (B, H, T, D)."""
-    matrix = layer.output.dequantize() if isinstance(layer.output, QuantizedLinear) else layer.output.weight  # (D, H·E)
+    output: Any = layer.output
+    matrix = output.dequantize() if isinstance(output, QuantizedLinear | NativeLinear) else output.weight  # (D, H·E)
     slices = matrix.to(heads.dtype).unflatten(1, (layer.heads, -1))  # (D, H, E): the output projection of each head
     return torch.einsum("bhte,dhe->bhtd", heads, slices)

@@ -5,14 +5,14 @@ then `cache`, `init_weights` and `cost`. Masks are in `ops.masks`, attention its
 """
 
 from clearhead.model.attention import Attention
-from clearhead.model.cache import KVCache, LayerKVCache, TreeCache
+from clearhead.model.cache import KVCache, LayerKVCache
 from clearhead.model.feedforward import FeedForward
 from clearhead.model.heads import Heads, LMHead
 from clearhead.model.layer import Layer
 from clearhead.model.network import Decoder, Encoder, EncoderDecoder, EncoderOutput, Network, build
 from clearhead.model.stack import Stack
 from clearhead.ops.attention import attend, attention_backend
-from clearhead.ops.masks import Documents, Mask, Pattern, TreeMask
+from clearhead.ops.masks import Documents, Mask, Pattern
 
 __all__ = [
     "Attention",
@@ -31,8 +31,6 @@ __all__ = [
     "Network",
     "Pattern",
     "Stack",
-    "TreeCache",
-    "TreeMask",
     "attend",
     "attention_backend",
     "build",

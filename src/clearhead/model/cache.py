@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.config import ModelConfig
-from clearhead.ops.masks import Mask, TreeMask
+from clearhead.ops.masks import Mask
 
 FIRST_SLOTS = 32  # initial allocation; it doubles when full, so a large capacity costs nothing up front
 
@@ -151,105 +151,3 @@ class KVCache:
                 layer.keys, layer.values = layer.keys[rows], layer.values[rows]
             if layer.source is not None:
                 layer.source = (layer.source[0][rows], layer.source[1][rows])
-
-    def concat(self, other: KVCache, capacity: int) -> None:
-        """Append the rows of another cache of this network; every row may then hold `capacity` tokens.
-
-        Unused slots are dropped, so memory shrinks again after a long row.
-        """
-        self.uniform_lengths = self.uniform_lengths and other.uniform_lengths and self.max_length == other.max_length
-        self.max_length, self.capacity = max(self.max_length, other.max_length), capacity
-        self.slots = min(capacity, (self.max_length // FIRST_SLOTS + 1) * FIRST_SLOTS)
-        if self.source is not None:
-            self.source = ()  # several sources now; only their keys and values are kept
-            self.source_lengths = torch.cat([self._source_lengths(), other._source_lengths()])
-        for layer, new in zip(self.layers, other.layers, strict=True):
-            assert layer.keys is not None and layer.values is not None  # noqa: PT018
-            assert new.keys is not None and new.values is not None  # noqa: PT018
-            layer.keys = _cat_rows(layer.keys, new.keys, self.slots + 1)
-            layer.values = _cat_rows(layer.values, new.values, self.slots + 1)
-            if self.source_lengths is not None and layer.source is not None and new.source is not None:
-                length = int(self.source_lengths.max())
-                layer.source = tuple(_cat_rows(a, b, length) for a, b in zip(layer.source, new.source, strict=True))  # type: ignore[assignment]
-        self.lengths = torch.cat([self.lengths, other.lengths])
-
-    def _source_lengths(self) -> Tensor:
-        if self.source_lengths is not None:
-            return self.source_lengths
-        assert self.layers[0].source is not None
-        return torch.full_like(self.lengths, self.layers[0].source[0].shape[2])
-
-    def drop_row(self, row: int) -> None:
-        """Remove one row; the last row takes its place, and no other row moves."""
-        self.lengths = _swap_remove(self.lengths, row)
-        if self.source_lengths is not None:
-            self.source_lengths = _swap_remove(self.source_lengths, row)
-        for layer in self.layers:
-            if layer.keys is not None and layer.values is not None:
-                layer.keys, layer.values = _swap_remove(layer.keys, row), _swap_remove(layer.values, row)
-            if layer.source is not None:
-                layer.source = (_swap_remove(layer.source[0], row), _swap_remove(layer.source[1], row))
-
-
-def _cat_rows(first: Tensor, second: Tensor, slots: int) -> Tensor:
-    """Concatenate rows: (B, G, C, E) and (B', G, C', E) to (B + B', G, slots, E), truncated or zero-padded."""
-    out = first.new_zeros(len(first) + len(second), first.shape[1], slots, first.shape[3])
-    for rows, cached in ((out[: len(first)], first), (out[len(first) :], second)):
-        rows[:, :, : cached.shape[2]] = cached[:, :, :slots]
-    return out
-
-
-def _swap_remove(x: Tensor, row: int) -> Tensor:
-    """Remove a row in place, by overwriting it with the last one."""
-    x[row] = x[-1]
-    return x[:-1]
-
-
-class TreeCache(KVCache):
-    """A cache whose rows branch into K continuations each, for beam search; shared tokens are stored once.
-
-    It takes over the storage of `trunk`. A step has one token for each branch, ids (B, K), and a branch attends only to
-    its own path. Reordering beams changes only the paths: no key or value is copied.
-    """
-
-    def __init__(self, trunk: KVCache, branches: int, steps: int):
-        self.config, self.max_length, self.slots = trunk.config, trunk.max_length, trunk.slots
-        self.uniform_lengths = trunk.uniform_lengths  # of the trunk; branches of a row are always equally long
-        self.capacity, self.first_slots = trunk.max_length + branches * steps, branches * FIRST_SLOTS
-        self.lengths, self.layers = trunk.lengths, trunk.layers
-        self.source, self.source_lengths = trunk.source, trunk.source_lengths
-        device, rows = self.lengths.device, len(trunk)
-        self.positions = torch.arange(trunk.max_length, device=device).expand(rows, -1)  # (B, used slots), of the keys
-        in_trunk = self.positions < self.lengths[:, None]
-        self.tree = in_trunk[:, None].expand(-1, branches, -1)  # (B, K, used slots), the path of each branch
-        self.own_slot = torch.eye(branches, dtype=torch.bool, device=device)  # (K, K)
-
-    def begin(self, ids: Tensor, counts: Tensor | None = None) -> tuple[Tensor, Mask]:
-        """Make room for a token of each branch, ids (B, K); return their positions (B or 1, 1) and the tree mask."""
-        if counts is not None or ids.shape != self.tree.shape[:2]:
-            raise ValueError(
-                f"ids: a tree step takes one token a branch, {tuple(self.tree.shape[:2])}, without padding"
-            )
-        visible = self.max_length + ids.shape[1]
-        if visible > self.capacity:
-            raise ValueError("steps: the tree was made for fewer steps; make it with a larger `steps`")
-        self._reserve(visible)
-        self._assign_slots(slice(self.max_length, visible), visible)
-        position = self.lengths[:, None]  # (B, 1)
-        self.tree = torch.cat([self.tree, self.own_slot.expand(len(self), -1, -1)], dim=2)
-        self.positions = torch.cat([self.positions, position.expand(ids.shape)], dim=1)
-        mask = Mask(tree=TreeMask(self.tree, position, self.positions))
-        return position[:1] if self.uniform_lengths else position, mask
-
-    def advance(self, tokens: int, counts: Tensor | None = None) -> None:
-        """End a step: every branch grows by one token."""
-        self.lengths, self.max_length = self.lengths + 1, self.max_length + tokens
-
-    def reorder_beams(self, parents: Tensor) -> None:
-        """Let branch k of row b continue from branch parents[b, k]."""
-        self.tree = self.tree.gather(1, parents[:, :, None].expand(-1, -1, self.tree.shape[2]))
-
-    def select(self, rows: Tensor, tighten: bool = False) -> None:
-        """Keep, reorder or drop rows with all their branches; branches share slots, so `max_length` is kept."""
-        self._index_rows(rows)
-        self.tree, self.positions = self.tree[rows], self.positions[rows]

@@ -120,14 +120,6 @@ class Documents:
         return self.index * self.max_length + self.positions
 
 
-class TreeMask(NamedTuple):
-    """An explicit mask for rows with several branches (TreeCache); every query attends to at least one key."""
-
-    mask: Tensor  # (B, T, S)
-    queries: Tensor  # (B, 1), the position of the queries
-    keys: Tensor  # (B, S), the position of each key
-
-
 @dataclass(frozen=True)
 class Mask:
     """Which keys each query attends to: the conjunction of all fields that are set."""
@@ -136,7 +128,6 @@ class Mask:
     pattern: Pattern = FULL
     lengths: Tensor | None = None  # (B,), the keys of each row before its padding
     start: Tensor | int | None = None  # position of the first query among the keys, (B,) or for all rows; None is 0
-    tree: TreeMask | None = None  # replaces causal, lengths and start
     documents: tuple[Documents, Documents] | None = None  # packed queries and packed keys
 
     def simplified(self, keys: int) -> Mask:
@@ -167,10 +158,6 @@ class Mask:
             same = (query_documents.index[:, None] == key_documents.index)[None, None]  # (1, 1, N, N')
             mask = self._positional(query_documents.positions[None], key_documents.positions)
             return same if mask is None else same & mask
-        if self.tree is not None:
-            tree, i, j = self.tree
-            mask = self.pattern.allows(i[:, None, :, None], j[:, None, None])
-            return tree[:, None] if mask is None else tree[:, None] & mask
         i = torch.arange(queries, device=device)[None]  # (1, T)
         if self.start is not None:
             i = i + (self.start[:, None] if isinstance(self.start, Tensor) else self.start)  # (B or 1, T)

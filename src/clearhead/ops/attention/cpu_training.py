@@ -35,7 +35,7 @@ def cpu_training_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> st
             return "it is compiled for static shapes without dropout only"
     elif torch._C._are_functorch_transforms_active():
         return "it does not support torch.func"
-    if mask.documents is not None or mask.pattern.kind != "full" or mask.start is not None or mask.tree is not None:
+    if mask.documents is not None or mask.pattern.kind != "full" or mask.start is not None:
         return "it is for plain rows"
     if q.shape[2] != k.shape[2] if mask.causal else mask.lengths is not None:  # a causal mask hides padding
         return "some keys are masked"

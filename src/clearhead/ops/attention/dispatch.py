@@ -102,8 +102,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout: float) -> Tensor
         if isinstance(mask.start, int) and q.shape[2] == 1 and mask.start == k.shape[2] - 1:  # the last query
             return sdpa(q, k, v, None, dropout)
     dense = mask.dense(q.shape[2], k.shape[2], q.device)
-    no_empty_rows = mask.tree is not None and mask.pattern.kind != "summary"  # a branch attends to its own key
-    return sdpa(q, k, v, dense, dropout, no_empty_rows=no_empty_rows)
+    return sdpa(q, k, v, dense, dropout)
 
 
 # Backends that rearrange a packed row and dispatch again

@@ -18,9 +18,7 @@ def flex_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | None
         "it needs a CUDA device": q.device.type != "cuda",
         "it is for windows and summaries": pattern.kind not in ("window", "summary"),
         "the row is packed": mask.documents is not None,
-        "queries and keys are not the same positions": mask.start is not None
-        or mask.tree is not None
-        or q.shape[2] != k.shape[2],
+        "queries and keys are not the same positions": mask.start is not None or q.shape[2] != k.shape[2],
         "padding must be masked": mask.needs_padding_mask,
         "it has no dropout": dropout > 0,
         "head_dim must be a power of two from 16 to 256": not 16 <= head_dim <= 256 or head_dim & (head_dim - 1) != 0,

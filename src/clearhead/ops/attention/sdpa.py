@@ -77,14 +77,3 @@ def small_q_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> T
         view = scores.view(rows, heads, queries, keys)
         _ = view.masked_fill_(~mask, -math.inf) if mask.dtype == torch.bool else view.add_(mask)
     return torch.bmm(scores.softmax(dim=-1), v)
-
-
-def bf16_attention(q: Tensor, k: Tensor, v: Tensor, attn_bias: Tensor | None) -> Tensor:
-    """`small_q_attention` for keys and values in bf16, contiguous over heads; softmax in fp32."""
-    (rows, heads, queries, dim), keys = q.shape, k.shape[2]
-    q = q.to(k.dtype, memory_format=torch.contiguous_format)
-    q, k, v = (x.reshape(rows * heads, -1, dim) for x in (q, k, v))  # (B · H, T or S, E)
-    scores = torch.baddbmm(q.new_empty(()), q, k.transpose(1, 2), beta=0, alpha=dim**-0.5).float()
-    if attn_bias is not None:
-        scores.view(rows, heads, queries, keys).add_(attn_bias)
-    return torch.bmm(scores.softmax(dim=-1).to(k.dtype), v)

@@ -27,7 +27,7 @@ def sparse_refuses(q: Tensor, k: Tensor, mask: Mask, dropout: float) -> str | No
         return "the mask is not sparse"
     if mask.documents is not None:
         return "the row is packed"
-    if mask.start is not None or mask.tree is not None or q.shape[2] != k.shape[2]:
+    if mask.start is not None or q.shape[2] != k.shape[2]:
         return "queries and keys are not the same positions"
     return None
 

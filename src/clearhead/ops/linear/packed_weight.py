@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.ops.native.structs import LANES, LinearStruct, check, level, pointer, step_library
@@ -90,6 +90,27 @@ class PackedWeight:
             scales = self.scales.float().permute(2, 0, 3, 1)[..., None] * self.factor  # (2, P, 16, G, 1)
             groups = values.unflatten(2, (-1, GROUP)) * scales[0] + scales[1]
         return groups.flatten(2).flatten(0, 1)[: self.outputs, : self.inputs]
+
+
+class NativeLinear(nn.Module):
+    """y = x Wᵀ + b in int8 or int4 by the native kernel, with the same result as in a native step."""
+
+    def __init__(self, linear: nn.Linear, kind: str):
+        super().__init__()
+        self.out_features, self.in_features = linear.weight.shape
+        self.packed, self.bias = pack_weight(linear.weight, linear.bias, kind), linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, K) to (…, N)."""
+        out = self.packed(x.reshape(-1, self.in_features).float())
+        return out.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
+
+    def dequantize(self) -> Tensor:
+        """Return the weight in fp32: (N, K)."""
+        return self.packed.dequantize()
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, {self.packed.kind}"
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Portable and CUDA linear layers in int8 (per output channel) or int4 (in groups); FBGEMM int8 for CPUs: int8.py.
+"""Linear layers in int8 (per output channel) or int4 (in groups), for GPUs and CPUs without the native kernels.
 
 M rows · K inputs · N outputs
 
@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clearhead.ops.native import library as native
-
 log = logging.getLogger("clearhead")
+INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]
 INT8_MAX = 127  # symmetric: -128 is not used
 TYPICAL_ROWS = 32  # the batch size that oneDNN lays weights out for; others work as well
 
@@ -26,8 +25,8 @@ TYPICAL_ROWS = 32  # the batch size that oneDNN lays weights out for; others wor
 class QuantizedLinear(nn.Module):
     """y = x Wᵀ + b with W in int8 (a scale per output) or int4 (a scale and a minimum per group of inputs).
 
-    int8 runs on integer matrix units; on a CPU the weight is repacked for oneDNN on first use. Without an integer
-    kernel, and for int4 in fp32, the weight is dequantized for the matmul: the same function, slower.
+    int8 runs on integer matrix units; on a CPU the weight is repacked for oneDNN on first use, and int4 computes in
+    bf16. Where there is no kernel, the weight is dequantized for the matmul: the same function, slower.
     """
 
     weight: Tensor
@@ -61,8 +60,8 @@ class QuantizedLinear(nn.Module):
         rows = x.reshape(-1, self.in_features)
         if self.bits == 8 and _has_int8_matmul(rows, self.out_features):
             out = self._int8_matmul(rows)
-        elif self.bits == 4 and rows.dtype == torch.bfloat16 and rows.is_cpu and self.out_features % 16 == 0:
-            out = self._int4_matmul(rows)
+        elif self.bits == 4 and rows.is_cpu and rows.dtype != torch.float64 and self.out_features % 16 == 0:
+            out = self._int4_matmul(rows.to(torch.bfloat16))
         else:
             out = self._add_bias(F.linear(rows, self.dequantize().to(rows.dtype)))
         return out.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
@@ -111,6 +110,24 @@ class QuantizedLinear(nn.Module):
         return f"{self.in_features}, {self.out_features}, bits={self.bits}"
 
 
+class Int8Embedding(nn.Module):
+    """An embedding table in int8 with a scale per row."""
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, table: nn.Embedding):
+        super().__init__()
+        self.num_embeddings = table.num_embeddings
+        quantized, scale = quantize_rows(table.weight.detach().float())
+        self.register_buffer("weight", quantized)
+        self.register_buffer("scale", scale)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids (…) to (…, D)."""
+        return F.embedding(ids, self.weight) * F.embedding(ids, self.scale)
+
+
 class PackedInt8Weight:
     """An int8 weight in oneDNN's blocked layout, with its scale and bias.
 
@@ -124,18 +141,12 @@ class PackedInt8Weight:
         self.zero_points = torch.zeros(layer.out_features, dtype=torch.int32)
         self.rounding_offset = torch.full((layer.in_features,), 1.5 * 2**23 + 128)
         self.bias = None if layer.bias is None else layer.bias.detach().float()
-        self.nonnegative, self.use_native = layer.nonnegative, native.supports(layer.in_features, layer.out_features)
+        self.nonnegative = layer.nonnegative
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Quantize fp32 rows (M, K) and multiply them with the weight: (M, N)."""
-        if self.use_native:
-            return native.dequantize(self.matmul(native.quantize(native.GemmOutput(rows.contiguous()))))
         quantized, absmax = _quantize_rows_unsigned(rows, self.rounding_offset, self.nonnegative)
         return _scale_and_bias(self._matmul(quantized), absmax, self.bias)
-
-    def matmul(self, rows: native.QuantizedRows) -> native.GemmOutput:
-        """Multiply quantized rows (M, K) with the weight; row scales and bias are left to the next native kernel."""
-        return native.GemmOutput(self._matmul(rows.values), rows.scales, self.bias)
 
     def _matmul(self, quantized: Tensor) -> Tensor:
         """uint8 rows (M, K) with zero point 128 times the weight and its scales: (M, N) in fp32."""
