@@ -207,7 +207,7 @@ def test_tokenizer_chat_template_and_special_tokens_are_imported(tmp_path: Path)
         ({"llama__rope__scale_linear": 4.0}, "this type of rotary scaling"),
         ({"llama__attention__causal": False}, "non-causal attention"),
         ({"llama__rope__scaling__attn_factor": 2.0}, "this type of rotary scaling"),
-        ({"llama__logit_scale": 2.0}, "logit_scale: 2.0: this scale or limit"),
+        ({"llama__logit_scale": 2.0}, "logit_scale: 2.0: no support for this scale or limit"),
         ({"llama__vocab_size": 100}, "288 × 256, but 100 × 256"),
         ({"llama__rope__dimension_count": 32}, "a partial rotary embedding"),
     ],
