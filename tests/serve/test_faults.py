@@ -24,7 +24,7 @@ def test_failed_engines_come_back(packaged: dict[str, Model], monkeypatch: pytes
 
 
 def test_an_overloaded_server_refuses_and_finishes_what_it_admitted() -> None:
-    torture.overload(50, 1.0, tokens=32)
+    torture.overload(20, 1.0, tokens=128)
 
 
 def test_mixed_load_leaves_nothing_behind() -> None:

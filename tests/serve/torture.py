@@ -264,14 +264,14 @@ def fail() -> Any:
     raise RuntimeError("a kernel failed")
 
 
-def overload(factor: int, seconds: float, tokens: int = 128) -> bool:
+def overload(factor: int, seconds: float, tokens: int = 256) -> bool:
     """Offer many times what the server can do: the refused hear it at once, the admitted get their texts."""
     from tests.serve.offered_load import offer
 
     settings = "max_waiting: 8\nengine: {max_batch_size: 8}\n"
     with started(["novels-gpt"], settings) as (_, url):
         body = {"prompt": PROMPT, "max_tokens": tokens, "min_tokens": tokens}
-        alone = offer(url, body, clients=8, seconds=min(5, seconds))
+        alone = offer(url, body, clients=8, seconds=min(10, seconds))
         capacity = len(alone.done) / alone.seconds
         result = offer(url, body, rate=factor * capacity, seconds=seconds)
         leftover = metrics(url)
