@@ -283,15 +283,22 @@ def cpu_seconds(pid: int) -> float:
 
 
 def random_model(name: str, folder: Path) -> str:
-    """Save a preset with random weights and novels-gpt's tokenizer; return its folder."""
+    """Save a preset with random weights and novels-gpt's tokenizer, filled up to its vocabulary; return its folder."""
+    import tokenizers
+
     from clearhead.checkpoint import load_model, save_model
     from clearhead.config import preset
     from clearhead.model import build
     from clearhead.predict.find import find_model
+    from clearhead.text import Tokenizer
 
     torch.manual_seed(0)
-    small = load_model(find_model("novels-gpt"))
-    save_model(folder / name, build(preset(name)), small.tokenizers, small.extra)
+    config, small = preset(name), load_model(find_model("novels-gpt"))
+    state = json.loads(small.tokenizers[-1].engine.to_str())
+    vocab = state["model"]["vocab"]
+    vocab.update({f"x{number}": number for number in range(len(vocab), config.target_vocab)})
+    filled = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)))
+    save_model(folder / name, build(config), filled, small.extra)
     return str(folder / name)
 
 
