@@ -55,7 +55,7 @@ def generate_texts(
         outputs = shared_engine(model).generate(rows, config, seeds=seeds, stop=stops.strings if stops else ())
     else:
         outputs = generate(
-            search_network(model, config),
+            step_network(model),
             rows,
             config,
             eos_ids=model.special_tokens.eos_ids,
@@ -99,7 +99,7 @@ def translate_texts(
             outputs = shared_engine(model).generate(rows, config, seeds=seeds, sources=sources, stop=stop_texts)
         else:
             outputs = translate(
-                search_network(model, config),
+                step_network(model),
                 sources,
                 whole_beam(config).model_copy(update={"align": False}),
                 bos_id=model.special_tokens.begin[0],
@@ -143,7 +143,7 @@ def stream_pieces(
     if uses_engine(model, config, draft_model):
         return shared_engine(model).stream(row, config, seed=seed, stop=stops)
     return stream_text(
-        model.inference_network_for(Decoder, "stream"),
+        step_network(model),
         row,
         config,
         model.tokenizer,
@@ -159,17 +159,12 @@ def uses_engine(model: Model, config: GenerationConfig, draft: Draft | None) -> 
     return model.device.type == "cpu" and config.beam == 1 and draft is None and not has_hooks(model.network)
 
 
-def search_network(model: Model, config: GenerationConfig) -> Any:
-    """What beam search or, with a draft, greedy search and sampling run on."""
-    return step_network(model) if config.beam > 1 else model.inference_network
-
-
 def alternative_texts(
     model: Model, text: str, count: int, options: Mapping[str, Any], *, prefix: str = "", seed: int = 0
 ) -> list[GenerationResult]:
     """Complete the text once for each of the `count` most likely next tokens."""
     is_translator = isinstance(model.network, EncoderDecoder)
-    network = model.inference_network_for(EncoderDecoder if is_translator else Decoder, "alternatives")
+    model.check_family(EncoderDecoder if is_translator else Decoder, "alternatives")
     check_number("count", count, 1)
     check_number("seed", seed, 0)
     check_string("prefix", prefix)
@@ -179,7 +174,7 @@ def alternative_texts(
     if source == []:
         raise UserError("alternatives: the text is empty; give some text")
     outputs = alternatives(
-        network, prompt, count, config, eos_ids=model.special_tokens.eos_ids, source=source, seed=seed
+        step_network(model), prompt, count, config, eos_ids=model.special_tokens.eos_ids, source=source, seed=seed
     )
     return [to_result(model, output, prompt[1:] if is_translator else ()) for output in outputs]
 
@@ -243,4 +238,4 @@ def find_draft(model: Model, draft: Model | str | None) -> Draft | None:
             f"draft: {other.label} has another vocabulary than {model.label}; use a model with the same tokenizer, or "
             f"draft={PROMPT_LOOKUP!r}"
         )
-    return DraftModel(other.inference_network)  # type: ignore[arg-type]
+    return DraftModel(step_network(other))
