@@ -40,7 +40,7 @@ class Variant:
     change: Callable[[nn.Module], None] | None = None
     lrs: tuple[float, ...] | None = None  # None: those of the comparison
     warmup: float | None = None
-    smoothing: float = 0.0
+    label_smoothing: float = 0.0
     build: Callable[[], nn.Module] | None = None  # instead of a model of the package
     inputs: Callable[[Forward, Batch], Batch] | None = None  # changes a training batch with the model's own output
 
@@ -53,7 +53,7 @@ class Training:
     batch: int = 32
     lrs: tuple[float, ...] = (1e-3, 3e-3)
     warmup: float = 0.1  # share of the steps
-    clip: float = 1.0
+    grad_clip: float = 1.0
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.98)
 
@@ -65,13 +65,13 @@ def forward(network: nn.Module, batch: Batch) -> Tensor:
     return network(batch["ids"], batch["lengths"]) if "lengths" in batch else network(batch["ids"])
 
 
-def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+def cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Return the mean cross-entropy over the labels that are not IGNORE."""
     counted = labels != IGNORE
     logprobs = logits.float().log_softmax(-1)
     loss = -logprobs.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
-    if smoothing:  # the target distribution is (1 - ε) · one-hot + ε / V
-        loss = (1 - smoothing) * loss - smoothing * logprobs.mean(-1)
+    if label_smoothing:  # the target distribution is (1 - ε) · one-hot + ε / V
+        loss = (1 - label_smoothing) * loss - label_smoothing * logprobs.mean(-1)
     return (loss * counted).sum() / counted.sum().clamp(min=1)
 
 
@@ -195,7 +195,7 @@ class _Step:
         variant: Variant,
     ):
         self.ensemble, self.data, self.order, self.training = ensemble, data, order, training
-        self.smoothing, self.inputs = variant.smoothing, variant.inputs
+        self.label_smoothing, self.inputs = variant.label_smoothing, variant.inputs
         members, device = len(lr), order.device
         sizes = {name: weight.numel() for name, weight in ensemble.weights.items()}
         self.flat = torch.cat([weight.flatten() for weight in ensemble.weights.values()])  # one tensor to update
@@ -253,7 +253,7 @@ class _Step:
             if self.inputs is not None:
                 with torch.no_grad():
                     batch = self.inputs(lambda inputs: self.ensemble._call(weights, buffers, inputs), batch)
-            return cross_entropy(self.ensemble._call(weights, buffers, batch), batch["labels"], self.smoothing)
+            return cross_entropy(self.ensemble._call(weights, buffers, batch), batch["labels"], self.label_smoothing)
 
         losses = vmap(loss, randomness="different")(self.ensemble.weights, self.ensemble.buffers, batch)
         gradients = list(torch.autograd.grad(losses.sum(), self.weights, materialize_grads=True))
@@ -265,7 +265,7 @@ class _Step:
         beta1, beta2 = self.training.betas
         norms = torch._foreach_norm([row for gradient in gradients for row in gradient.unbind()])
         norm = torch.stack(norms).view(len(gradients), -1).norm(dim=0)  # (M,)
-        scale = (self.training.clip / norm.clamp(min=1e-6)).clamp(max=1)
+        scale = (self.training.grad_clip / norm.clamp(min=1e-6)).clamp(max=1)
         gradient = torch.cat([gradient.flatten() for gradient in gradients]).mul_(scale[self.member])
         self.mean.lerp_(gradient, 1 - beta1)
         self.square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
@@ -303,15 +303,15 @@ def _order(examples: int, training: Training, seed: int) -> Tensor:
 
 
 def _schedule(training: Training, warmup: float) -> Tensor:
-    """Return the rate of each step over the bias correction of the mean, the rate, and that of the square: (steps, 3).
+    """Return of each step: the lr over the bias correction of the mean, the lr, and that of the square (steps, 3).
 
-    The rate rises linearly and decays with a cosine to a tenth.
+    The lr rises linearly and decays with a cosine to a tenth.
     """
     step = torch.arange(1, training.steps + 1, dtype=torch.float64)
     rise = (step / max(1.0, warmup * training.steps)).clamp(max=1)
-    rate = rise * (0.55 + 0.45 * torch.cos(math.pi * step / training.steps))
+    lr = rise * (0.55 + 0.45 * torch.cos(math.pi * step / training.steps))
     beta1, beta2 = training.betas
-    return torch.stack([rate / (1 - beta1**step), rate, (1 - beta2**step).rsqrt()], 1).float()
+    return torch.stack([lr / (1 - beta1**step), lr, (1 - beta2**step).rsqrt()], 1).float()
 
 
 def to_device(batch: Batch, device: str) -> Batch:

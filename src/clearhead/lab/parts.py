@@ -230,8 +230,8 @@ class BagOfWords(nn.Module):
             self.vectors.register_buffer("weight", vectors)
 
     def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        real = (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])[..., None]
-        mean = (self.vectors(ids) * real).sum(1, keepdim=True) / lengths[:, None, None]
+        is_token = (torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])[..., None]
+        mean = (self.vectors(ids) * is_token).sum(1, keepdim=True) / lengths[:, None, None]
         return self.output(mean).expand(-1, ids.shape[1], -1)  # (B, T, classes), the same at every token
 
 

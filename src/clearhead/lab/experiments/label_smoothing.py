@@ -29,7 +29,7 @@ def measure(run: Run) -> Results:
     def after(ensemble: Ensemble) -> dict[str, Metrics]:
         return {"": {**bleu(ensemble)[""], "calibration error": ensemble.map(calibration_error, test).tolist()}}
 
-    variants = [Variant(f"ε|{epsilon:g}", smoothing=epsilon) for epsilon in (0.0, 0.1, 0.3)]
+    variants = [Variant(f"ε|{epsilon:g}", label_smoothing=epsilon) for epsilon in (0.0, 0.1, 0.3)]
     return setup.compare(run, variants, after=after)
 
 

@@ -38,7 +38,7 @@ def variant(name: str, dim: int, layers: int) -> Variant:
     settings["head_dim"] = width // int(changes.get("heads", 8))
     if "head_dim" in changes:
         settings["head_dim"] = max(2, int(width // 8 * changes.pop("head_dim")))
-    return Variant(name, {"heads": 8, "dropout": 0.1, **settings, **changes}, smoothing=smoothing)
+    return Variant(name, {"heads": 8, "dropout": 0.1, **settings, **changes}, label_smoothing=smoothing)
 
 
 def measure(run: Run) -> Results:

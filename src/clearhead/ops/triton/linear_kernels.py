@@ -98,25 +98,25 @@ def _dot(
         squares = tl.zeros([block_k // group, 1, words], tl.float32)
         for start in range(0, inputs, block_k):
             groups = (start // group + tl.arange(0, block_k // group))[:, None, None]
-            real = groups < inputs // group
+            valid = groups < inputs // group
             next_w = _load(weight, n, mask, start + block_k, inputs, bits, group, block_k)
             part = tl.zeros([block_k // group, block_n, words], tl.float32)
             sums = tl.zeros([block_k // group, 1, words], tl.float32)
             offsets = tl.zeros([block_k // group, 1, words], tl.float32)
             for index in tl.static_range(32 // bits):
                 k = groups * group + index * words + tl.arange(0, words)[None, None, :]
-                values = tl.load(x + k, mask=real, other=0.0)
+                values = tl.load(x + k, mask=valid, other=0.0)
                 if normed:
                     squares += values * values
-                    values *= tl.load(norm + k, mask=real, other=0.0)
+                    values *= tl.load(norm + k, mask=valid, other=0.0)
                 offsets += _offset(index, bits) * values
                 if bits == 4:
                     sums += values
                 part += _as_float(w, index, bits) * values
             if bits == 4:
                 at = n[None, :, None] * (inputs // group) + groups
-                scale = tl.load(scales + at, mask=mask[None, :, None] & real, other=0.0).to(tl.float32)
-                minimum = tl.load(minimums + at, mask=mask[None, :, None] & real, other=0.0).to(tl.float32)
+                scale = tl.load(scales + at, mask=mask[None, :, None] & valid, other=0.0).to(tl.float32)
+                minimum = tl.load(minimums + at, mask=mask[None, :, None] & valid, other=0.0).to(tl.float32)
                 acc += (part - offsets) * scale + sums * minimum
             else:
                 acc += part - offsets
@@ -173,19 +173,19 @@ def dequantize(
     start, mask = tl.program_id(1) * block_k, n < outputs
     words: tl.constexpr = group * bits // 32
     groups = (start // group + tl.arange(0, block_k // group))[:, None, None]
-    real = mask[None, :, None] & (groups < inputs // group)
+    valid = mask[None, :, None] & (groups < inputs // group)
     w = _load(weight, n, mask, start, inputs, bits, group, block_k)
     if bits == 4:
         at = n[None, :, None] * (inputs // group) + groups
-        scale = tl.load(scales + at, mask=real, other=0.0).to(tl.float32)
-        minimum = tl.load(minimums + at, mask=real, other=0.0).to(tl.float32)
+        scale = tl.load(scales + at, mask=valid, other=0.0).to(tl.float32)
+        minimum = tl.load(minimums + at, mask=valid, other=0.0).to(tl.float32)
     else:
         scale = tl.load(scales + n, mask=mask, other=0.0)[None, :, None]
         minimum = 0.0
     for index in tl.static_range(32 // bits):
         values = (_as_float(w, index, bits) - _offset(index, bits)) * scale + minimum
         at = n[None, :, None] * inputs + groups * group + index * words + tl.arange(0, words)[None, None, :]
-        tl.store(out + at, values.to(out.dtype.element_ty), mask=real)
+        tl.store(out + at, values.to(out.dtype.element_ty), mask=valid)
 
 
 @triton.jit

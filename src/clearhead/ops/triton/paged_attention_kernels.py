@@ -134,16 +134,16 @@ def decode_attention(
         if tl.atomic_add(arrived + row * groups + kv_head, 1, sem="acq_rel") == splits - 1:
             tl.debug_barrier()
             query, part_ids = tl.arange(0, group_power), tl.arange(0, splits)
-            real = query < group
+            valid = query < group
             source = (first + query[None, :]) * splits + part_ids[:, None]  # (splits, group)
-            logsumexp = tl.load(logsumexps + source, mask=real[None, :], other=0.0)
+            logsumexp = tl.load(logsumexps + source, mask=valid[None, :], other=0.0)
             logsumexp = tl.maximum(logsumexp, -1e30)  # of a source without tokens
             weights = tl.exp2(logsumexp - tl.max(logsumexp, 0)[None, :])
             part_at = partials + source[:, :, None] * dim + columns[None, None, :]
-            parts = tl.load(part_at, mask=real[None, :, None], other=0.0)
+            parts = tl.load(part_at, mask=valid[None, :, None], other=0.0)
             out = tl.sum(parts * weights[:, :, None], 0) / tl.sum(weights, 0)[:, None]
             out_at = outs + (first + query[:, None]) * dim + columns[None, :]
-            tl.store(out_at, out.to(outs.dtype.element_ty), mask=real[:, None])
+            tl.store(out_at, out.to(outs.dtype.element_ty), mask=valid[:, None])
             tl.store(arrived + row * groups + kv_head, 0)
 
 
