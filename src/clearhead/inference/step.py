@@ -10,6 +10,7 @@ A decode step has one token per row; a row with several tokens is a chunk of its
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -40,10 +41,11 @@ class PagedKVCache:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros; on a CPU by calloc, which takes no memory for pages until they are written."""
+    """Return zeros; on a CPU in a mapping, which takes no memory for pages until they are written and gives it back."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    return torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **flags), dtype=dtype).view(shape)
 
 
 @dataclass
