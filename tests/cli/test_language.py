@@ -145,7 +145,7 @@ def test_help_errors_and_a_dry_run_are_chinese(tmp_path: Path) -> None:
             "没有名为 'en-dee' 的模型：既不是目录，也不是 `clearhead models` 列出的名称；是不是想写 en-de？"
         ),
         "new nothing.csv": (
-            "nothing.csv 不存在；请放到 data/nothing.csv，或用 CLEARHEAD_DATA 指定含有 nothing.csv 的目录"
+            "nothing.csv 不存在；请检查路径，或放到 data/nothing.csv，或用 CLEARHEAD_DATA 指定含有 nothing.csv 的目录"
         ),
         f"train {damaged.with_suffix('.yaml')} --dry-run": (
             f"{damaged}，第 3 行：不是有效的 UTF-8；请把文件保存为 UTF-8"

@@ -170,7 +170,7 @@ def test_data_in_place_of_a_recipe_prints_a_recipe_and_the_commands(run: Run) ->
     ("arguments", "files", "message"),
     [
         (["train", "gone.csv"], {}, "gone.csv does not exist; give a recipe, or write one for your data with"),
-        (["new", "gone.csv"], {}, "gone.csv does not exist; put it under data/gone.csv"),
+        (["new", "gone.csv"], {}, "gone.csv does not exist; check the path, put it under data/gone.csv"),
         (["new", "empty.csv"], {"empty.csv": ""}, "empty.csv has no records; give a file with content"),
         (["new", "empty.txt"], {"empty.txt": "\n"}, "empty.txt is empty; give a file with content"),
         (["new", "x.csv"], {"x.csv": "a;b\nc;d\n"}, "x.csv: only one column; if another sign than a comma"),

@@ -220,3 +220,17 @@ def test_the_package_names_everything_and_imports_it_lazily() -> None:
         assert getattr(clearhead, name) is not None
     with pytest.raises(AttributeError, match="module 'clearhead' has no attribute 'lod'"):
         clearhead.lod  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_decoder_returns_at_most_n_best_texts() -> None:
+    result = clearhead.load("novels-gpt", "cpu").generate("The old house", max_new_tokens=6, beam=6, n_best=2)
+    assert len(result.candidates) == 2
+
+
+def test_a_text_ends_with_the_positions_unless_its_length_was_asked_for() -> None:
+    model = clearhead.load("novels-gpt", "cpu")
+    prompt = "the " * (model.config.max_positions - 20)
+    assert 0 < len(model.generate(prompt).ids) <= 20
+    assert "".join(model.stream(prompt)) == model.generate(prompt).text
+    with pytest.raises(clearhead.UserError, match="max_new_tokens"):
+        model.generate(prompt, max_new_tokens=256)

@@ -1,6 +1,7 @@
 """LibreTranslate's routes with its own client, and our options."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -113,3 +114,11 @@ def test_other_bodies_are_refused(translating: Running) -> None:
         for content, kind in ((b"\xff=1", "application/x-www-form-urlencoded"), (b"[" * 9999, "application/json")):
             assert client.post("/translate", content=content, headers={"Content-Type": kind}).status_code == 400
         assert client.post("/translate", content=b"{}", headers={"Content-Type": "text/plain"}).status_code == 415
+
+
+def test_a_model_whose_languages_are_unknown_says_how_to_serve_it(packaged: dict[str, Model]) -> None:
+    with serving({"mine": replace(packaged["en-de"], name="mine", folder=None)}) as running, running.client() as client:
+        body = {"q": "Hi!", "source": "en", "target": "de", "model": "mine"}
+        answer = client.post("/translate", json=body)
+    assert answer.status_code == 400
+    assert "like en-de" in answer.text

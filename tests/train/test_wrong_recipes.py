@@ -78,9 +78,9 @@ def write(folder: Path, settings: dict[str, Any]) -> str:
             ["copy", "train.average_checkpoints=5"],
             "copy: train: average_checkpoints: 5 checkpoints, but only 3 are kept; raise keep_checkpoints",
         ),
-        (["copy", "--device", "cuda"], "device: cuda was requested, but torch sees no GPU here; use device=cpu"),
+        (["copy", "--device", "cuda"], "device: cuda was requested, but torch sees no GPU here; use cpu"),
         (["copy", "--device", "abacus"], "device: 'abacus' is not a device; use auto, cpu, cuda or cuda:0"),
-        (["copy", "--device", "mps"], "device: mps was requested, but torch sees no Apple GPU here; use device=cpu"),
+        (["copy", "--device", "mps"], "device: mps was requested, but torch sees no Apple GPU here; use cpu"),
         (
             ["multi30k-en-de"],
             "multi30k/train.en.gz does not exist; run: clearhead data multi30k, or set CLEARHEAD_DATA ",
@@ -121,7 +121,7 @@ SMALL = FAMILIES["translator"] | {"train": TRAIN}
         ),
         (
             {"data": SMALL["data"] | {"valid": {"format": "parallel", "files": ["missing.en", "missing.de"]}}},
-            "missing.en does not exist; put it under data/missing.en, or set CLEARHEAD_DATA to the folder that has",
+            "missing.en does not exist; check the path, put it under data/missing.en, or set CLEARHEAD_DATA",
         ),
         (
             {"train": TRAIN | {"freeze": ["encodr.*"]}},

@@ -50,7 +50,12 @@ def generate(
         typer.Option(min=0, max=1, help="Drop tokens below this fraction of the highest probability."),
     ] = None,
     repetition_penalty: Annotated[float, typer.Option(min=0.01, max=100, help="Repetition penalty; 1 is off.")] = 1.0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, max=1 << 20, help="Maximum tokens to generate.")] = 200,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=1 << 20, help="Maximum tokens to generate. Default: 256, or what the context has left."
+        ),
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, max=1024, help="Samples per prompt.")] = 1,
     stop: Annotated[list[str] | None, typer.Option(help="Stop at this string; repeatable.")] = None,
     draft: Annotated[
@@ -76,7 +81,9 @@ def generate(
     if temperature is None:
         sampled = samples > 1 or any(value is not None for value in (seed, *filters.values()))
         temperature = DEFAULT_TEMPERATURE if sampled else 0.0
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed or 0}
+    options: dict[str, Any] = {"temperature": temperature, "seed": seed or 0}
+    if max_new_tokens is not None:
+        options["max_new_tokens"] = max_new_tokens
     if temperature:
         options |= {"top_p": DEFAULT_TOP_P, "samples": samples}
         options |= {name: value for name, value in filters.items() if value is not None}

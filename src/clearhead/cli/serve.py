@@ -43,6 +43,7 @@ def serve(
     try:
         from clearhead.serve.app import create_app
         from clearhead.serve.keys import Keys
+        from clearhead.serve.languages import translators
         from clearhead.serve.server import bind, check_address, run
     except ModuleNotFoundError as error:
         raise UserError(f"serve needs {error.name}; run: pip install 'clearhead[serve]'") from None
@@ -55,6 +56,14 @@ def serve(
     names = served_names(models)
     listener = bind(settings)  # before minutes of loading
     app = create_app(load_models(names, device, dtype), settings, keys)
+    known = {each.served.name for each in translators(app.state.registry)}
+    for name, served in app.state.registry.models.items():
+        if "translate" in served.commands and name not in known:
+            model = names[name]
+            echo(
+                f"{name}: /translate does not know its languages; serve it as en-de={model}, or whatever they are",
+                err=True,
+            )
     bound, bound_port = listener.getsockname()[:2]
     address = f"[{bound}]" if ":" in bound else bound
     _log_requests()

@@ -21,11 +21,12 @@ def find_file(name: str, source_url: str = "") -> Path:
     for path in _places(name):
         if os.path.exists(path):  # Path.exists raises if a folder is not searchable
             return path
-    fix = f"put it under data/{name}, or set CLEARHEAD_DATA to the folder that has {name}"
+    below = name.removeprefix("data/")
+    fix = f"check the path, put it under data/{below}, or set CLEARHEAD_DATA to the folder that has {below}"
     if Path(name).is_absolute():
         fix = "check the path"
-    elif (dataset := name.partition("/")[0]) in public_datasets():
-        fix = f"run: clearhead data {dataset}, or set CLEARHEAD_DATA to the folder that has {name}"
+    elif (dataset := below.partition("/")[0]) in public_datasets():
+        fix = f"run: clearhead data {dataset}, or set CLEARHEAD_DATA to the folder that has {below}"
     raise UserError(f"{name} does not exist; {fix}" + (f"; it is published at {source_url}" if source_url else ""))
 
 

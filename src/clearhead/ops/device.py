@@ -16,7 +16,7 @@ def choose_device(name: str, local: int = 0) -> torch.device:
     except RuntimeError:
         raise UserError(f"device: {name!r} is not a device; use auto, cpu, cuda or cuda:0") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("device: cuda was requested, but torch sees no GPU here; use device=cpu")
+        raise UserError("device: cuda was requested, but torch sees no GPU here; use cpu")
     if device.type == "cuda" and (device.index or local) >= torch.cuda.device_count():
         raise UserError(
             f"device: {name} was requested, but there are {torch.cuda.device_count()} GPUs; use a lower number"
@@ -24,7 +24,7 @@ def choose_device(name: str, local: int = 0) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", local)
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError("device: mps was requested, but torch sees no Apple GPU here; use device=cpu")
+        raise UserError("device: mps was requested, but torch sees no Apple GPU here; use cpu")
     if device.type not in ("cuda", "cpu", "mps"):
         raise UserError(f"device: {name!r} is not supported; use auto, cpu, cuda or cuda:0")
     return device

@@ -24,7 +24,7 @@ from clearhead.model import Decoder, EncoderDecoder
 from clearhead.predict.align import align_words, alignment_heads
 from clearhead.predict.check_arguments import check_ids, check_number, check_string
 from clearhead.predict.engines import shared_engine, step_network
-from clearhead.predict.requests import check_sizes, generation_config, requests
+from clearhead.predict.requests import check_sizes, generation_config, needed_tokens, requests
 from clearhead.predict.results import GenerationResult, Translation, ranked
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def generate_texts(
     check_number("seed", seed, 0)
     stops, draft_model = stop_strings(model, stop), find_draft(model, draft)
     request_list = requests(model, prompts, options)
-    config = whole_beam(request_list[0].config if request_list else generation_config(model, options))
+    wanted = request_list[0].config if request_list else generation_config(model, options)
+    config = whole_beam(wanted)
     if config.align:
         raise UserError("align: only a translator has a source to align with; set it to false")
     rows, seeds = [request.prompt for request in request_list], [seed + number for number in range(len(request_list))]
@@ -63,7 +64,7 @@ def generate_texts(
             stop_strings=stops,
             draft=draft_model,
         )
-    return [ranked([to_result(model, output, stops=stops) for output in row], config.n_best) for row in outputs]
+    return [ranked([to_result(model, output, stops=stops) for output in row], wanted.n_best) for row in outputs]
 
 
 def translate_texts(
@@ -138,7 +139,7 @@ def stream_pieces(
     else:
         check_ids("stream", prompt)
         row, config = list(prompt), generation_config(model, options)
-        check_sizes(model, "prompt", [row], config.max_new_tokens)
+        check_sizes(model, "prompt", [row], needed_tokens(config, options))
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     if uses_engine(model, config, draft_model):
         return shared_engine(model).stream(row, config, seed=seed, stop=stops)

@@ -71,9 +71,8 @@ def requests(
     """Return a request for each text: a prompt or, for a translator, a source; options as GenerationConfig."""
     if not isinstance(model.network, EncoderDecoder):
         config = generation_config(model, options)
-        return [
-            PreparedRequest(row, None, config) for row in encode_checked_prompts(model, texts, config.max_new_tokens)
-        ]
+        rows = encode_checked_prompts(model, texts, needed_tokens(config, options))
+        return [PreparedRequest(row, None, config) for row in rows]
     languages, options = split_languages(options)
     before, target_language = language_ids(model, languages)
     begin = [*model.special_tokens.begin, *target_language]
@@ -112,6 +111,11 @@ def encode_prompts(model: Model, texts: Sequence[str]) -> list[list[int]]:
     """Prompts as ids, starting with BOS if the model has one."""
     begin = model.special_tokens.begin
     return [[*begin, *ids] for ids in model.tokenizer.encode_batch(normalize_texts(model, texts))]
+
+
+def needed_tokens(config: GenerationConfig, options: Mapping[str, Any]) -> int:
+    """How many new tokens must fit: those that were asked for; by default, a text may end where the positions do."""
+    return config.max_new_tokens if "max_new_tokens" in options else max(1, config.min_new_tokens)
 
 
 def encode_checked_prompts(model: Model, texts: Sequence[str], max_new_tokens: int) -> list[list[int]]:

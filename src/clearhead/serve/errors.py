@@ -109,13 +109,17 @@ async def _internal(request: Request, error: Exception) -> JSONResponse:
 
 def describe(problems: Sequence[Any]) -> tuple[str, str | None]:
     """The first problem of a body that does not match its schema, and the key concerned."""
+    if problems[0]["type"] == "json_invalid":
+        place = problems[0]["loc"][-1]
+        return (f"invalid JSON at character {place}; check it" if isinstance(place, int) else NO_OBJECT), None
+    problems = sorted(problems, key=lambda each: each["type"] != "extra_forbidden")  # often the name of a missing key
     same = [each for each in problems if _place(each)[:1] == _place(problems[0])[:1]]
     # Of a text or a list of texts, the form that was meant is the one whose type is not wrong.
     problem = next((each for each in same if not each["type"].endswith("_type")), problems[0])
     key = ".".join(_place(problem))[:100] or None
     if problem["type"] == "extra_forbidden" or problem.get("ctx", {}).get("max_length") == 0:
         return f"{key}: not supported; leave it out", key
-    if key is None and (problem["type"].endswith("_type") or problem["type"] in ("json_invalid", "missing")):
+    if key is None and (problem["type"].endswith("_type") or problem["type"] == "missing"):
         return NO_OBJECT, None
     if problem["type"] == "missing":
         return f"{key}: missing; add it", key

@@ -61,6 +61,9 @@ def find_translator(registry: Registry, model: str | None, source: str, target: 
     for each in able:
         if source in each.sources and target in each.targets and source != target:
             return each
+    if model is not None and not able:
+        message = "model: its languages are not known; serve it under a name that ends with them, like en-de"
+        raise ApiError(400, message, param="model")
     if not any(source in each.sources for each in able):
         raise ApiError(400, "source: this language is not served; /languages lists those that are", param="source")
     raise ApiError(400, "target: not served for this source; /languages lists all pairs", param="target")
