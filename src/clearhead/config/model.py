@@ -90,7 +90,7 @@ class ModelConfig(Settings):
         "none"  # output: lm_head with its embedding; all: both embeddings and lm_head
     )
     scale_embedding: bool = False  # multiply embeddings by √dim, as in the paper
-    segments: int = Field(default=0, ge=0, le=1024)  # BERT's token types; 0: none
+    segments: int = Field(default=0, ge=0, le=1024)  # BERT's token types; with 0 or 1, pairs have none
     embedding_norm: bool = False  # BERT's LayerNorm after the embeddings
     first_norm: bool = True  # false: layer 0 has no attention norm, as its input is normalized (ModernBERT)
     outputs: Annotated[tuple[Output, ...], BeforeValidator(as_tuple)] = ("lm",)

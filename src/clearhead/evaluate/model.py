@@ -115,7 +115,7 @@ def _evaluate_masked_language_model(model: Model, data: DataConfig, corpora: Seq
             for cpu_batch in step.batches:
                 batch = cpu_batch.to(model.device)
                 lengths, documents = batch.get("ids_lengths"), batch.documents.get("ids")
-                segments = batch["segments"] if model.config.segments else None
+                segments = batch["segments"] if model.config.segments > 1 else None
                 hidden = model.network.encode(batch["ids"], lengths, documents=documents, segments=segments)
                 masked = batch["labels"] != IGNORED
                 logits, labels = model.network.logits(hidden[masked]).float(), batch["labels"][masked]

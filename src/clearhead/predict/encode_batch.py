@@ -134,7 +134,7 @@ def _hidden(model: Model, rows: Sequence[Row]) -> tuple[Tensor, Documents]:
         return network.decode(ids, documents=documents), documents
     assert isinstance(network, Encoder)
     segments = None
-    if model.config.segments:
+    if model.config.segments > 1:
         starts = torch.tensor([row.boundary for row in rows], device=model.device)
         segments = (documents.positions >= starts[documents.index]).long()[None]
     return network.encode(ids, documents=documents, segments=segments), documents

@@ -49,7 +49,7 @@ def inspect_text(model: Model, text: str, target: str | None = None, top: int = 
         return inspect_network(network, None, _tokens(tokenizer, ids), show, top=top)
     row = _row(model, text, target)
     segments = None
-    if model.config.segments:
+    if model.config.segments > 1:
         segments = (torch.arange(len(row.ids), device=model.device) >= row.boundary).long()[None]
     return inspect_network(network, _tokens(tokenizer, row.ids), None, show, top=top, segments=segments)
 

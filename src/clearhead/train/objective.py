@@ -131,7 +131,7 @@ class Objective(nn.Module):
         """Hidden states of one side, from an encoder or a decoder: (B, T, D), or (1, N, D) packed."""
         lengths, documents = batch.get(f"{side}_lengths"), batch.documents.get(side)
         if isinstance(self.network, Encoder):
-            segments = batch.get("segments") if self.network.config.segments else None
+            segments = batch.get("segments") if self.network.config.segments > 1 else None
             return self.network.encode(batch[side], lengths, documents=documents, segments=segments)
         return cast(Decoder, self.network).decode(batch[side], lengths, documents=documents)
 

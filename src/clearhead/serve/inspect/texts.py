@@ -186,7 +186,9 @@ class ExploredModel:
             _check_length("text", sum(map(len, encoded)), max_length(model) - 3)
             ids, boundary = add_special_tokens(self.tokenizer, max_length(model), *encoded)
         _check_length("text", len(ids), model.config.max_positions)
-        segments = tuple(int(position >= boundary) for position in range(len(ids))) if model.config.segments else None
+        segments = None
+        if model.config.segments > 1:
+            segments = tuple(int(position >= boundary) for position in range(len(ids)))
         side = _side(self.tokenizer, model, ids, texts)
         return TextTrace(trace_network(network, ids, None, segments), side, None, segments, None)
 
