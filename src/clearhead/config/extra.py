@@ -42,6 +42,7 @@ class Extra(Settings):
     begin: list[TokenId] | None = Field(default=None, max_length=256)
     eos_ids: list[TokenId] | None = Field(default=None, max_length=256)
     pad: TokenId | None = None
+    source_begin: list[TokenId] | None = Field(default=None, max_length=256)
     source_end: bool | None = None
     languages: dict[str, TokenId] | None = Field(default=None, max_length=1000)
     src_lang: str | None = Field(default=None, max_length=40)

@@ -70,9 +70,10 @@ class Words:
 
 
 def source_words(model: Model, text: str) -> Words:
-    """The words of a source; its end token belongs to none."""
+    """The words of a source; its begin token, language code and end token belong to none."""
     [text] = normalize_texts(model, [text])
-    return Words(text, [(start, end) for _, start, end in model.tokenizer.offsets(text)])
+    before = len(model.special_tokens.source_begin) + bool(model.extra.get("languages"))
+    return Words(text, [(0, 0)] * before + [(start, end) for _, start, end in model.tokenizer.offsets(text)])
 
 
 def target_words(tokenizer: Tokenizer, ids: Sequence[int]) -> Words:

@@ -33,6 +33,7 @@ class SpecialTokens(Settings):
 
     begin: Ids = ()  # before a prompt or, of a translator, before the target
     eos_ids: Ids = ()  # any of them ends a text
+    source_begin: Ids = ()  # before a source
     source_end: bool = True  # whether a source ends with an end token
     banned_ids: TokenSequences = ()  # never generated
 
@@ -54,6 +55,8 @@ def special_tokens_of(model: Model) -> SpecialTokens:
         eos_ids = eos_ids or (model.tokenizers[-1].id("end"),)
     elif "begin" not in given:
         begin = (roles["begin"],) if "begin" in roles else (roles["end"],) if "end" in roles else ()
+    if any(token >= model.config.source_vocab for token in tokens.source_begin):
+        raise UserError("config.json: source_begin: a token is outside the vocabulary; fix config.json")
     return tokens.model_copy(update={"begin": begin, "eos_ids": eos_ids})
 
 
@@ -75,6 +78,7 @@ def requests(
         return [PreparedRequest(row, None, config) for row in rows]
     languages, options = split_languages(options)
     before, target_language = language_ids(model, languages)
+    before = [*model.special_tokens.source_begin, *before]
     begin = [*model.special_tokens.begin, *target_language]
     end = [model.tokenizer.id("end")] if model.special_tokens.source_end else []
     encoded = model.tokenizer.encode_batch(normalize_texts(model, texts))

@@ -154,6 +154,8 @@ def _vocabulary(spec: Any, loaded: LoadedModel) -> None:
         spec.register_vocabulary(target)
         return
     spec.config.decoder_start_token = target[begin[0]]
+    if source_begin := loaded.extra.get("source_begin"):
+        spec.config.bos_token, spec.config.add_source_bos = target[source_begin[0]], True
     spec.config.add_source_eos = loaded.extra.get("source_end", True)
     spec.register_source_vocabulary(vocabulary_list(tokenizers[0], config.source_vocab))
     spec.register_target_vocabulary(target)

@@ -32,6 +32,7 @@ TOKEN_NAMES = {  # our roles to Hugging Face's names
     "class": "cls_token",
     "separator": "sep_token",
 }
+BART_CLASSES = ("BartTokenizer", "BartTokenizerFast")
 
 
 def read_hf_tokenizer(folder: Path) -> tuple[Tokenizer, ...]:
@@ -74,6 +75,9 @@ def special_ids(folder: Path, fields: Fields, config: ModelConfig, tokenizers: t
             settings = Fields(disk.read_json(file) if file.is_file() else {}, file)
             extra |= {"languages": languages} | default_languages(settings, languages, forced)
             forced = []
+        if tokenizers:  # a language code of the post-processor is chosen for every text
+            prefix = _prefix_ids(tokenizers[0], folder / SHARED_TOKENIZER[0]) or _prefix_of_class(folder, tokenizers[0])
+            extra["source_begin"] = [each for each in prefix if each not in languages.values()]
         extra["begin"] = ids("decoder_start_token_id")[:1] + forced
         banned = generation.get("bad_words_ids", fields.data.get("bad_words_ids"))
         extra["banned_ids"] = _valid_sequences(banned, config.target_vocab)
@@ -116,6 +120,14 @@ def _prefix_of_step(step: dict[str, Any], where: Path) -> list[int]:
     if unknown := set(names) - step.get("special_tokens", {}).keys():
         raise UserError(f"{where}: post_processor: {min(unknown)!r:.40} is not one of its special tokens")
     return [number for name in names for number in step["special_tokens"][name]["ids"]]
+
+
+def _prefix_of_class(folder: Path, tokenizer: Tokenizer) -> list[int]:
+    """Return what transformers' class puts before a text when tokenizer.json has no post-processor."""
+    file = folder / "tokenizer_config.json"
+    settings = Fields(disk.read_json(file) if file.is_file() else {}, file)
+    is_bart = settings.string("tokenizer_class", "") in BART_CLASSES
+    return [tokenizer.vocabulary["<s>"]] if is_bart and "<s>" in tokenizer.vocabulary else []
 
 
 def chat_template(folder: Path) -> str | None:

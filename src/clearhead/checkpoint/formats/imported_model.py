@@ -16,9 +16,10 @@ from clearhead.text import Tokenizer
 class ImportedModel(NamedTuple):
     """A foreign model with the additional keys of config.json.
 
-    `extra` may have `begin` (ids before every text), `eos_ids`, `source_end` (False: sources have no end token),
-    `languages` (codes to ids), `src_lang` and `tgt_lang` (those to use by default), `banned_ids` (sequences of ids that
-    are never generated), `pad`, `chat_template`, `sampling`, `task`, `labels`, `pooling`, `normalized`, `max_length`.
+    `extra` may have `begin` (ids before every text), `eos_ids`, `source_begin` (ids before every source), `source_end`
+    (False: sources have no end token), `languages` (codes to ids), `src_lang` and `tgt_lang` (those to use by default),
+    `banned_ids` (sequences of ids that are never generated), `pad`, `chat_template`, `sampling`, `task`, `labels`,
+    `pooling`, `normalized`, `max_length`.
     """
 
     config: ModelConfig
