@@ -5,9 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import clearhead
+from clearhead.config import preset
 from clearhead.errors import UserError
+from clearhead.interpret import capture_attention
+from clearhead.model import build
 from clearhead.predict import load
 from tests.cli.models import make
 from tests.predict.task_models import task_model
@@ -51,6 +55,8 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[[Any
         "similar top": lambda wrong: vectors.similar("a", ["b"], top=wrong),
         "logits": lambda wrong: gpt.logits(wrong),
         "inspect": lambda wrong: gpt.inspect(wrong),
+        "inspect top": lambda wrong: gpt.inspect("a", top=wrong),
+        "inspect target": lambda wrong: tr.inspect("a", 5 if wrong is None else wrong),
         "save": lambda wrong: gpt.save(wrong),
         "export": lambda wrong: gpt.export(wrong),
         "export to": lambda wrong: gpt.export(folder / "out", to=wrong),
@@ -67,6 +73,7 @@ VALID = {  # of the values above, those that these accept
     "fill top": (5,),
     "answer top": (5,),
     "similar top": (5,),
+    "inspect top": (5,),
     "tag": ([["a"]],),  # a list of words
 }
 
@@ -91,3 +98,49 @@ def test_the_error_names_the_type(tmp_path: Path) -> None:
     model = load(make(tmp_path / "tr", "tiny-translator"), "cpu")
     with pytest.raises(UserError, match="translate: int is not a text; give a string, or a list of strings"):
         model.translate(5)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("ids", "target_ids", "message"),
+    [
+        ([[1.0, 2.0]], None, "ids: float32 is not a type of token ids; use int64"),
+        ([[True]], None, "ids: bool is not a type"),
+        ([1, 2], None, r"ids: shape \(2,\); give rows of at least one token"),
+        ([[]], None, "ids: float32"),
+        ([[-1]], None, "ids: token -1 is outside the vocabulary; give ids from 0 to"),
+        ([[1 << 20]], None, "ids: token 1048576 is outside the vocabulary"),
+        ([[1] * 9999], None, "ids: 9,999 tokens, but the model has .* positions; shorten the rows"),
+        ([[1]], [[1]], "target_ids: .* is a decoder, which reads ids only; leave target_ids out"),
+    ],
+)
+def test_ids_that_a_network_cannot_read(ids: Any, target_ids: Any, message: str, tmp_path: Path) -> None:
+    model = load(make(tmp_path / "gpt", "tiny-gpt"), "cpu")
+    with pytest.raises(UserError, match=message):
+        model.logits(torch.tensor(ids), None if target_ids is None else torch.tensor(target_ids))
+    assert torch.equal(model.logits(torch.tensor([[1, 2]])), model.logits(torch.tensor([[1, 2]], dtype=torch.uint8)))
+
+
+def test_rows_of_ids_and_prefixes_that_are_not_equally_many(tmp_path: Path) -> None:
+    model = load(make(tmp_path / "tr", "tiny-translator"), "cpu")
+    with pytest.raises(UserError, match="target_ids: 1 rows, but ids have 2; give equally many"):
+        model.logits(torch.tensor([[1], [2]]), torch.tensor([[1]]))
+    with pytest.raises(UserError, match="target_ids: token 1048576 is outside the vocabulary"):
+        model.logits(torch.tensor([[1]]), torch.tensor([[1 << 20]]))
+    with pytest.raises(UserError, match="prefix: 2 texts, but 1 prefixes; give one for each, or none"):
+        model.translate(["a", "b"], prefix=["x"])
+
+
+def test_prompts_of_ids_outside_the_vocabulary(tmp_path: Path) -> None:
+    model = load(make(tmp_path / "gpt", "tiny-gpt"), "cpu")
+    with pytest.raises(UserError, match="prompt: token 99999999 is outside the vocabulary"):
+        list(model.stream([99999999], max_new_tokens=2))
+    with pytest.raises(UserError, match="prompt: no token ids; give at least one"):
+        list(model.stream([], max_new_tokens=2))
+
+
+def test_names_in_place_of_a_config_or_a_network() -> None:
+    with pytest.raises(UserError, match=r"build: str is not a ModelConfig; get one with preset\('tiny-gpt'\)"):
+        build("tiny-gpt")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="capture_attention: str is not a model"), capture_attention("x"):  # type: ignore[arg-type]
+        pass
+    build(preset("tiny-gpt", ["vocab_size=300"]), "meta")

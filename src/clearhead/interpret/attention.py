@@ -87,6 +87,8 @@ def capture_attention(network: nn.Module) -> Iterator[AttentionTraces]:
     attention dropout. The passes themselves do not change; memory grows with T × S of every pass.
     """
     network = getattr(network, "network", network)  # a Model holds its network
+    if not isinstance(network, nn.Module):
+        raise UserError(f"capture_attention: {type(network).__name__} is not a model; load one, or pass its network")
     layers = {name: module for name, module in network.named_modules() if isinstance(module, Attention)}
     if any(isinstance(layer, FusedAttention) for layer in layers.values()):
         raise UserError(

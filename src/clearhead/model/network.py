@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.config import ModelConfig
+from clearhead.errors import UserError
 from clearhead.model.cache import KVCache
 from clearhead.model.heads import Heads
 from clearhead.model.init_weights import init_weights
@@ -202,6 +203,8 @@ FAMILIES: dict[str, type[Network]] = {"encoder-decoder": EncoderDecoder, "encode
 
 def build(config: ModelConfig, device: torch.device | str | None = None) -> Network:
     """Build the network of a config with newly initialized weights; on the device `meta`, without weights."""
+    if not isinstance(config, ModelConfig):
+        raise UserError(f"build: {type(config).__name__} is not a ModelConfig; get one with preset('tiny-gpt')")
     with torch.device(device or torch.get_default_device()):
         network = FAMILIES[config.family](config)
     if not next(network.parameters()).is_meta:

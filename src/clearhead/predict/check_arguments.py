@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,18 @@ def texts_of(command: str, texts: Any) -> list[Any]:
 
 def check_ids(name: str, ids: Any) -> None:
     """Refuse what is not a sequence of token ids."""
-    is_list = isinstance(ids, Iterable) and not isinstance(ids, str | bytes | Mapping)
+    is_list = isinstance(ids, Collection) and not isinstance(ids, str | bytes | Mapping)
     if not is_list or not all(isinstance(each, Integral) for each in ids):
         raise UserError(f"{name}: {_kind(ids)} is neither a text nor a list of token ids; give one of them")
+
+
+def check_prompt_ids(ids: Any, vocab: int) -> None:
+    """Refuse a prompt that is no sequence of ids of the vocabulary, or has none."""
+    check_ids("stream", ids)
+    if not len(ids):
+        raise UserError("prompt: no token ids; give at least one")
+    if (wrong := next((each for each in ids if not 0 <= each < vocab), None)) is not None:
+        raise UserError(f"prompt: token {wrong} is outside the vocabulary; give ids from 0 to {vocab - 1}")
 
 
 def _kind(value: Any) -> str:

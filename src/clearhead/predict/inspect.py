@@ -10,6 +10,7 @@ import torch
 from clearhead.errors import UserError
 from clearhead.interpret import Inspection, Tokens, inspect_network
 from clearhead.model import Decoder, EncoderDecoder
+from clearhead.predict.check_arguments import check_number, check_string
 from clearhead.predict.encode_batch import Row, check_text, rows
 from clearhead.predict.engines import reference_network
 from clearhead.predict.export import require_unquantized
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
 def inspect_text(model: Model, text: str, target: str | None = None, top: int = 5) -> Inspection:
     """Inspect one pass of the reference network over a text (and a target)."""
-    if top < 1:
-        raise UserError(f"top: {top} is too small; use 1 or more")
+    check_number("top", top, 1)
+    if target is not None:
+        check_string("target", target)
     check_text(0, text)
     require_unquantized(model, "inspect")
     network, tokenizer = reference_network(model), model.tokenizers[-1]

@@ -20,13 +20,14 @@ from clearhead.config.data import DataConfig
 from clearhead.config.model import supported_commands
 from clearhead.errors import UserError
 from clearhead.inference import has_hooks, optimize_for_inference
-from clearhead.model import EncoderDecoder, Network
+from clearhead.model import Network
 from clearhead.predict.answer import answer
-from clearhead.predict.check_arguments import as_path, check_string, texts_of
+from clearhead.predict.check_arguments import as_path, check_prompt_ids, check_string, texts_of
 from clearhead.predict.classify import classify, regress
 from clearhead.predict.embed import Vectors, embed, nearest
 from clearhead.predict.fill import fill
 from clearhead.predict.generate_texts import alternative_texts, generate_texts, stream_pieces, translate_texts
+from clearhead.predict.logits import logits
 from clearhead.predict.options import EngineOptions, GenerationOptions, TranslationOptions
 from clearhead.predict.requests import SpecialTokens, encode_prompts, special_tokens_of
 from clearhead.predict.results import Answer, Classification, GenerationResult, MaskFill, Match, Tagging, Translation
@@ -153,6 +154,8 @@ class Model:
         **options: Unpack[GenerationOptions],
     ) -> Iterator[str]:
         """Yield the text of `generate` in pieces as they are generated; a prompt of ids is used as is."""
+        if not isinstance(prompt, str):
+            check_prompt_ids(prompt, self.config.target_vocab)
         return stream_pieces(self, prompt, options, seed=seed, stop=stop, draft=draft)
 
     def alternatives(
@@ -287,15 +290,7 @@ class Model:
 
     def logits(self, ids: Tensor, target_ids: Tensor | None = None) -> Tensor:
         """Logits (B, T, V) of the reference network for ids (B, T); a translator also needs target ids."""
-        for given in (ids,) if target_ids is None else (ids, target_ids):
-            if not isinstance(given, Tensor):
-                raise UserError(f"logits: {type(given).__name__} is not a tensor; give ids as torch.tensor([[…]])")
-        with torch.inference_mode():
-            if isinstance(self.network, EncoderDecoder):
-                if target_ids is None:
-                    raise UserError("logits: a translator needs target_ids, too; give the decoder's input")
-                return self.network(ids.to(self.device), target_ids.to(self.device))
-            return self.network(ids.to(self.device))
+        return logits(self, ids, target_ids)
 
     def inspect(self, text: str, target: str | None = None, *, top: int = 5) -> Inspection:
         """Attention, Q/K/V, per-head updates and the logit lens of one pass; see `clearhead.interpret.Inspection`.

@@ -89,7 +89,7 @@ def requests(
             raise InvalidText(number, f"{len(source):,} tokens, but the model has {positions:,} positions; shorten it")
     starts = [""] * len(texts) if prefixes is None else prefixes
     if len(starts) != len(texts):
-        raise ValueError(f"{len(texts)} texts, but {len(starts)} prefixes; give one for each, or none")
+        raise UserError(f"prefix: {len(texts)} texts, but {len(starts)} prefixes; give one for each, or none")
     targets = [[*begin, *ids] for ids in model.tokenizers[-1].encode_batch(normalize_texts(model, starts))]
     check_sizes(model, "prefix", targets)
     config = GenerationConfig.build({**options, "max_new_tokens": positions})
