@@ -197,3 +197,19 @@ def test_unfamiliar_texts_are_counted_in_one_warning(models: Path) -> None:
     for warning, (code, output, errors) in zip(warnings.values(), results, strict=True):
         assert (code, output.count("\n")) == (0, 3)
         assert errors == (f"warning: standard input: 2 of 3 lines: {warning}\n" if warning else "")
+
+
+def test_a_column_number_that_the_first_line_lacks_stops_before_any_output(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("1,good\n2,bad\n", encoding="utf-8")
+    arguments = ["translate", "en-de", "--file", "in.csv", "--column", "9", "--out", "out.csv"]
+    [(code, _, errors)] = calls([(arguments, b"")], tmp_path)
+    assert (code, errors) == (2, "clearhead: in.csv: no column 9; the first line has 2, counted from 1\n")
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_a_quote_that_is_never_closed_is_reported_where_it_opens(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text('text\nok\n"open\nmore\n', encoding="utf-8")
+    arguments = ["translate", "en-de", "--file", "in.csv", "--column", "text"]
+    [(code, _, errors)] = calls([(arguments, b""), (["new", "in.csv"], b"")], tmp_path)[:1]
+    assert code == 2
+    assert "in.csv, line 3: unexpected end of data" in errors

@@ -94,7 +94,7 @@ class RecordReader:
                     yield first, row
                 first = reader.line_num + 1
         except csv.Error as error:
-            raise UserError(f"{self.name}, line {reader.line_num}: {error}; check the quotation marks") from None
+            raise UserError(f"{self.name}, line {first}: {error}; check the quotation marks of this row") from None
 
     def _table(self) -> Iterator[Record]:
         rows = self._rows()
@@ -103,6 +103,9 @@ class RecordReader:
             indices = [int(column) - 1 for column in self.columns]  # numbers: there is no header
         width = 0
         for number, row in rows:
+            if not width and indices is not None and max(indices) >= len(row):
+                wrong, columns = max(indices) + 1, len(row)
+                raise UserError(f"{self.name}: no column {wrong}; the first line has {columns}, counted from 1")
             width = width or len(row)
             if indices is None:
                 self.header = row

@@ -158,7 +158,7 @@ def _table(path: Path, corpus: Corpus, columns: tuple[str, ...]) -> Iterator[Rec
                 )
             yield Record(Location(str(path), number), tuple(row[index] for index in indices))
     except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}: {error}; check the quotation marks") from None
+        raise UserError(f"{path}, line {lines.first}: {error}; check the quotation marks of this row") from None
 
 
 class _CsvLines:
@@ -166,6 +166,7 @@ class _CsvLines:
 
     def __init__(self, path: Path):
         self.path, self.row_chars = path, 0
+        self.first = 1  # line of the row that is read now
 
     def __iter__(self) -> Iterator[str]:
         for number, line in _lines(self.path, MAX_RECORD_BYTES):
@@ -177,10 +178,10 @@ class _CsvLines:
                 )
             yield line + "\n"
 
-    def rows(self, reader: Iterable[list[str]]) -> Iterator[list[str]]:
-        """Yield the rows, starting to count again after each."""
+    def rows(self, reader: Any) -> Iterator[list[str]]:
+        """Yield the rows of a csv.reader, starting to count again after each."""
         for row in reader:
-            self.row_chars = 0
+            self.row_chars, self.first = 0, reader.line_num + 1
             yield row
 
 

@@ -239,11 +239,14 @@ def _table_rows(path: Path, format: str, sample: _Sample) -> Iterator[list[str]]
     if format == "tsv":
         yield from (line.rstrip("\n").split("\t") for line in lines() if line.strip())
         return
-    reader = csv.reader(lines(), strict=True)
+    reader, first = csv.reader(lines(), strict=True), 1
     try:
-        yield from (row for row in reader if any(row))
+        for row in reader:
+            first = reader.line_num + 1
+            if any(row):
+                yield row
     except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num}: {error}; check the quotation marks") from None
+        raise UserError(f"{path}, line {first}: {error}; check the quotation marks of this row") from None
 
 
 def _is_header(rows: list[list[str]]) -> bool:
