@@ -1,8 +1,10 @@
 """`clearhead.train` and `clearhead.evaluate` from Python."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,6 +61,44 @@ def test_wrong_settings_are_named_before_anything_is_trained() -> None:
         clearhead.train({})
     with pytest.raises(UserError, match=r"a\.b\.c: a\.b is 1, not a group of settings"):
         override({"a": {"b": 1}}, {"a.b.c": 2})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ([5], {}, "recipe: int is not a recipe; give a name from"),
+        ([None], {}, "recipe: NoneType is not a recipe"),
+        (["copy"], {"out": 5}, "out: int is not a path; give a string or a Path"),
+        (["copy"], {"overrides": "train.steps=2"}, "overrides: 'train.steps=2' is not a dict of names and values"),
+        (["copy"], {"overrides": ["train.steps=2"]}, "overrides: ['train.steps=2'] is not a dict of names"),
+        (["copy"], {"overrides": 5}, "overrides: 5 is not a dict of names"),
+        (["copy"], {"overrides": {5: 1}}, "overrides: {5: 1} is not a dict of names"),
+        (["copy"], {"log": "x"}, "log: str is not a function"),
+        (["copy"], {"ovverides": {}}, "ovverides: unknown argument; did you mean overrides?"),
+        (["copy"], {"steps": 5}, "steps: unknown argument; known: "),
+    ],
+)
+def test_wrong_arguments_of_train_are_named(arguments: Any, options: Any, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        clearhead.train(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": 5}, "data: 5 is neither a file nor a list of files"),
+        ({"data": [5]}, "data: [5] is neither a file nor a list of files"),
+        ({"data": []}, "data: [] is neither a file nor a list of files"),
+        ({"beam": "x"}, "beam: str is not a whole number"),
+        ({"beam": 0}, "beam: 0 is too small; use 1 or more"),
+        ({"data": "x.csv", "columns": ["a"]}, "columns: list is not a dict; write it like {'text': 1, 'label': 2}"),
+        ({"data": "x.csv", "labels": "a"}, "labels: str is not a dict; write it like {'1': 'World'}"),
+        ({"alignment": 5}, "alignment: int is not a text"),
+    ],
+)
+def test_wrong_arguments_of_evaluate_are_named(options: Any, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        clearhead.evaluate("en-de", **options)
 
 
 def test_the_package_functions_work_whichever_module_is_imported_first() -> None:

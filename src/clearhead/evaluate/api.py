@@ -13,8 +13,11 @@ from clearhead.errors import UserError
 from clearhead.evaluate.alignment import evaluate_alignment
 from clearhead.evaluate.model import evaluate as score
 from clearhead.predict import Model, load
+from clearhead.predict.check_arguments import check_number, check_string
 
 Data = str | Path | Corpus | Mapping[str, Any] | Sequence[str | Path]
+
+EXAMPLES = {"columns": "{'text': 1, 'label': 2}", "labels": "{'1': 'World'}"}  # of arguments
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,6 +68,13 @@ def evaluate(
     language; `unseen` also scores only the texts that do not occur in the training data. `alignment` (like "en-de")
     scores only word alignments, on the embedded grammar.
     """
+    check_number("beam", beam, 1)
+    check_string("tokenized_bleu", tokenized_bleu)
+    check_string("alignment", alignment)
+    for name, names in (("columns", columns), ("labels", labels)):
+        if names is not None and not isinstance(names, Mapping):
+            raise UserError(f"{name}: {type(names).__name__} is not a dict; write it like {EXAMPLES[name]}")
+    _check_data(data)
     loaded = model if isinstance(model, Model) else load(model)
     if alignment:
         if data is not None:
@@ -76,6 +86,14 @@ def evaluate(
     return Evaluation(
         score(loaded, corpora, beam=beam, lowercase=lowercase, tokenized_bleu=tokenized_bleu, unseen=unseen, log=log)
     )
+
+
+def _check_data(data: Any) -> None:
+    """Refuse what is neither files nor a corpus."""
+    if data is None or isinstance(data, str | Path | Corpus | Mapping):
+        return
+    if not isinstance(data, Sequence) or not data or not all(isinstance(each, str | Path) for each in data):
+        raise UserError(f"data: {data!r:.40} is neither a file nor a list of files; give a path, or several")
 
 
 def corpus_of(

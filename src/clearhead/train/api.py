@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.config.load import read_yaml
 from clearhead.config.recipe import Recipe, recipe_text
+from clearhead.config.settings import nearest
 from clearhead.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ def train(
     """
     from clearhead.train.loop import train as run
 
+    _check_arguments(recipe, out, overrides, {"log": log, "on_event": on_event}, settings)
     changes = {key.replace("__", "."): value for key, value in settings.items()} | dict(overrides or {})
     where = str(recipe) if isinstance(recipe, str | Path) else "recipe"
     if isinstance(recipe, str | Path):
@@ -66,6 +69,28 @@ def train(
     folder = Path(out)
     summary = run(built, folder, resume=resume, log=log, on_event=on_event)
     return TrainResult(folder, summary.step, built.train.metric, summary.best, not summary.stopped)
+
+
+def _check_arguments(recipe: Any, out: Any, overrides: Any, functions: Mapping[str, Any], settings: Any) -> None:
+    """Refuse arguments of wrong types, and misspelled ones: they arrive among the settings."""
+    known = ["out", "resume", "overrides", *functions]
+    groups = {each: each.replace("__", ".").partition(".")[0] for each in settings}
+    if name := next((each for each, group in groups.items() if each == group not in Recipe.model_fields), None):
+        raise UserError(f"{name}: unknown argument{nearest(name, [*known, *Recipe.model_fields])}")
+    if not isinstance(recipe, str | Path | Recipe | Mapping):
+        kind = type(recipe).__name__
+        raise UserError(f"recipe: {kind} is not a recipe; give a name from `clearhead recipes`, a file, or settings")
+    if out is not None and not isinstance(out, str | os.PathLike):
+        raise UserError(f"out: {type(out).__name__} is not a path; give a string or a Path")
+    if overrides is not None and not (
+        isinstance(overrides, Mapping) and all(isinstance(key, str) for key in overrides)
+    ):
+        raise UserError(
+            f"overrides: {overrides!r:.40} is not a dict of names and values; write overrides={{'train.steps': 10}}"
+        )
+    for name, function in functions.items():
+        if not callable(function):
+            raise UserError(f"{name}: {type(function).__name__} is not a function; give one, or leave it out")
 
 
 def override(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
