@@ -13,5 +13,5 @@ def setting(key: str, value: Any) -> str:
     """A model setting as it is given to `clearhead train`."""
     if isinstance(value, tuple):
         value = f"[{','.join(map(str, value))}]" if len(value) != 1 else value[0]
-    shown = {True: "true", False: "false", None: "null"}.get(value, value) if value in (None, True, False) else value
+    shown = {True: "true", False: "false"}[value] if isinstance(value, bool) else "null" if value is None else value
     return f"model.{key}={shown}"

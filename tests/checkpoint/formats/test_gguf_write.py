@@ -80,10 +80,15 @@ def test_an_export_is_read_by_transformers_and_by_us(to: str, scaled: dict[str, 
     assert imported.extra["chat_template"] == "{{ messages }}"
 
 
+CLASSIFIER: dict[str, Any] = {"preset": "tiny-llama", "outputs": ["classes"], "labels": 2, "tie": "none"}
+
+
 @pytest.mark.parametrize(
     ("settings", "kind", "message"),
     [
-        ({"preset": "tiny-gpt"}, "byte-bpe", "norm is layer in this model, but rms there"),
+        ({"preset": "tiny-llama", "norm": "layer"}, "byte-bpe", "norm is layer in this model, but rms there"),
+        ({"preset": "tiny-gpt"}, "byte-bpe", r"export: GPT-2 has no GGUF export here; export it to hf or ctranslate2$"),
+        (CLASSIFIER, "byte-bpe", "outputs: classes cannot be exported to GGUF; only one with lm can$"),
         ({"preset": "tiny-llama", "attention": "window", "window": 5}, "byte-bpe", "attention has a window"),
         ({"preset": "tiny-llama"}, "wordpiece", "does not support a WordPiece tokenizer"),
         ({"preset": "tiny-llama"}, "bpe", "tokenizer's pre-tokenizer"),

@@ -11,6 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from clearhead.checkpoint import load_model, save_model
+from clearhead.checkpoint.export_advice import setting
 from clearhead.checkpoint.formats import export_model, huggingface, import_model, read_foreign
 from clearhead.checkpoint.formats.gguf_architectures import ARCHITECTURES
 from clearhead.checkpoint.formats.unsupported import FEATURES
@@ -183,6 +184,19 @@ def test_a_bert_with_any_head_or_none_is_exported(outputs: list[str], tmp_path: 
 def test_a_bert_without_hugging_face_class_is_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         exported(preset("bert-tiny").model_dump() | {"vocab_size": 300, "outputs": ["lm"]} | settings, tmp_path)
+
+
+def test_a_classifier_on_a_decoder_is_refused_without_advice(tmp_path: Path) -> None:
+    settings = preset("tiny-llama").model_dump() | {"vocab_size": 300, "outputs": ["classes"], "labels": 2}
+    message = "^export: a decoder with outputs: classes cannot be exported to hf; only one with lm can$"
+    with pytest.raises(UserError, match=message):
+        exported(settings, tmp_path)
+
+
+def test_a_setting_of_zero_is_a_number() -> None:
+    assert setting("labels", 0) == "model.labels=0"
+    assert setting("bias", False) == "model.bias=false"
+    assert setting("window", None) == "model.window=null"
 
 
 def test_a_translator_with_untied_embeddings_of_one_vocabulary_is_exported(tmp_path: Path) -> None:

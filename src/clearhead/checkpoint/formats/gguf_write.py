@@ -18,8 +18,9 @@ from clearhead.checkpoint.formats.bpe import (
 )
 from clearhead.checkpoint.formats.gguf import ADDED, CONTROL, NORMAL, ROPE_SCALING_KEY, UNKNOWN
 from clearhead.checkpoint.formats.gguf_architectures import architecture_of, table
+from clearhead.checkpoint.formats.gpt import GPT1, GPT2
 from clearhead.checkpoint.formats.hf_tokenizer import bos_ids, eos_ids, vocabulary_list
-from clearhead.checkpoint.formats.huggingface import differences
+from clearhead.checkpoint.formats.huggingface import check_outputs, differences
 from clearhead.checkpoint.formats.llama import LLAMA
 from clearhead.checkpoint.formats.name_table import to_foreign
 from clearhead.checkpoint.formats.optional_import import import_optional
@@ -76,6 +77,10 @@ def _write(loaded: LoadedModel, folder: Path, kind: str) -> None:
 
 
 def _check(config: ModelConfig) -> None:
+    check_outputs(config, "GGUF")
+    gpts = (GPT2, GPT1) if config.family == "decoder" else ()
+    if gpt := next((each for each in gpts if not differences(each, config)), None):
+        raise UserError(f"export: {gpt.name} has no GGUF export here; export it to hf or ctranslate2")
     architecture = architecture_of(config)
     adapter = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}[architecture]
     problems = [(f"family is {config.family}", "")] if config.family != "decoder" else differences(adapter, config)

@@ -200,12 +200,22 @@ def matching_adapter(config: ModelConfig, imported: str) -> Adapter:
     candidates = [(differences(adapter, config), adapter) for adapter in adapters if adapter.family == config.family]
     lines, adapter = min(candidates, key=lambda candidate: len(candidate[0]))
     if lines:
+        check_outputs(config, "hf")
         what = "; ".join(line for line, _ in lines)
         raise UserError(
             f"export: the closest Hugging Face architecture is {adapter.name}, but {what}"
             + train_with([change for _, change in lines])
         )
     return adapter
+
+
+def check_outputs(config: ModelConfig, target: str) -> None:
+    """Refuse a decoder with another head than that of a language model: its advice would be another task."""
+    if config.family == "decoder" and config.outputs != ("lm",):
+        outputs = ", ".join(config.outputs) or "none"
+        raise UserError(
+            f"export: a decoder with outputs: {outputs} cannot be exported to {target}; only one with lm can"
+        )
 
 
 def differences(adapter: Adapter, config: ModelConfig) -> list[tuple[str, str]]:
