@@ -193,6 +193,14 @@ def test_what_cannot_be_guessed_is_one_line(
     assert errors.count("\n") == 1
 
 
+def test_a_wrong_model_leaves_no_recipe(run: Run) -> None:
+    Path("reviews.csv").write_text(table(EN, LABELS, header="review sentiment"))
+    code, _, errors = run("train", "reviews.csv", "--from", "WRONG")
+    assert code == 2
+    assert errors.startswith("clearhead: no model 'WRONG'")
+    assert not Path("reviews.yaml").exists()
+
+
 def test_a_table_fine_tunes_a_model_in_one_command(run: Run) -> None:
     settings = ["train.steps=2", "train.device=cpu", "data.batch_tokens=512"]
     assert run("train", "mini-bert", *settings, "model.encoder_layers=1", "--out", "base")[0] == 0
@@ -202,6 +210,16 @@ def test_a_table_fine_tunes_a_model_in_one_command(run: Run) -> None:
     assert code == 0, errors
     recipe = load_recipe("reviews.yaml")
     assert (recipe.model["init_from"], recipe.data.task) == ("base", CLASSIFY)
+    code, output, errors = run("train", "reviews.csv", "--from", "base", *lora, "--out", "again")
+    assert code == 0, errors
+    assert output == "recipe   reviews.yaml, written earlier; delete it to write a new one for reviews.csv\n"
+    code, _, errors = run("train", "reviews.csv", "--from", "runs/reviews", *lora, "--out", "other")
+    assert (code, errors) == (
+        2,
+        "clearhead: --from: reviews.yaml, written earlier, has init_from base, not runs/reviews; "
+        "delete it, or train it with: clearhead train reviews.yaml\n",
+    )
+    assert not Path("other").exists()
     assert "bad" in run("classify", "runs/reviews", "a dull film", "--json")[1]
     assert "lora" in Path("runs/reviews/recipe.yaml").read_text()
     assert run("new", "reviews.csv", "--from", "minilm", "--out", "other.yaml")[0] == 0

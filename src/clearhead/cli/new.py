@@ -64,15 +64,30 @@ def recipe_for(files: list[str], init_from: str | None = None) -> "tuple[Guess, 
 
 def recipe_of_data(name: str, init_from: str) -> str:
     """Return a recipe that fine-tunes a model on a data file, written here; a recipe is returned as it is."""
+    from clearhead.checkpoint import model_folder_info
     from clearhead.config.data import is_data_file
+    from clearhead.config.load import read_yaml
     from clearhead.config.recipe import recipe_names
     from clearhead.data.new_recipe import recipe_name
+    from clearhead.files import read_text
+    from clearhead.predict import find_model
 
     if name in recipe_names() or not is_data_file(name):
         return name
     target = Path(f"{recipe_name([name])}.yaml")
+    model_folder_info(find_model(init_from))  # before a recipe with a wrong name is written
     if not target.exists():
         new([name], None, init_from, False)
+        return target.as_posix()
+    model = read_yaml(read_text(target), str(target)).get("model")
+    known = model.get("init_from") if isinstance(model, dict) else None
+    if known != init_from:
+        start = "no init_from" if known is None else f"init_from {known}"
+        raise UserError(
+            f"--from: {target}, written earlier, has {start}, not {init_from}; "
+            f"delete it, or train it with: clearhead train {quote(target.as_posix())}"
+        )
+    say(f"recipe   {target}, written earlier; delete it to write a new one for {name}")
     return target.as_posix()
 
 
