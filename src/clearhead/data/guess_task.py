@@ -18,6 +18,8 @@ from clearhead.files import read_lines
 SAMPLE_LINES = 20_000  # of all files
 MAX_LABELS = 100  # more values are not a label
 MIN_REPEATS = 3  # records per label, at least
+MIN_WORDS = 4  # of a sentence, on average: a column of fewer whose values repeat are labels
+MIN_WIDE_CHARS = 6  # of a sentence in Chinese or Japanese
 MIN_CHARS = 10  # of a text, on average; shorter columns are names, dates, …
 TAG = re.compile(r"O|[BIESLU]-\S+|[A-Z]{1,5}\$?|[.,:;'`()#$-]{1,3}")  # BIO tags, or parts of speech
 TAGGED_SHARE = 0.9
@@ -89,6 +91,14 @@ class _Column:
     def is_text(self) -> bool:
         chars = sum(map(len, self.values)) / len(self.values)
         return not self.is_number and (chars >= MIN_CHARS or any(map(is_wide, self.values[:100])))
+
+    @property
+    def is_sentences(self) -> bool:
+        """Whether the values are sentences, even if they repeat like labels."""
+        distinct = set(self.values)
+        wide = all(map(is_wide, distinct))
+        size = sum(len(value) if wide else len(value.split()) for value in distinct) / len(distinct)
+        return self.is_text and size >= (MIN_WIDE_CHARS if wide else MIN_WORDS)
 
 
 def guess(names: Sequence[str]) -> Guess:
@@ -173,12 +183,19 @@ def _guess_table(settings: dict[str, Any], reasons: list[str], paths: list[Path]
 def _choose(columns: list[_Column], path: Path) -> tuple[str, dict[str, _Column], str, dict[str, Any]]:
     """Return the task, its columns by role, why, and more settings."""
     texts = [column for column in columns if column.is_text and not column.is_label]
+    texts = texts or [column for column in columns if column.is_sentences]
     labels = [column for column in columns if column.is_label and column not in texts]
     scores = [column for column in columns if column.is_number and len(set(column.values)) > 2]
     named = [column for column in scores if column.name in SCORE_NAMES]
     scores = named or [column for column in scores if any(number % 1 for number in column.numbers)]
     label = next((column for column in labels if column.name in LABEL_NAMES), labels[-1] if labels else None)
     if not texts:
+        if repeated := next((column for column in columns if column.is_text), None):
+            count = f"{len(set(repeated.values)):,} different values in {len(repeated.values):,} rows"
+            raise UserError(
+                f"{path}: no column has texts: {repeated.title} has only {count}, like labels; if they are texts, "
+                "write a recipe of your own with data.train.columns: {text: …, label: …}"
+            )
         raise UserError(f"{path}: no column has texts; give a table with a column of sentences")
     if len(texts) == 2 and scores:
         score = scores[-1]
