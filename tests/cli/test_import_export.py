@@ -64,13 +64,16 @@ def test_errors_name_the_argument(folder: Path, capsys: pytest.CaptureFixture[st
         ("import first models/mine", "first is a Clearhead model folder already"),
         ("import downloads/tiny-llama models/mine --dtype int8", "--dtype: 'int8' is not allowed"),
         ("export first exported --to pickle", "--to: 'pickle' is not allowed; use hf, gguf"),
-        ("export first downloads --to hf", "downloads already exists"),
+        ("export first downloads --to hf", "downloads already exists; give a new folder, or replace it with --force"),
+        ("import downloads/tiny-llama first", "first already exists; give a new folder, or replace it with --force"),
         ("export nothing exported --to hf", "no model 'nothing'"),
         ("pull nothing", "no model 'nothing'; use minilm, smollm2"),
         ("generate smollm2 hello", "run: clearhead pull smollm2"),
     ):
         with pytest.raises(UserError, match=re.escape(message)):
             clearhead(command, capsys)
+    with pytest.raises(UserError, match="downloads already exists; delete it, or choose another folder"):
+        export_model(load_model(Path("first")), Path("downloads"), "hf")
     assert not Path("models").exists()
     assert not Path("exported").exists()
 

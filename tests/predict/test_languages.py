@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 import clearhead
 from clearhead.checkpoint.formats import import_model
+from clearhead.cli import app
 from clearhead.errors import UserError
 from clearhead.predict.language_names import did_you_mean
 
@@ -77,6 +78,19 @@ def test_missing_and_unknown_languages_are_named(tmp_path: Path) -> None:
         model.translate("word1", src_lang="eng_Latn", tgt_lang="deu_latn")
     with pytest.raises(UserError, match="src_lang"):
         clearhead.load("en-de", device="cpu").translate("Hello", src_lang="eng_Latn")
+
+
+def test_errors_of_the_command_name_its_options(tmp_path: Path) -> None:
+    multilingual(tmp_path / "theirs", "nllb")
+    import_model(tmp_path / "theirs", tmp_path / "ours")
+    ours = str(tmp_path / "ours")
+    for arguments, message in (
+        ([ours, "word1", "--to", "deu_Latn"], "--from: .*ours knows 3 languages; name one, like --from eng_Latn$"),
+        ([ours, "word1", "--from", "eng_Latn", "--to", "deu_latn"], "--to: no language 'deu_latn'; did you mean deu_L"),
+        (["en-de", "Hello", "--from", "en"], "--from: en-de translates between two languages only; leave it out"),
+    ):
+        with pytest.raises(UserError, match=message):
+            app(["translate", *arguments, "--device", "cpu"], standalone_mode=False)
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,9 @@ def import_(
 
     import torch
 
-    from clearhead.checkpoint.formats import import_model
+    from clearhead.checkpoint.formats import check_new_folder, import_model
 
+    check_new_folder(folder, force, by_command=True)
     import_model(source, folder, None if dtype is None else getattr(torch, DTYPES[dtype]), replace=force)
     echo(folder)
 
@@ -58,7 +59,7 @@ def export(
     from clearhead.checkpoint.formats import check_new_folder, export_model
     from clearhead.predict.find import find_model
 
-    check_new_folder(folder, force)  # before the weights are read
+    check_new_folder(folder, force, by_command=True)  # before the weights are read
     export_model(load_model(find_model(model)), folder, to, replace=force)
     echo(folder)
 

@@ -47,11 +47,14 @@ def translate(
     Example: clearhead translate en-de --file products.csv --column title --out products.de.csv
     """
     from clearhead.predict import load
+    from clearhead.predict.languages import Languages, language_ids
 
     if n_best > beam:
         raise UserError(f"--n-best: {n_best} is more than --beam {beam}; raise --beam")
     batch = Batch(texts, file, format, column, out, on_error, as_json, force)
     loaded = load(model, device, dtype)
+    if loaded.config.family == "encoder-decoder":
+        language_ids(loaded, Languages(src_lang, tgt_lang), ("--from", "--to"))  # errors name these
 
     def process(chunk: list[str]) -> list["Translation"]:
         return loaded.translate(

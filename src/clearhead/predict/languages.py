@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clearhead.errors import UserError
@@ -25,19 +25,25 @@ def split_languages(options: Mapping[str, Any]) -> tuple[Languages, dict[str, An
     return Languages(others.pop("src_lang", None), others.pop("tgt_lang", None)), others
 
 
-def language_ids(model: Model, languages: Languages) -> tuple[list[int], list[int]]:
-    """Return the ids before a source and before a target; two empty lists for a model of one pair of languages."""
+def language_ids(
+    model: Model, languages: Languages, names: Sequence[str] = Languages._fields
+) -> tuple[list[int], list[int]]:
+    """Return the ids before a source and before a target; two empty lists for a model of one pair of languages.
+
+    `names` are those in error messages: of the arguments, or of the options of the command line.
+    """
     known: dict[str, int] = model.extra.get("languages") or {}
     if not known:
-        if given := next((name for name, code in languages._asdict().items() if code is not None), None):
+        if given := next((name for name, code in zip(names, languages, strict=True) if code is not None), None):
             raise UserError(f"{given}: {model.label} translates between two languages only; leave it out")
         return [], []
     ids = []
-    for name, code in languages._asdict().items():
-        chosen = model.extra.get(name) if code is None else code
+    for key, name, code in zip(Languages._fields, names, languages, strict=True):
+        chosen = model.extra.get(key) if code is None else code
         if chosen is None:
+            sign = " " if name.startswith("--") else "="
             several = f"{model.label} knows {len(known)} languages"
-            raise UserError(f"{name}: {several}; name one, like {name}={example(known)}")
+            raise UserError(f"{name}: {several}; name one, like {name}{sign}{example(known)}")
         if not isinstance(chosen, str) or chosen not in known:
             raise UserError(f"{name}: no language {chosen!r:.40}{did_you_mean(str(chosen), known)}")
         ids.append([known[chosen]])

@@ -84,11 +84,16 @@ def export_model(loaded: LoadedModel, folder: Path, to: str, replace: bool = Fal
         EXPORTS[to](loaded, temporary)
 
 
-def check_new_folder(folder: Path, replace: bool = False) -> None:
-    """Refuse a folder with files; `replace` allows one that was written here, which its manifest shows."""
+def check_new_folder(folder: Path, replace: bool = False, by_command: bool = False) -> None:
+    """Refuse a folder with files; `replace` allows one that was written here, which its manifest shows.
+
+    `by_command`: the message names the option of the command line.
+    """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    if not replace:
+    if not replace and by_command:
         raise UserError(f"{folder} already exists; give a new folder, or replace it with --force")
+    if not replace:
+        raise UserError(f"{folder} already exists; delete it, or choose another folder")
     if not disk.has_file(folder, disk.MANIFEST):
         raise UserError(f"{folder} has no {disk.MANIFEST}, so it is not a model of ours; give a new folder")
