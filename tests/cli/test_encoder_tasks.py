@@ -221,6 +221,8 @@ LONG = " ".join(["cat"] * 25_000)  # 100,000 characters
         (["answer", "answer", "--context-file", "-"], "cat", "standard input can be read only once; pass - once"),
         (["embed", "embed", LONG], "", "text 1: 25,000 tokens, but the model reads 46"),
         (["embed", "embed", "a", "--out", "nowhere/x.npy"], "", "--out: cannot write nowhere/x.npy"),
+        (["embed", "embed", "a", "--out", "v.txt"], "", "--out: v.txt: vectors are written as .npy, .jsonl, .csv or"),
+        (["embed", "embed", "a", "--out", "v.npy.gz"], "", "--out: v.npy.gz: vectors are written as .npy, .jsonl"),
         (["embed", "embed", "a", "--pooling", "max"], "", "pooling: 'max' is not allowed; use mean or cls"),
         (["similar", "embed", "nowhere.txt", "a"], "", "nowhere.txt does not exist"),
         (["classify", "nowhere", "a"], "", "no model 'nowhere'"),

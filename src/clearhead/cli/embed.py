@@ -8,6 +8,7 @@ import typer
 from clearhead.cli.batch import Batch, Column, Failed, File, Format, OnError, Out, Output, Texts
 from clearhead.cli.options import Device, Dtype, Force, JsonLines, ModelName
 from clearhead.cli.output import echo, json_text
+from clearhead.errors import UserError
 
 if TYPE_CHECKING:
     from clearhead.cli.records import Record
@@ -40,6 +41,7 @@ def embed(
     """
     from clearhead.predict import load
 
+    _check_ending(out)
     batch = Batch(texts, file, format, column, out, on_error, as_json, force, empty="give one text per line")
     if out is None and batch.reader.format == "text":
         batch.as_json = True
@@ -67,6 +69,16 @@ def embed(
     finally:
         if vectors.count:
             echo(f"{vectors.count:,} vectors of dim {vectors.dim} in {out}", err=True)
+
+
+def _check_ending(out: Path | None) -> None:
+    """Refuse a name whose ending is none of the formats; a pipe or device has none."""
+    from clearhead.config.data import FORMAT_OF_SUFFIX, data_suffix
+
+    if out is None or out.suffix == ".npy" or (out.exists() and not out.is_file()):
+        return
+    if FORMAT_OF_SUFFIX.get(data_suffix(out.name)) not in ("csv", "tsv", "jsonl"):
+        raise UserError(f"--out: {out}: vectors are written as .npy, .jsonl, .csv or .tsv; choose one of them")
 
 
 class _NumpyFile:
