@@ -16,7 +16,10 @@ import pytest
 import clearhead
 from clearhead import cli
 from clearhead.checkpoint import load_model, save_model
+from clearhead.config import preset
+from clearhead.model import build
 from clearhead.ops.native.structs import step_library
+from clearhead.text import train as train_tokenizer
 from tests.cli.forked import calls
 from tests.cli.models import make, start
 
@@ -84,6 +87,23 @@ def test_info_shows_special_tokens_languages_template_and_sampling(folder: Path)
     assert lines["chat"] == "chat template"
     assert lines["sampling"] == "temperature 0.6, top_p 0.9"
     assert json.loads(data)["eos"] == [names[1], names[0]]
+
+
+def test_info_has_no_parentheses_for_a_tokenizer_without_roles(folder: Path) -> None:
+    tokens = train_tokenizer(["a b c"] * 9, "byte-bpe", 260, roles=())
+    save_model(folder / "plain", build(preset("tiny-gpt", [f"vocab_size={len(tokens)}"])), tokens)
+    [(code, text, errors)] = calls([(["info", "plain"], b"")], folder)
+    assert code == 0, errors
+    assert re.search(r"^tokenizer +\w+, \d+ tokens$", text, re.M)
+
+
+def test_a_number_that_is_none_is_named(folder: Path) -> None:
+    options = (["--max-new-tokens", "abc"], ["--temperature", "hot"])
+    results = calls([(["generate", "gpt", "a", *option], b"") for option in options], folder)
+    assert [code for code, _, _ in results] == [2, 2]
+    for (name, value), (_, _, errors) in zip(options, results, strict=True):
+        assert errors.startswith(f"clearhead: Invalid value for '{name}': Input should be a valid ")
+        assert f": '{value}'. See clearhead generate --help" in errors
 
 
 def test_only_options_that_are_near_are_suggested(folder: Path) -> None:

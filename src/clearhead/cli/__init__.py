@@ -146,11 +146,17 @@ def _exit_with_usage_error(error: Any) -> None:
     context = getattr(error, "ctx", None)
     if context is not None and hasattr(error, "possibilities"):
         error.possibilities = _near_options(error.option_name, context.command)
-    message = localized(error.format_message())
+    message = localized(error.format_message()) + _given_value(error)
     command = "" if context is None else context.command_path.removeprefix(context.find_root().info_name or "")
     end = "" if message.endswith(("?", ".", "？", "。")) else "." if language() == "en" else "。"
     # the message is empty when help was shown because the command is missing
     _exit_with_error(f"{message}{end} See clearhead{command} --help" if message else "")
+
+
+def _given_value(error: Any) -> str:
+    """Return what was given in place of a number or a choice, which typer's message leaves out."""
+    reasons = getattr(error.__cause__, "errors", None)
+    return f"{': ' if language() == 'en' else '：'}{reasons()[0]['input']!r:.60}" if reasons else ""
 
 
 def _near_options(name: str, command: Any) -> list[str]:

@@ -116,7 +116,8 @@ def _format_info(data: dict[str, Any]) -> dict[str, str]:
     layers = " + ".join(str(config[key]) for key in ("encoder_layers", "decoder_layers") if config[key])
     part_width = max(map(len, parts))
     tokenizers = [
-        f"{each['kind']}, {each['vocab_size']:,} tokens ({', '.join(each['roles'])})" for each in data["tokenizers"]
+        f"{each['kind']}, {each['vocab_size']:,} tokens" + f" ({', '.join(each['roles'])})" * bool(each["roles"])
+        for each in data["tokenizers"]
     ]
     return {
         "name": data["name"],
