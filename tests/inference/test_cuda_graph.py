@@ -1,6 +1,7 @@
 """Replayed decode steps give the outputs of eager ones; on a CPU a replay runs the step (see tests/gpu)."""
 
 import gc
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -41,7 +42,8 @@ SETTINGS = st.sampled_from(
 
 @pytest.fixture(autouse=True)
 def small_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make graphs so small that texts outgrow them, and checks for finished rows as rare as on a GPU."""
+    """Generate as on a GPU, with graphs so small that texts outgrow them, and as rare checks for finished rows."""
+    monkeypatch.setattr(import_module("clearhead.inference.generate"), "runs_on_cpu", lambda network: False)
     monkeypatch.setattr(static_decoder, "CHUNK", 2)
     monkeypatch.setattr(cuda_graph_replay, "MIN_SLOTS", 8)
     monkeypatch.setattr(batch_module, "sync_interval", lambda device: 3)
