@@ -224,6 +224,13 @@ def test_a_table_fine_tunes_a_model_in_one_command(run: Run) -> None:
     code, output, errors = run("train", "reviews.csv", "--from", "base", *lora, "--out", "again")
     assert code == 0, errors
     assert output == "recipe   reviews.yaml, written earlier; delete it to write a new one for reviews.csv\n"
+    Path("b").mkdir()
+    Path("b/reviews.csv").write_text(table(EN, LABELS, header="review sentiment"))
+    code, _, errors = run("train", "b/reviews.csv", "--from", "base", *lora, "--out", "b/run")
+    assert code == 2
+    assert errors.startswith(
+        "clearhead: reviews.yaml, written earlier, is for other data than b/reviews.csv; delete it"
+    )
     code, _, errors = run("train", "reviews.csv", "--from", "runs/reviews", *lora, "--out", "other")
     assert (code, errors) == (
         2,

@@ -79,7 +79,15 @@ def recipe_of_data(name: str, init_from: str) -> str:
     if not target.exists():
         new([name], None, init_from, False)
         return target.as_posix()
-    model = read_yaml(read_text(target), str(target)).get("model")
+    recipe = read_yaml(read_text(target), str(target))
+    model, data = recipe.get("model"), recipe.get("data")
+    train = data.get("train") if isinstance(data, dict) else None
+    files = train.get("files", ()) if isinstance(train, dict) else ()
+    if Path(name).absolute() not in [Path(str(file)).absolute() for file in files]:
+        raise UserError(
+            f"{target}, written earlier, is for other data than {name}; delete it, or write another recipe with: "
+            f"clearhead new {quote(name)} --from {quote(init_from)} --out FILE.yaml"
+        )
     known = model.get("init_from") if isinstance(model, dict) else None
     if known != init_from:
         start = "no init_from" if known is None else f"init_from {known}"
