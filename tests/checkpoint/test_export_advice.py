@@ -15,7 +15,6 @@ from tests.checkpoint.small_models import tokenizer
 CASES = [
     ("tiny-translator", ["kv_heads=1"], "hf"),
     ("tiny-translator", ["norm_eps=1e-6"], "hf"),
-    ("tiny-gpt", [], "gguf"),
     ("tiny-llama", ["attention=[window]", "window=8"], "gguf"),
     ("tiny-translator", ["attention=[window]", "window=8"], "ctranslate2"),
     ("tiny-translator", ["position=rotary"], "ctranslate2"),
@@ -43,3 +42,8 @@ def test_a_model_with_the_settings_of_the_error_can_be_exported(
         replaced |= {"window", "stride"}
     kept = [setting for setting in settings if setting.partition("=")[0] not in replaced]
     export(name, [*kept, *changes], tmp_path / "out", to)
+
+
+def test_gpt2_has_no_gguf_export_and_says_so_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^export: GPT-2 has no GGUF export here; export it to hf or ctranslate2$"):
+        export("tiny-gpt", [], tmp_path / "out", "gguf")

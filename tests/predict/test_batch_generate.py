@@ -59,7 +59,7 @@ def test_invalid_requests_are_refused(tmp_path: Path) -> None:
     gpt = load(make(tmp_path / "gpt", "tiny-gpt"), "cpu")
     with pytest.raises(ConfigError, match="max_batch_size: 0 is too small"):
         engine_for(gpt, max_batch_size=0)
-    with pytest.raises(UserError, match="prompt: 301 tokens and 256 more"):
+    with pytest.raises(UserError, match="prompt: 301 tokens and 1 more"):
         submit(gpt, engine_for(gpt), "a" * 300)
     with pytest.raises(UserError, match=r"generate: .* is an encoder"):
         engine_for(load(make(tmp_path / "bert", "tiny-encoder"), "cpu"))

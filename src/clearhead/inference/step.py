@@ -45,7 +45,11 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    return torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **flags), dtype=dtype).view(shape)
+    try:
+        memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **flags)
+    except OSError as error:  # no memory
+        raise MemoryError(str(error)) from None
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 @dataclass
